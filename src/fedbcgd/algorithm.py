@@ -1,0 +1,111 @@
+"""A federated algorithm is four independent choices; a named algorithm is one line that puts four together."""
+
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
+
+from fedbcgd.codecs import CODECS, Codec
+from fedbcgd.errors import UserError, unknown
+from fedbcgd.local import LOCALS, LocalRule
+from fedbcgd.parts import Part, Registry, build
+from fedbcgd.servers import SERVERS, ServerRule
+from fedbcgd.uplink import UPLINKS, Uplink
+
+Weighting = Literal["uniform", "examples"]
+
+
+@dataclass(frozen=True)
+class Algorithm:
+    name: str
+    uplink: Uplink
+    local: LocalRule
+    server: ServerRule
+    codec: Codec
+    weighting: Weighting = "uniform"  # of the clients in a mean: as in the paper, or by their examples
+
+    def __post_init__(self) -> None:
+        if self.weighting not in get_args(Weighting):
+            raise unknown("weighting", self.weighting, get_args(Weighting))
+
+    def options(self) -> dict[str, Any]:
+        """Every hyper-parameter by name: `make_algorithm(**options)` gives this algorithm again."""
+        chosen: dict[str, Any] = {kind: registry.name_of(getattr(self, kind)) for kind, registry in _KINDS.items()}
+        for kind in _KINDS:
+            chosen |= getattr(self, kind).model_dump()
+        return {"name": self.name, **chosen, "weighting": self.weighting}
+
+
+_KINDS: dict[str, Registry[Any]] = {"uplink": UPLINKS, "local": LOCALS, "server": SERVERS, "codec": CODECS}
+_BASES: dict[str, type[Part]] = {"uplink": Uplink, "local": LocalRule, "server": ServerRule, "codec": Codec}
+
+
+@dataclass(frozen=True)
+class _Recipe:
+    uplink: str
+    local: str
+    server: str
+    codec: str
+    summary: str
+
+
+_RECIPES = {
+    "fedavg": _Recipe("whole", "sgd", "average", "plain", "McMahan et al. 2017"),
+    "fedavgm": _Recipe("whole", "sgd", "momentum", "plain", "FedAvg with server momentum, Hsu et al. 2019"),
+    "fedbcgd": _Recipe("blocks", "sgd", "momentum", "plain", "a block per client, momentum per block, Liu et al. 2024"),
+    "scaffold": _Recipe("whole", "scaffold", "average", "plain", "control variates, Karimireddy et al. 2020"),
+    "fedpaq": _Recipe("whole", "sgd", "average", "qsgd", "quantised uploads, Reisizadeh et al. 2020"),
+}
+
+
+def register(name: str, *, uplink: str, local: str, server: str, codec: str, summary: str = "") -> None:
+    """Give a combination of four registered parts a name of its own."""
+    if name in _RECIPES:
+        raise UserError(f"algorithm {name!r} is registered already")
+    for kind, part in (("uplink", uplink), ("local", local), ("server", server), ("codec", codec)):
+        _KINDS[kind].get(part)
+    _RECIPES[name] = _Recipe(uplink, local, server, codec, summary)
+
+
+def algorithm_names() -> dict[str, str]:
+    """The registered algorithms and where each comes from."""
+    return {name: recipe.summary for name, recipe in _RECIPES.items()}
+
+
+def make_algorithm(name: str = "fedbcgd", **options: Any) -> Algorithm:
+    """The named algorithm with some of its hyper-parameters changed.
+
+    `uplink`, `local`, `server` and `codec` replace a whole part, by name or by a part made elsewhere; every other
+    option goes to the part that has it: `make_algorithm("fedbcgd", blocks=10, codec="qsgd", levels=7)`.
+    """
+    if name not in _RECIPES:
+        raise unknown("algorithm", name, _RECIPES)
+    weighting = options.pop("weighting", "uniform")
+    choice: dict[str, Any] = {kind: options.pop(kind, getattr(_RECIPES[name], kind)) for kind in _KINDS}
+    classes = {kind: registry.get(choice[kind]) for kind, registry in _KINDS.items() if isinstance(choice[kind], str)}
+    _refuse_foreign(name, options, classes)
+    parts: dict[str, Any] = {}
+    for kind, chosen in choice.items():
+        if kind in classes:
+            given = {k: v for k, v in options.items() if k in classes[kind].options()}
+            parts[kind] = build(classes[kind], given)
+        elif isinstance(chosen, _BASES[kind]):
+            parts[kind] = chosen
+        else:
+            raise UserError(
+                f"{kind}: a name ({', '.join(_KINDS[kind])}) or a {_BASES[kind].__name__}, given {chosen!r}"
+            )
+    return Algorithm(name, weighting=weighting, **parts)
+
+
+def _refuse_foreign(name: str, options: dict[str, Any], classes: dict[str, type[Part]]) -> None:
+    allowed = {option for part in classes.values() for option in part.options()}
+    for option in options:
+        if option in allowed:
+            continue
+        for kind, registry in _KINDS.items():  # an option of a part that this algorithm does not have
+            for other in registry:
+                if option in registry.get(other).options():
+                    raise UserError(
+                        f"{name} has no option {option!r}: it belongs to the {registry.kind} {other!r} "
+                        f"(say {kind}={other!r} to use that)"
+                    )
+        raise unknown(f"option of {name}", option, [*allowed, *_KINDS, "weighting"])

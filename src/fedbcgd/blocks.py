@@ -1,0 +1,202 @@
+"""The division of a model's parameters into N blocks and a small shared block."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from itertools import accumulate, groupby, pairwise
+
+from torch import nn
+from torch.nn.parameter import UninitializedParameter
+
+from fedbcgd.errors import UserError, unknown
+
+DIVIDERS = ("auto", "layers", "even")
+LARGEST = 1.5  # `auto` leaves layers for `even` cuts when the largest block would exceed this many times d/N
+
+Patterns = Sequence[str]
+
+
+@dataclass(frozen=True)
+class Division:
+    """The order of the parameters in the vector, and where it is cut: x = [x_1 … x_N, x_s]."""
+
+    names: tuple[str, ...]  # every trainable parameter once, in the order of the vector
+    bounds: tuple[int, ...]  # block j is [bounds[j], bounds[j+1]); the shared block is [bounds[N], dim)
+    dim: int
+    divider: str
+
+    @property
+    def blocks(self) -> int:
+        return len(self.bounds) - 1
+
+    def sizes(self) -> list[int]:
+        return [b - a for a, b in pairwise(self.bounds)]
+
+    @property
+    def shared(self) -> int:
+        return self.dim - self.bounds[-1]
+
+
+def divide(
+    model: nn.Module,
+    blocks: int = 5,
+    divider: str | Sequence[str | Patterns] = "auto",
+    shared: str | Patterns | None = "last",
+) -> Division:
+    """Divide the trainable parameters of `model` into `blocks` blocks and a shared block.
+
+    divider: `layers` (contiguous layers, the largest block as small as possible), `even` (cut anywhere; blocks differ
+        by at most one element), `auto` (layers, or even where layers are too few or too unequal), or a list with the
+        name patterns of each block, such as `[["conv*"], ["fc1", "fc2"]]`.
+    shared: `last` (the last layer; nothing if it is the whole model), None for an empty one, or name patterns.
+    """
+    sizes = _trainable(model)
+    dim = sum(sizes.values())
+    if blocks < 1:
+        raise UserError(f"blocks: at least 1 is needed, given {blocks}")
+    if blocks > dim:
+        raise UserError(f"blocks: {blocks} blocks cannot be made of {dim} trainable parameters (N is larger than d)")
+    if isinstance(divider, str):
+        if divider not in DIVIDERS:
+            raise unknown("divider", divider, [*DIVIDERS, "or a list of name patterns for each block"])
+        tail = _shared_names(model, sizes, shared)
+        body = [name for name in sizes if name not in set(tail)]
+        room = sum(sizes[name] for name in body)
+        if blocks > room:
+            raise UserError(
+                f"blocks: {blocks} blocks cannot be made of the {room} parameters outside the shared block "
+                f"({', '.join(tail)}); make the shared block smaller (shared=None for none) or take fewer blocks"
+            )
+        names, cuts, divider = _cut(sizes, body, blocks, divider, dim)
+    else:
+        names, cuts, tail = _by_patterns(model, sizes, blocks, divider, shared)
+        divider = "patterns"
+    return Division((*names, *tail), tuple(cuts), dim, divider)
+
+
+def _trainable(model: nn.Module) -> dict[str, int]:
+    """Names and sizes of the trainable parameters; a tied one stands once, under its first name."""
+    sizes = {}
+    for name, p in model.named_parameters():
+        if not p.requires_grad:
+            continue
+        if isinstance(p, UninitializedParameter):
+            raise UserError(f"parameter {name!r} has no shape yet: run one batch through the lazy model first")
+        if not p.is_floating_point():
+            raise UserError(
+                f"parameter {name!r} is of type {p.dtype}; only real floating-point parameters can be trained"
+            )
+        sizes[name] = p.numel()
+    if not sum(sizes.values()):
+        raise UserError(f"the model ({type(model).__name__}) has no trainable parameters")
+    return sizes
+
+
+def _layer(name: str) -> str:
+    return name.rpartition(".")[0]
+
+
+def _shared_names(model: nn.Module, sizes: dict[str, int], shared: str | Patterns | None) -> list[str]:
+    if shared is None:
+        return []
+    if shared == "last":
+        groups = [list(names) for _, names in groupby(sizes, _layer)]
+        return groups[-1] if len(groups) > 1 else []
+    return _match(model, sizes, [shared] if isinstance(shared, str) else shared, "the shared block")
+
+
+def _cut(
+    sizes: dict[str, int], body: list[str], blocks: int, divider: str, dim: int
+) -> tuple[list[str], list[int], str]:
+    """Cut the body, in the model's own order, at layers or evenly."""
+    layers = [sum(sizes[name] for name in names) for _, names in groupby(body, _layer)]
+    layers = [n for n in layers if n]  # a layer without elements makes no block
+    if divider == "layers" and len(layers) < blocks:
+        raise UserError(
+            f"blocks: {blocks} blocks cannot be made of {len(layers)} layers outside the shared block; "
+            f"take at most {len(layers)} blocks or divider='even'"
+        )
+    if divider != "even" and len(layers) >= blocks:
+        groups = contiguous(layers, blocks)
+        if divider == "layers" or max(groups) <= LARGEST * dim / blocks:
+            return body, [0, *accumulate(groups)], "layers"
+    room = sum(layers)
+    return body, [room * j // blocks for j in range(blocks + 1)], "even"
+
+
+def contiguous(sizes: list[int], groups: int) -> list[int]:
+    """Sums of `groups` contiguous non-empty runs of `sizes`, the largest sum as small as can be."""
+
+    def runs(limit: int) -> list[int]:
+        out: list[int] = []
+        for k, n in enumerate(sizes):
+            must_open = len(sizes) - k <= groups - len(out)  # as many sizes left as groups to fill
+            if not out or out[-1] + n > limit or must_open:
+                out.append(n)
+            else:
+                out[-1] += n
+        return out
+
+    low, high = max(sizes), sum(sizes)
+    while low < high:
+        middle = (low + high) // 2
+        low, high = (low, middle) if len(runs(middle)) <= groups else (middle + 1, high)
+    return runs(low)
+
+
+def _by_patterns(
+    model: nn.Module,
+    sizes: dict[str, int],
+    blocks: int,
+    divider: Sequence[str | Patterns],
+    shared: str | Patterns | None,
+) -> tuple[list[str], list[int], list[str]]:
+    if len(divider) != blocks:
+        raise UserError(f"divider: name patterns for {len(divider)} blocks were given, but blocks = {blocks}")
+    owner: dict[str, str] = {}
+
+    def claim(names: list[str], by: str) -> list[str]:
+        for name in names:
+            if name in owner:
+                raise UserError(f"parameter {name!r} is claimed twice: by {owner[name]} and by {by}")
+            owner[name] = by
+        return names
+
+    parts = [
+        claim(_match(model, sizes, [p] if isinstance(p, str) else p, f"block {j + 1}"), f"block {j + 1}")
+        for j, p in enumerate(divider)
+    ]
+    tail = _shared_names(model, sizes, shared)
+    if shared == "last":  # a default gives way to what was said explicitly
+        tail = [name for name in tail if name not in owner]
+    claim(tail, "the shared block")
+    left = [name for name in sizes if name not in owner]
+    if left:
+        raise UserError(f"parameter {left[0]!r} is claimed by no block ({len(left)} in all: {', '.join(left[:8])})")
+    for j, names in enumerate(parts):
+        if not sum(sizes[name] for name in names):
+            raise UserError(f"block {j + 1} is empty: {', '.join(names)} hold no elements")
+    cuts = [0, *accumulate(sum(sizes[name] for name in names) for names in parts)]
+    return [name for names in parts for name in names], cuts, tail
+
+
+def _match(model: nn.Module, sizes: dict[str, int], patterns: Patterns, where: str) -> list[str]:
+    """The trainable parameters that the patterns name; a module's name stands for all it holds."""
+
+    def fits(name: str, pattern: str) -> bool:
+        return fnmatchcase(name, pattern) or fnmatchcase(name, pattern + ".*")
+
+    for pattern in patterns:
+        if any(fits(name, pattern) for name in sizes):
+            continue
+        every = {n: p for n, p in model.named_parameters(remove_duplicate=False) if fits(n, pattern)}
+        if frozen := [n for n, p in every.items() if not p.requires_grad]:
+            why = f"it matches only parameters that are not trained, such as {frozen[0]!r}"
+        elif every:
+            alias, p = next(iter(every.items()))
+            first = next(n for n, q in model.named_parameters() if q is p)
+            why = f"{alias!r} is tied to {first!r} and stored under that name"
+        else:
+            why = f"the trainable parameters are {', '.join(list(sizes)[:12])}{' …' if len(sizes) > 12 else ''}"
+        raise UserError(f"pattern {pattern!r} for {where} matches nothing: {why}")
+    return [name for name in sizes if any(fits(name, p) for p in patterns)]

@@ -1,0 +1,71 @@
+"""QSGD (Alistarh et al. 2017): stochastic rounding to a few levels of a scale kept per bucket, packed into bits.
+
+A value v of a bucket with scale m becomes sign(v)·l/s·m, where l is |v|/m·s rounded up or down at random so that the
+mean is v. On the wire: the scales of all buckets in the model's dtype, then sign(v)·l + s in ceil(log2(2s+1)) bits
+each.
+
+Any scale of at least max|v| keeps it unbiased. `max` takes just that, the finest grid; `l2` is the norm of the
+theorem. Both obey its bound: E‖Q(v) − v‖² ≤ min(b/s², √b/s)·‖v‖² in a bucket of b values.
+"""
+
+from typing import Literal
+
+import numpy as np
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from fedbcgd.codecs.codec import Codec
+from fedbcgd.codecs.packing import pack, packed_bytes, unpack
+
+
+class QSGD(Codec):
+    levels: int = Field(127, ge=1, le=32767, description="s: levels beside zero; 127 is 8 bits a value, 7 is 4, 1 is 2")
+    bucket: int = Field(512, ge=1, description="values that share one scale")
+    scale: Literal["max", "l2"] = Field("max", description="what a bucket is divided by")
+
+    @property
+    def bits(self) -> int:
+        return (2 * self.levels).bit_length()
+
+    def nbytes(self, n: int, dtype: torch.dtype) -> int:
+        return self._buckets(n) * dtype.itemsize + packed_bytes(n, self.bits)
+
+    def encode(self, values: Tensor, rng: np.random.Generator) -> Tensor:
+        n, dtype = values.numel(), values.dtype
+        work = values if dtype == torch.float64 else values.float()
+        rows = torch.nn.functional.pad(work, (0, -n % self.bucket)).view(-1, self.bucket)
+        scale = self._scale(rows, dtype)
+        # A bucket of zeros divides by 1; one that is not finite sends its scale, which tells, and zeros.
+        usable = scale.isfinite() & (scale > 0)
+        divisor = torch.where(usable, scale, 1).to(work.dtype)
+        level = (rows.abs() / divisor[:, None]).mul_(self.levels)
+        level[~scale.isfinite()] = 0
+        low = level.floor()
+        draw = torch.from_numpy(rng.random(rows.shape, dtype=np.float32)).to(rows.device)
+        low += draw < level.sub_(low)  # compared with the exact remainder: a value on the grid stays there
+        code = low.clamp_(max=self.levels).copysign_(rows).add_(self.levels)
+        packed = pack(code.flatten()[:n].to(torch.uint8 if self.bits <= 8 else torch.int32), self.bits)
+        return torch.cat([scale.view(torch.uint8), packed])
+
+    def decode(self, data: Tensor, n: int, dtype: torch.dtype) -> Tensor:
+        head = self._buckets(n) * dtype.itemsize
+        scale = data[:head].clone().view(dtype)
+        work = dtype if dtype == torch.float64 else torch.float32
+        level = unpack(data[head:], n, self.bits).to(work).sub_(self.levels).div_(self.levels)
+        rows = torch.nn.functional.pad(level, (0, -n % self.bucket)).view(-1, self.bucket)
+        return (rows * scale.to(work)[:, None]).flatten()[:n].to(dtype)
+
+    def _buckets(self, n: int) -> int:
+        return -(-n // self.bucket)
+
+    def _scale(self, rows: Tensor, dtype: torch.dtype) -> Tensor:
+        largest = rows.abs().amax(1) if rows.numel() else rows.new_zeros(0)
+        if self.scale == "max":
+            return largest.to(dtype)
+        # In units of the largest value nothing over- or underflows; the norm itself may, and is then cut to the largest
+        # float, which is still at least max|v|. Rounding to dtype must not fall below max|v| either.
+        unit = torch.where(largest > 0, largest, 1)
+        norm = (rows / unit[:, None]).square_().sum(1).sqrt_().double() * unit.double()
+        norm = torch.where(largest > 0, norm.clamp(max=torch.finfo(dtype).max), largest.double())
+        return torch.maximum(norm.to(dtype), largest.to(dtype))

@@ -1,0 +1,133 @@
+"""What a client holds: something with a length that gives the batch of some rows."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol, runtime_checkable
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import Subset, TensorDataset, default_collate
+
+from fedbcgd.errors import UserError
+
+
+@runtime_checkable
+class Source(Protocol):
+    def __len__(self) -> int: ...
+
+    def gather(self, rows: Tensor, rng: np.random.Generator) -> Any:
+        """The examples at these rows; `rng` is for augmentation."""
+
+
+class Tensors:
+    """Tensors of equal length, as a tuple or a dictionary; `rows` restricts them without a copy."""
+
+    def __init__(self, tensors: Sequence[Tensor] | Mapping[str, Tensor], rows: Tensor | None = None):
+        self.tensors = tensors
+        self.rows = rows
+        first = next(iter(tensors.values())) if isinstance(tensors, Mapping) else tensors[0]
+        self._length = len(first) if rows is None else len(rows)
+
+    def __len__(self) -> int:
+        return self._length
+
+    def gather(self, rows: Tensor, rng: np.random.Generator) -> Any:
+        at = rows if self.rows is None else self.rows[rows]
+        if isinstance(self.tensors, Mapping):
+            return {key: t[at] for key, t in self.tensors.items()}
+        return tuple(t[at] for t in self.tensors)
+
+
+class Items:
+    """Any map-style data set, item by item."""
+
+    def __init__(self, dataset: Any):
+        self.dataset = dataset
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def gather(self, rows: Tensor, rng: np.random.Generator) -> Any:
+        return default_collate([self.dataset[i] for i in rows.tolist()])
+
+
+class Images:
+    """Images resident as one uint8 tensor (n, channels, height, width), scaled to floats batch by batch."""
+
+    def __init__(self, images: Tensor, labels: Tensor, mean: Tensor, std: Tensor, rows: Tensor | None = None):
+        self.images, self.labels, self.mean, self.std, self.rows = images, labels, mean, std, rows
+        self._scale = (1 / (255 * std)).view(1, -1, 1, 1)
+        self._shift = (-mean / std).view(1, -1, 1, 1)
+
+    def __len__(self) -> int:
+        return len(self.labels) if self.rows is None else len(self.rows)
+
+    def gather(self, rows: Tensor, rng: np.random.Generator) -> tuple[Tensor, Tensor]:
+        at = rows if self.rows is None else self.rows[rows]
+        return self.images[at].float().mul_(self._scale).add_(self._shift), self.labels[at]
+
+    def subset(self, rows: Tensor) -> "Images":
+        return Images(self.images, self.labels, self.mean, self.std, rows if self.rows is None else self.rows[rows])
+
+
+def split(data: Images, parts: Sequence[np.ndarray]) -> list[Images]:
+    """One client per part; they share the images' memory."""
+    return [data.subset(torch.from_numpy(np.ascontiguousarray(rows))) for rows in parts]
+
+
+def as_source(data: Any, where: str) -> Source:
+    """What users have, as a source: (x, y) tensors or arrays, a dictionary of them, or a map-style data set."""
+    if isinstance(data, (Tensors, Images, Items)) or (isinstance(data, Source) and not isinstance(data, Tensor)):
+        source: Source = data
+    elif isinstance(data, TensorDataset):
+        source = Tensors(data.tensors)
+    elif isinstance(data, Subset) and isinstance(data.dataset, TensorDataset):
+        source = Tensors(data.dataset.tensors, torch.as_tensor(data.indices))
+    elif isinstance(data, Mapping) and data and all(_array(v) for v in data.values()):
+        source = Tensors(_equal({str(k): torch.as_tensor(v) for k, v in data.items()}, where))
+    elif isinstance(data, (tuple, list)) and data and all(_array(v) for v in data):
+        tensors = _equal({str(k): torch.as_tensor(v) for k, v in enumerate(data)}, where)
+        source = Tensors(tuple(tensors.values()))
+    elif (
+        hasattr(data, "__getitem__")
+        and hasattr(data, "__len__")
+        and not isinstance(data, (str, bytes, Tensor, np.ndarray))
+    ):
+        source = Items(data)
+    else:
+        raise UserError(
+            f"{where} is {type(data).__name__}; wanted: a pair (x, y) of tensors, a dictionary of tensors, or a data "
+            "set with __len__ and __getitem__"
+        )
+    if not len(source):
+        raise UserError(f"{where} holds no examples; leave it out or give it at least one")
+    return source
+
+
+def _array(value: Any) -> bool:
+    return isinstance(value, (Tensor, np.ndarray)) and value.ndim > 0
+
+
+def _equal(tensors: dict[str, Tensor], where: str) -> dict[str, Tensor]:
+    lengths = {key: len(t) for key, t in tensors.items()}
+    if len(set(lengths.values())) > 1:
+        raise UserError(f"{where} has tensors of unequal length: {', '.join(f'{k}: {n}' for k, n in lengths.items())}")
+    return tensors
+
+
+def to_device(batch: Any, device: torch.device) -> Any:
+    if isinstance(batch, Tensor):
+        return batch if batch.device == device else batch.to(device, non_blocking=True)
+    if isinstance(batch, Mapping):
+        return {key: to_device(value, device) for key, value in batch.items()}
+    if isinstance(batch, (tuple, list)):
+        return tuple(to_device(value, device) for value in batch)
+    return batch
+
+
+def batch_length(batch: Any, fallback: int) -> int:
+    """How many examples a batch holds, by the first tensor in it."""
+    if isinstance(batch, Tensor):
+        return len(batch) if batch.ndim else fallback
+    values = batch.values() if isinstance(batch, Mapping) else batch if isinstance(batch, (tuple, list)) else ()
+    return next((batch_length(v, fallback) for v in values), fallback)

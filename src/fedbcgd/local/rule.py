@@ -1,0 +1,52 @@
+"""What a local rule is: hyper-parameters, the way it trains, and what it tells the server."""
+
+from collections.abc import Mapping
+from typing import ClassVar
+
+from pydantic import Field
+from torch import Tensor
+
+from fedbcgd.local.work import Work
+from fedbcgd.parts import Part
+
+
+class LocalRule(Part):
+    # For each name in `controls` the server keeps a vector that is the mean of one that every client keeps. The change
+    # of control `c` is channel `dc`; the broadcast carries c.
+    controls: ClassVar[tuple[str, ...]] = ()
+
+    lr: float = Field(0.1, gt=0, description="η: local learning rate in round 0")
+    lr_decay: float = Field(0.998, gt=0, le=1, description="η is multiplied by this every round")
+    weight_decay: float = Field(1e-3, ge=0, description="part of every client's objective, so of every gradient")
+    clip_norm: float | None = Field(None, gt=0, description="largest norm of a minibatch gradient; none by default")
+    batch_size: int = Field(50, ge=1, description="B")
+    local_epochs: int = Field(5, ge=1, description="E: passes over a client's data in a round")
+    local_steps: int | None = Field(None, ge=1, description="T: steps in a round; replaces the epochs when given")
+
+    @property
+    def channels(self) -> tuple[str, ...]:
+        """What is sent, beside the buffers."""
+        return ("dx",)
+
+    def rate(self, round: int) -> float:
+        return self.lr * self.lr_decay**round
+
+    def steps(self, examples: int) -> int:
+        """T = E·ceil(n/B), unless given."""
+        return self.local_steps or self.local_epochs * -(-examples // self.batch_size)
+
+    def train(self, work: Work) -> None:
+        """Move work.y by T steps."""
+        raise NotImplementedError
+
+    def changes(self, work: Work, s: slice) -> dict[str, Tensor]:
+        """The channels to send, on one slice. Fresh tensors: a codec may reuse their memory."""
+        return {"dx": work.y[s] - work.x[s]}
+
+    def complete(
+        self, sent: dict[str, Tensor], controls: Mapping[str, Tensor], rate: float, steps: int
+    ) -> dict[str, Tensor]:
+        """All channels of a slice, from those that arrived.
+
+        Client and server both compute this, from the decoded values, so that they agree to the bit."""
+        return sent

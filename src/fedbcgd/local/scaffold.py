@@ -1,0 +1,47 @@
+"""SCAFFOLD (Karimireddy et al. 2020), option II: y ← y − η·(∇f_i(y; ζ) − c_i + c);  c_i⁺ = c_i − c + (x − y)/(Tη).
+
+As published it sends y − x and Δc = c_i⁺ − c_i: 2d floats. But Δc follows from y − x, which the server has: `derived`
+sends d and computes Δc at both ends.
+"""
+
+from collections.abc import Mapping
+from typing import ClassVar
+
+from pydantic import Field
+from torch import Tensor
+
+from fedbcgd.local.rule import LocalRule
+from fedbcgd.local.work import Work
+
+
+class Scaffold(LocalRule):
+    controls: ClassVar[tuple[str, ...]] = ("c",)
+
+    derived: bool = Field(False, description="send d floats instead of 2d and derive the control change at the server")
+
+    @property
+    def channels(self) -> tuple[str, ...]:
+        return ("dx",) if self.derived else ("dx", "dc")
+
+    def train(self, work: Work) -> None:
+        correction = work.controls["c"] - work.mine["c"]
+        for batch in work.minibatches():
+            work.y.add_(work.gradient(batch).add_(correction), alpha=-work.eta)
+
+    def changes(self, work: Work, s: slice) -> dict[str, Tensor]:
+        sent = super().changes(work, s)
+        return (
+            sent
+            if self.derived
+            else sent | {"dc": control_change(sent["dx"], work.controls["c"][s], work.eta, work.steps)}
+        )
+
+    def complete(
+        self, sent: dict[str, Tensor], controls: Mapping[str, Tensor], rate: float, steps: int
+    ) -> dict[str, Tensor]:
+        return sent | {"dc": control_change(sent["dx"], controls["c"], rate, steps)} if self.derived else sent
+
+
+def control_change(dx: Tensor, c: Tensor, rate: float, steps: int) -> Tensor:
+    """Δc = −c + (x − y)/(Tη)."""
+    return dx.div(-rate * steps).sub_(c)

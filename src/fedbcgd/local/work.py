@@ -1,0 +1,80 @@
+"""One client's work in one round: what a local rule may touch while it trains."""
+
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedbcgd.data.sources import Source, to_device
+from fedbcgd.flat import FlatModel
+from fedbcgd.objective import Objective
+
+if TYPE_CHECKING:
+    from fedbcgd.local.rule import LocalRule
+
+
+class Work:
+    def __init__(
+        self,
+        rule: "LocalRule",
+        model: FlatModel,
+        objective: Objective,
+        x: Tensor,
+        controls: Mapping[str, Tensor],
+        mine: Mapping[str, Tensor],
+        data: Source,
+        round: int,
+        slices: tuple[slice, ...],
+        rng: np.random.Generator,
+        gradient: Tensor,
+    ):
+        dim = model.layout.dim
+        self.x = x[:dim]  # the anchor: the model of the broadcast
+        self.y = model.vector[:dim]  # the client's own model, which the module computes with
+        self.controls = controls  # c, as broadcast
+        self.mine = mine  # c_i
+        self.slices = slices  # what will be uploaded
+        self.eta = rule.rate(round)
+        self.steps = 0
+        self.evaluations = 0
+        self._rule = rule
+        self._model = model
+        self._objective = objective
+        self._data = data
+        self._rng = rng
+        self._g = gradient
+        self._views = [e.view(gradient) for e in model.layout.parameters]
+        self._loss = torch.zeros((), device=gradient.device)
+
+    def minibatches(self) -> Iterator[Tensor]:
+        """T minibatches as row numbers: every epoch a new order, its last batch as small as it comes."""
+        n, size = len(self._data), self._rule.batch_size
+        total = self._rule.steps(n)
+        while self.steps < total:
+            order = torch.from_numpy(self._rng.permutation(n))
+            for rows in order.split(size):
+                self.steps += 1
+                yield rows
+                if self.steps == total:
+                    return
+
+    def gradient(self, rows: Tensor) -> Tensor:
+        """∇f_i(y; ζ) as one flat vector, weight decay included, then clipped. The next call overwrites it."""
+        batch = to_device(self._data.gather(rows, self._rng), self._g.device)
+        loss = self._objective.loss(self._model.module, batch)
+        grads = torch.autograd.grad(loss, self._model.parameters, allow_unused=True, materialize_grads=True)
+        torch._foreach_copy_(self._views, list(grads))
+        self.evaluations += 1
+        self._loss += loss.detach()
+        if self._rule.weight_decay:
+            self._g.add_(self.y, alpha=self._rule.weight_decay)
+        if self._rule.clip_norm is not None:
+            norm = torch.linalg.vector_norm(self._g)
+            self._g.mul_((self._rule.clip_norm / norm.clamp(min=1e-12)).clamp(max=1))
+        return self._g
+
+    @property
+    def mean_loss(self) -> float:
+        return float(self._loss) / max(self.evaluations, 1)

@@ -1,0 +1,69 @@
+"""What is minimised and what is measured: two callables of (model, batch), with defaults for classification."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from fedbcgd.errors import UserError
+
+Loss = Callable[[nn.Module, Any], Tensor]
+Metrics = Callable[[nn.Module, Any], Mapping[str, Any]]
+
+
+@dataclass(frozen=True)
+class Objective:
+    loss: Loss
+    metrics: Metrics  # means over the batch, `loss` among them
+
+
+def supervised(criterion: Callable[[Tensor, Tensor], Tensor]) -> Loss:
+    """A loss from a criterion of (outputs, targets), such as `torch.nn.functional.mse_loss`, for (x, y) batches."""
+
+    def loss(model: nn.Module, batch: Any) -> Tensor:
+        x, y = pair(batch)
+        return criterion(model(x), y)
+
+    return loss
+
+
+def pair(batch: Any) -> tuple[Any, Any]:
+    if isinstance(batch, (tuple, list)) and len(batch) == 2:
+        return batch[0], batch[1]
+    what = (
+        f"a dictionary with keys {', '.join(map(repr, batch))}" if isinstance(batch, Mapping) else type(batch).__name__
+    )
+    raise UserError(f"the default loss wants batches of (x, y), but a batch is {what}: pass loss=f(model, batch)")
+
+
+classification_loss: Loss = supervised(F.cross_entropy)
+
+
+def classification_metrics(model: nn.Module, batch: Any) -> dict[str, Tensor]:
+    x, y = pair(batch)
+    logits = model(x)
+    return {"loss": F.cross_entropy(logits, y), "accuracy": (logits.argmax(1) == y).float().mean()}
+
+
+def objective(loss: Loss | nn.Module | None = None, metrics: Metrics | None = None) -> Objective:
+    """Fill in the defaults: classification; or, for a loss of one's own, that loss alone as the metric."""
+    if loss is None:
+        return Objective(
+            classification_loss, _with_loss(classification_loss, metrics) if metrics else classification_metrics
+        )
+    chosen = supervised(loss) if isinstance(loss, nn.Module) else loss
+    return Objective(chosen, _with_loss(chosen, metrics or _nothing))
+
+
+def _nothing(model: nn.Module, batch: Any) -> dict[str, Any]:
+    return {}
+
+
+def _with_loss(loss: Loss, metrics: Metrics) -> Metrics:
+    def both(model: nn.Module, batch: Any) -> dict[str, Any]:
+        values = dict(metrics(model, batch))
+        return values if "loss" in values else {"loss": loss(model, batch), **values}
+
+    return both

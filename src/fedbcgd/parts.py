@@ -1,0 +1,60 @@
+"""A part of an algorithm: a frozen, checked set of hyper-parameters, and the table of names it is found under."""
+
+from collections.abc import Iterator
+from typing import Any, Generic, TypeVar
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from fedbcgd.errors import UserError, unknown
+
+
+class Part(BaseModel):
+    """Base of uplinks, local rules, server rules and codecs. Fields are the hyper-parameters; nothing else is kept."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    @classmethod
+    def options(cls) -> list[str]:
+        return list(cls.model_fields)
+
+
+P = TypeVar("P", bound=Part)
+
+
+class Registry(Generic[P]):
+    """Names for the parts of one kind."""
+
+    def __init__(self, kind: str):
+        self.kind = kind
+        self._parts: dict[str, type[P]] = {}
+
+    def add(self, name: str, part: type[P]) -> None:
+        self._parts[name] = part
+
+    def get(self, name: str) -> type[P]:
+        if name not in self._parts:
+            raise unknown(self.kind, name, self._parts)
+        return self._parts[name]
+
+    def name_of(self, part: P) -> str:
+        return next((name for name, cls in self._parts.items() if cls is type(part)), type(part).__name__)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._parts)
+
+
+def build(part: type[P], options: dict[str, Any]) -> P:
+    """The part with these options; a wrong one is named with what was given and what is allowed."""
+    try:
+        return part(**options)
+    except ValidationError as error:
+        raise UserError("; ".join(_explain(e) for e in error.errors())) from None
+
+
+def _explain(error: Any) -> str:
+    field = ".".join(str(step) for step in error["loc"])
+    message = error["msg"].removeprefix("Value error, ")
+    message = message[:1].lower() + message[1:]
+    if not field:
+        return message
+    return f"{field}: {message} (given: {error['input']!r})"

@@ -1,0 +1,268 @@
+"""The server's side of a round, without I/O: plan, receive, commit."""
+
+import logging
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedbcgd.algorithm import Algorithm
+from fedbcgd.errors import Diverged, UserError
+from fedbcgd.flat import Layout
+from fedbcgd.ledger import Entry, Ledger
+from fedbcgd.messages import BUFFERS, Broadcast, Plan, Receipt, RoundReport, Task, Upload
+from fedbcgd.streams import stream
+
+log = logging.getLogger("fedbcgd")
+
+GIVE_UP = 3  # rounds in a row without one accepted upload, all of them refused
+
+
+class Server:
+    """Holds x and every vector of the server; moves x once a round.
+
+    Uploads may arrive in any order. Each is checked and answered at once; they are added to the running sums in the
+    order of the plan, so that the sums do not depend on who was faster. An upload that is early waits, decoded, until
+    `settled` has passed it: a carrier that lends memory to uploads may reuse that of the first `settled` tasks.
+    """
+
+    def __init__(self, algorithm: Algorithm, layout: Layout, x: Tensor, clients: int, cohort: int, seed: int):
+        if not 1 <= cohort <= clients:
+            raise UserError(f"cohort: between 1 and the number of clients ({clients}) is possible, given {cohort}")
+        self.algorithm = algorithm
+        self.layout = layout
+        self.clients = clients
+        self.cohort = cohort
+        self.seed = seed
+        self.round = 0
+        self.epoch = 0
+        self.x = x.clone()
+        params = self.x[: layout.dim]
+        self.controls = {name: torch.zeros_like(params) for name in algorithm.local.controls}
+        self.state = {n: torch.full_like(params, algorithm.server.init(n)) for n in algorithm.server.vectors}
+        self.ledger = Ledger(layout.dim, x.element_size(), layout.blocks)
+        self._sum = torch.zeros_like(self.x)
+        self._control_sums = {name: torch.zeros_like(params) for name in self.controls}
+        self._barren = 0
+        self._plan: Plan | None = None
+
+    # -- plan ---------------------------------------------------------------------------------------------------------
+
+    def plan(self) -> Plan:
+        """Sample a cohort, assign blocks, and open the round."""
+        rng = stream(self.seed, "cohort", self.round)
+        cohort = rng.choice(self.clients, self.cohort, replace=False)
+        blocks = self.algorithm.uplink.assign(cohort, self.round, self.layout.blocks)
+        tasks = [Task(self.round, int(client), block) for client, block in zip(cohort, blocks, strict=True)]
+        self._plan = Plan(Broadcast(self.round, self.epoch, self.x, self.controls), tasks)
+        self._place = {task.client: k for k, task in enumerate(tasks)}
+        self._arrived: dict[int, tuple[Upload, list[dict[str, Tensor]], Tensor | None] | None] = {}
+        self._next = 0
+        self._weight = [0.0] * (self.layout.blocks + 2)  # per block, then shared, then buffers
+        self._losses: list[float] = []
+        self._refused: list[str] = []
+        self._lost: list[str] = []
+        self.ledger.open_round()
+        return self._plan
+
+    @property
+    def settled(self) -> int:
+        """How many tasks, from the first of the plan on, are done with."""
+        return self._next
+
+    # -- receive ------------------------------------------------------------------------------------------------------
+
+    def receive(self, upload: Upload) -> Receipt:
+        """Check an upload and count it in; a refused one changes nothing but the ledger."""
+        plan = self._open_plan()
+        slices: list[dict[str, Tensor]] = []
+        buffers: Tensor | None = None
+        reason = self._misdirected(upload) or self._misshapen(upload)
+        if not reason:
+            slices, buffers = self._decode(upload)
+            reason = self._not_finite(slices, buffers)
+        floats = sum(s.stop - s.start for s in self._slices(upload.block)) * len(self.algorithm.local.channels)
+        self.ledger.record(
+            Entry(
+                self.round,
+                upload.client,
+                upload.block,
+                floats + (self.layout.size - self.layout.dim),
+                upload.nbytes,
+                plan.broadcast.nbytes,
+                accepted=not reason,
+            ),
+            max(0, int(upload.gradient_evaluations)),
+        )
+        if reason:
+            reason = f"round {self.round}, client {upload.client}: {reason}"
+            log.warning("upload refused: %s", reason)
+            self._refused.append(reason)
+        if upload.round == self.round and upload.client in self._place:
+            # The first answer of a client settles its place in the order, even if it was refused.
+            self._arrived.setdefault(self._place[upload.client], None if reason else (upload, slices, buffers))
+            self._advance()
+        return Receipt(not reason, reason)
+
+    def lost(self, task: Task, why: str) -> None:
+        """The client of this task will not answer."""
+        plan = self._open_plan()
+        place = self._place[task.client]
+        if place not in self._arrived:
+            self._arrived[place] = None
+            self._lost.append(f"client {task.client}: {why}")
+            self.ledger.record_lost(plan.broadcast.nbytes)
+            self._advance()
+
+    def _slices(self, block: int) -> tuple[slice, ...]:
+        return self.layout.slices(block) if 0 <= block < self.layout.blocks else ()
+
+    def _misdirected(self, upload: Upload) -> str:
+        if upload.round != self.round:
+            return f"it is for round {upload.round}, this is round {self.round}"
+        if upload.client not in self._place:
+            return "this client was not asked in this round"
+        place = self._place[upload.client]
+        if place in self._arrived:
+            return "this client's part of the round is closed already (sent twice, or given up)"
+        asked = self._open_plan().tasks[place].block
+        if upload.block != asked:
+            return f"it holds block {upload.block + 1}, asked was block {asked + 1}"
+        return ""
+
+    def _misshapen(self, upload: Upload) -> str:
+        expected = self.expected_lengths(upload.block)
+        if set(upload.payload) != set(expected):
+            return f"it has channels {sorted(upload.payload)}, expected were {sorted(expected)}"
+        for channel, lengths in expected.items():
+            got = [piece.numel() for piece in upload.payload[channel]]
+            if got != lengths or any(piece.dtype != torch.uint8 for piece in upload.payload[channel]):
+                return f"channel {channel!r} has slices of {got} bytes, expected were {lengths}"
+        if upload.steps < 1 or upload.examples < 1:
+            return f"it reports {upload.steps} steps on {upload.examples} examples; both must be positive"
+        return ""
+
+    def expected_lengths(self, block: int) -> dict[str, list[int]]:
+        """Bytes of each slice of each channel of an upload of this block."""
+        codec, dtype = self.algorithm.codec, self.layout.dtype
+        sizes = [s.stop - s.start for s in self.layout.slices(block)]
+        lengths = {ch: [codec.nbytes(n, dtype) for n in sizes] for ch in self.algorithm.local.channels}
+        extra = self.layout.size - self.layout.dim
+        return lengths | ({BUFFERS: [extra * dtype.itemsize]} if extra else {})
+
+    def upload_d(self) -> float:
+        """The mean upload of a client, over the blocks, in units of d."""
+        each = [sum(map(sum, self.expected_lengths(j).values())) for j in range(self.layout.blocks)]
+        return sum(each) / len(each) / (self.layout.dim * self.layout.dtype.itemsize)
+
+    def _decode(self, upload: Upload) -> tuple[list[dict[str, Tensor]], Tensor | None]:
+        rule, codec, dtype = self.algorithm.local, self.algorithm.codec, self.layout.dtype
+        rate = rule.rate(self.round)
+        out = []
+        for k, s in enumerate(self._slices(upload.block)):
+            sent = {
+                channel: codec.decode(upload.payload[channel][k], s.stop - s.start, dtype) for channel in rule.channels
+            }
+            out.append(rule.complete(sent, {n: c[s] for n, c in self.controls.items()}, rate, upload.steps))
+        buffers = upload.payload[BUFFERS][0].clone().view(dtype) if BUFFERS in upload.payload else None
+        return out, buffers
+
+    @staticmethod
+    def _not_finite(slices: list[dict[str, Tensor]], buffers: Tensor | None) -> str:
+        for channels in slices:
+            for channel, values in channels.items():
+                if not values.isfinite().all():
+                    return f"channel {channel!r} holds NaN or infinity"
+        if buffers is not None and not buffers.isfinite().all():
+            return "the buffers hold NaN or infinity"
+        return ""
+
+    def _advance(self) -> None:
+        """Add what is next in the order of the plan, as far as it has arrived."""
+        while self._next in self._arrived:
+            arrived = self._arrived[self._next]
+            self._arrived[self._next] = None
+            self._next += 1
+            if arrived is not None:
+                self._add(*arrived)
+
+    def _add(self, upload: Upload, slices: list[dict[str, Tensor]], buffers: Tensor | None) -> None:
+        weight = float(upload.examples) if self.algorithm.weighting == "examples" else 1.0
+        for s, channels, owner in zip(
+            self._slices(upload.block), slices, (upload.block, self.layout.blocks), strict=False
+        ):
+            self._sum[s].add_(channels["dx"], alpha=weight)
+            self._weight[owner] += weight
+            for name, total in self._control_sums.items():
+                total[s].add_(channels[f"d{name}"])
+        if buffers is not None:
+            self._sum[self.layout.buffer_slice].add_(buffers, alpha=weight)
+            self._weight[-1] += weight
+        self._losses.append(upload.train_loss)
+
+    # -- commit -------------------------------------------------------------------------------------------------------
+
+    def commit(self) -> RoundReport:
+        """Move x by what arrived. A slice for which nothing arrived keeps x and every state."""
+        plan = self._open_plan()
+        for task in plan.tasks:
+            self.lost(task, "no answer before the round closed")
+        for name, total in self._control_sums.items():
+            self.controls[name].add_(total, alpha=1 / self.clients)
+            total.zero_()
+        parts = [self.layout.block(j) for j in range(self.layout.blocks)] + [self.layout.shared]
+        for s, weight in zip(parts, self._weight, strict=False):
+            if weight:
+                delta = self._sum[s].div_(weight)
+                self.algorithm.server.step(self.x[s], delta, {n: v[s] for n, v in self.state.items()})
+        if self._weight[-1]:
+            s = self.layout.buffer_slice
+            self.x[s] = self._sum[s].div_(self._weight[-1])
+        self._sum.zero_()
+        self.ledger.close_round()
+        idle = [j for j in {task.block for task in plan.tasks} if not self._weight[j]]
+        if idle:
+            log.warning("round %d: nothing arrived for block %s", self.round, ", ".join(str(j + 1) for j in idle))
+        report = RoundReport(
+            self.round,
+            len(self._losses),
+            tuple(self._refused),
+            tuple(self._lost),
+            tuple(idle),
+            sum(self._losses) / len(self._losses) if self._losses else math.nan,
+        )
+        self._barren = self._barren + 1 if self._refused and not self._losses else 0
+        self.round += 1
+        self._plan = None
+        if self._barren >= GIVE_UP:
+            raise Diverged(
+                f"every upload of the last {GIVE_UP} rounds was refused, so training stopped. Last reason: "
+                f"{self._refused[-1]}. The usual cause is a learning rate that is too high "
+                f"(lr = {self.algorithm.local.lr:g} now)"
+            )
+        return report
+
+    def _open_plan(self) -> Plan:
+        if self._plan is None:
+            raise RuntimeError("no round is open: call plan() first")
+        return self._plan
+
+    # -- explicit state -----------------------------------------------------------------------------------------------
+
+    def snapshot(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """All that a later `restore` needs, between rounds: tensors, and plain values that JSON can hold."""
+        tensors = {"x": self.x, **{f"control.{n}": t for n, t in self.controls.items()}}
+        tensors |= {f"server.{n}": t for n, t in self.state.items()}
+        values = {"round": self.round, "epoch": self.epoch, "barren": self._barren, "ledger": self.ledger.totals()}
+        return {name: t.clone() for name, t in tensors.items()}, values
+
+    def restore(self, tensors: dict[str, Tensor], values: dict[str, Any]) -> None:
+        self.x.copy_(tensors["x"])
+        for name, t in self.controls.items():
+            t.copy_(tensors[f"control.{name}"])
+        for name, t in self.state.items():
+            t.copy_(tensors[f"server.{name}"])
+        self.round, self.epoch, self._barren = values["round"], values["epoch"], values["barren"]
+        self.ledger = Ledger.from_totals(values["ledger"])
+        self._plan = None
