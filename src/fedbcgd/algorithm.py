@@ -5,7 +5,9 @@ from typing import Any, Literal, get_args
 
 from fedbcgd.codecs import CODECS, Codec
 from fedbcgd.errors import UserError, unknown
+from fedbcgd.flat import Layout
 from fedbcgd.local import LOCALS, LocalRule
+from fedbcgd.messages import BUFFERS
 from fedbcgd.parts import Part, Registry, build
 from fedbcgd.servers import SERVERS, ServerRule
 from fedbcgd.uplink import UPLINKS, Uplink
@@ -25,6 +27,18 @@ class Algorithm:
     def __post_init__(self) -> None:
         if self.weighting not in get_args(Weighting):
             raise unknown("weighting", self.weighting, get_args(Weighting))
+
+    def lengths(self, layout: Layout, block: int) -> dict[str, list[int]]:
+        """Bytes of each slice of each channel of an upload of this block."""
+        sizes = [s.stop - s.start for s in layout.slices(block)]
+        lengths = {channel: [self.codec.nbytes(n, layout.dtype) for n in sizes] for channel in self.local.channels}
+        buffers = (layout.size - layout.dim) * layout.dtype.itemsize
+        return lengths | ({BUFFERS: [buffers]} if buffers else {})
+
+    def upload_d(self, layout: Layout) -> float:
+        """The mean upload of a client in a round, over the blocks, in units of d."""
+        each = [sum(map(sum, self.lengths(layout, j).values())) for j in range(layout.blocks)]
+        return sum(each) / len(each) / (layout.dim * layout.dtype.itemsize)
 
     def options(self) -> dict[str, Any]:
         """Every hyper-parameter by name: `make_algorithm(**options)` gives this algorithm again."""

@@ -132,7 +132,7 @@ class Server:
         return ""
 
     def _misshapen(self, upload: Upload) -> str:
-        expected = self.expected_lengths(upload.block)
+        expected = self.algorithm.lengths(self.layout, upload.block)
         if set(upload.payload) != set(expected):
             return f"it has channels {sorted(upload.payload)}, expected were {sorted(expected)}"
         for channel, lengths in expected.items():
@@ -142,19 +142,6 @@ class Server:
         if upload.steps < 1 or upload.examples < 1:
             return f"it reports {upload.steps} steps on {upload.examples} examples; both must be positive"
         return ""
-
-    def expected_lengths(self, block: int) -> dict[str, list[int]]:
-        """Bytes of each slice of each channel of an upload of this block."""
-        codec, dtype = self.algorithm.codec, self.layout.dtype
-        sizes = [s.stop - s.start for s in self.layout.slices(block)]
-        lengths = {ch: [codec.nbytes(n, dtype) for n in sizes] for ch in self.algorithm.local.channels}
-        extra = self.layout.size - self.layout.dim
-        return lengths | ({BUFFERS: [extra * dtype.itemsize]} if extra else {})
-
-    def upload_d(self) -> float:
-        """The mean upload of a client, over the blocks, in units of d."""
-        each = [sum(map(sum, self.expected_lengths(j).values())) for j in range(self.layout.blocks)]
-        return sum(each) / len(each) / (self.layout.dim * self.layout.dtype.itemsize)
 
     def _decode(self, upload: Upload) -> tuple[list[dict[str, Tensor]], Tensor | None]:
         rule, codec, dtype = self.algorithm.local, self.algorithm.codec, self.layout.dtype

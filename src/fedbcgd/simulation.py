@@ -90,16 +90,20 @@ class Stop:
         if self.rounds is not None and server.round >= self.rounds:
             return "rounds"
         # Another round is begun only if the budget covers it.
-        if self.budget is not None and server.ledger.upload_d + server.upload_d() > self.budget * (1 + 1e-9):
+        if self.budget is not None and server.ledger.upload_d + _cost(server) > self.budget * (1 + 1e-9):
             return "budget"
         return ""
 
     def progress(self, server: Server) -> float:
         parts = [server.round / self.rounds] if self.rounds else []
         if self.budget:
-            cost = server.upload_d()
+            cost = _cost(server)
             parts.append(server.ledger.upload_d / max(cost, cost * math.floor(self.budget / cost * (1 + 1e-9))))
         return min(1.0, max(parts, default=0.0))
+
+
+def _cost(server: Server) -> float:
+    return server.algorithm.upload_d(server.layout)
 
 
 def simulate(
@@ -151,7 +155,7 @@ def simulate(
     client = Client(algorithm, layout, module, goal, seed)
     size = min(10, len(clients)) if cohort is None else cohort
     server = Server(algorithm, layout, client.model.vector, len(clients), size, seed)
-    cost = server.upload_d()
+    cost = _cost(server)
     if budget is not None and cost > budget * (1 + 1e-9):
         raise UserError(
             f"budget: {budget:g} d does not pay for one round of {algorithm.name}, which uploads {cost:.3g} d"
@@ -189,7 +193,7 @@ def _run(
                     row = measure(server, flat, goal, test, report, time.perf_counter() - start)
                     rows.append(row)
                     reason = stop.check(server, row) or reason
-                info = RoundInfo(report, row, server, stop.progress(server))
+                info = RoundInfo(report, row, server, 1.0 if reason else stop.progress(server))
                 for watch in watchers:
                     watch(info)
                 if info.stopped and not reason:

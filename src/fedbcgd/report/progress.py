@@ -15,6 +15,12 @@ if TYPE_CHECKING:
 PLAIN_EVERY = 5.0  # seconds between plain lines
 
 
+def wide_console() -> Console:
+    """Standard output; where it is no terminal, and so has no width, wide enough for the tables."""
+    console = Console()
+    return console if console.is_terminal else Console(width=110)
+
+
 class Watch:
     """Shows one or several runs, one after the other. `watch(info)` is a callback of a run."""
 

@@ -1,0 +1,5 @@
+"""python -m fedbcgd"""
+
+from fedbcgd.cli import main
+
+main()

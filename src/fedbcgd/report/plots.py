@@ -1,0 +1,68 @@
+"""Figures: one look for an algorithm everywhere, colour-blind safe."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import matplotlib
+import numpy as np
+from matplotlib.figure import Figure
+
+from fedbcgd.files import write_whole
+from fedbcgd.simulation import Result
+
+# Okabe and Ito's colours, with a line style each, so that a figure survives a grey printer.
+LOOKS = {
+    "fedavg": ("#000000", "-"),
+    "fedavgm": ("#E69F00", "--"),
+    "fedbcgd": ("#D55E00", "-"),
+    "fedpaq": ("#009E73", "-."),
+    "scaffold": ("#0072B2", ":"),
+}
+_MORE = [("#56B4E9", "-"), ("#CC79A7", "--"), ("#F0E442", "-."), ("#999999", ":")]
+AXES = {
+    "upload_d": "upload (in d)",
+    "round": "rounds",
+    "gradient_evaluations": "gradient evaluations (minibatches)",
+}
+
+
+def look(name: str, position: int) -> dict[str, str]:
+    colour, style = LOOKS.get(name, _MORE[position % len(_MORE)])
+    return {"color": colour, "linestyle": style}
+
+
+def curves(results: Mapping[str, Result], path: Path, metric: str = "test_accuracy", title: str = "") -> None:
+    """The metric against upload, rounds and gradient evaluations: what is cheap on one axis may be dear on another."""
+    with matplotlib.rc_context({"font.size": 10, "axes.spines.top": False, "axes.spines.right": False}):
+        figure = Figure(figsize=(12, 4), layout="constrained")
+        panels = figure.subplots(1, len(AXES), sharey=True)
+        for panel, (axis, label) in zip(panels, AXES.items(), strict=True):
+            for k, (name, result) in enumerate(results.items()):
+                points = [(row[axis], row[metric]) for row in result.rows if metric in row]
+                panel.plot(*zip(*points, strict=True), label=name, linewidth=1.8, **look(name, k))
+            panel.set_xlabel(label)
+            panel.grid(alpha=0.25)
+        panels[0].set_ylabel(metric.replace("_", " "))
+        panels[0].legend(frameon=False)
+        if title:
+            figure.suptitle(title)
+        _save(figure, path)
+
+
+def holdings(counts: np.ndarray, path: Path, labels: Sequence[str] | None = None, title: str = "") -> None:
+    """Who holds what: a column per client, a row per label, darker for more examples."""
+    clients, kinds = counts.shape
+    figure = Figure(figsize=(min(16, 3 + clients * 0.09), 1.6 + kinds * 0.22), layout="constrained")
+    panel = figure.subplots()
+    image = panel.imshow(counts.T, aspect="auto", cmap="Blues", interpolation="nearest")
+    panel.set_xlabel("client")
+    panel.set_ylabel("label")
+    panel.set_yticks(range(kinds), labels if labels is not None else [str(c) for c in range(kinds)])
+    figure.colorbar(image, ax=panel, label="examples")
+    if title:
+        panel.set_title(title, loc="left")
+    _save(figure, path)
+
+
+def _save(figure: Figure, path: Path) -> None:
+    write_whole(path, lambda temporary: figure.savefig(temporary, dpi=150))

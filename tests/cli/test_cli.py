@@ -1,0 +1,94 @@
+"""The command line, as real processes."""
+
+import csv
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+import fedbcgd
+
+COMMAND = [sys.executable, "-m", "fedbcgd"]
+
+
+def run(*args, cwd=None, timeout=240):
+    return subprocess.run([*COMMAND, *args], capture_output=True, text=True, cwd=cwd, timeout=timeout)
+
+
+def test_version():
+    done = run("--version")
+    assert done.returncode == 0
+    assert done.stdout == f"fedbcgd {fedbcgd.__version__}\n"
+
+
+def test_help_names_the_commands():
+    done = run("--help")
+    assert done.returncode == 0
+    assert "demo" in done.stdout
+    assert "slow uplinks" in done.stdout
+    assert "--budget" in run("demo", "--help").stdout
+
+
+def test_help_does_not_wait_for_torch():
+    code = "import sys, fedbcgd.cli; sys.exit('torch' in sys.modules or 'numpy' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [
+        (["dmo"], "dmo"),
+        (["demo", "--bugdet", "3"], "--budget"),
+        (["demo", "--budget", "0"], "0"),
+        (["demo", "--budget", "many"], "many"),
+        (["demo", "--out", "file/folder"], "file/folder could not be made"),
+    ],
+)
+def test_mistakes_end_with_exit_code_2_and_no_traceback(args, words, tmp_path):
+    (tmp_path / "file").write_text("")
+    done = run(*args, cwd=tmp_path)
+    assert done.returncode == 2
+    assert words in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_short_demo(tmp_path):
+    done = run("demo", "--budget", "1", "--out", "out", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "fedavg" in done.stdout
+    assert "largest upload" in done.stdout
+    assert "fedbcgd: started" in done.stderr  # plain lines without a terminal
+    assert sorted(os.listdir(tmp_path / "out")) == ["curves.png", "holdings.png", "metrics.csv"]
+    rows = list(csv.DictReader((tmp_path / "out" / "metrics.csv").open()))
+    last = {row["run"]: row for row in rows}
+    assert set(last) == {"fedavg", "fedbcgd", "fedpaq"}
+    assert int(last["fedavg"]["round"]) == 1
+    assert int(last["fedbcgd"]["round"]) == 4
+    assert int(last["fedpaq"]["round"]) == 3
+    assert all(float(row["upload_d"]) <= 1 for row in rows)
+
+
+def test_ctrl_c_keeps_what_was_measured(tmp_path):
+    process = subprocess.Popen(
+        [*COMMAND, "demo", "--budget", "50"], cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    try:
+        picture = Path(tmp_path) / "fedbcgd-demo" / "holdings.png"
+        deadline = time.monotonic() + 60
+        while not picture.exists() and time.monotonic() < deadline:
+            time.sleep(0.1)
+        time.sleep(6)  # a few rounds
+        process.send_signal(signal.SIGINT)
+        _, errors = process.communicate(timeout=60)
+    finally:
+        process.kill()
+    assert process.returncode == 130, errors
+    assert "interrupted" in errors
+    assert "Traceback" not in errors
+    rows = list(csv.DictReader((picture.parent / "metrics.csv").open()))
+    assert rows
+    assert rows[0]["run"] == "fedavg"

@@ -1,0 +1,157 @@
+"""What every codec must do, and what each promises."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fedbcgd.codecs import CODECS, QSGD, Plain
+from fedbcgd.errors import UserError
+from fedbcgd.parts import build
+from fedbcgd.streams import stream
+
+F32 = torch.finfo(torch.float32)
+ALL = [
+    Plain(),
+    QSGD(),
+    QSGD(levels=1, bucket=3),
+    QSGD(levels=7, bucket=64, scale="l2"),
+    QSGD(levels=3),
+    QSGD(levels=999),
+]
+
+special = st.sampled_from([0.0, -0.0, 1e-45, -1e-45, F32.tiny, F32.max, -F32.max, 1.0, -1.0])
+values = st.lists(st.one_of(special, st.floats(width=32, allow_nan=False, allow_infinity=False)), max_size=40)
+
+
+def through(codec, v, seed=0):
+    data = codec.encode(v.clone(), stream(seed, "test"))
+    assert data.dtype == torch.uint8
+    assert data.numel() == codec.nbytes(v.numel(), v.dtype)
+    out = codec.decode(data, v.numel(), v.dtype)
+    assert out.shape == v.shape
+    assert out.dtype == v.dtype
+    return out
+
+
+@pytest.mark.parametrize("codec", ALL, ids=repr)
+@given(values=values, dtype=st.sampled_from([torch.float32, torch.float64]), seed=st.integers(0, 5))
+def test_decoded_values_are_finite_and_near(codec, values, dtype, seed):
+    """Empty, single, denormal, huge, constant and negative-zero input among them."""
+    v = torch.tensor(values, dtype=dtype)
+    out = through(codec, v, seed)
+    assert out.isfinite().all()
+    if codec.lossless:
+        assert torch.equal(out.view(torch.uint8), v.view(torch.uint8))
+        return
+    for at in range(0, len(v), codec.bucket):
+        piece, got = v[at : at + codec.bucket].double(), out[at : at + codec.bucket].double()
+        largest = float(piece.abs().max())
+        # the largest value for `max`, at most √b times as much for `l2`; the last term is a denormal's own grid
+        scale = largest * (1 if codec.scale == "max" else math.sqrt(len(piece)))
+        assert (got - piece).abs().max() <= scale / codec.levels * (1 + 1e-5) + 2e-45
+        assert (got * piece >= 0).all()  # never the other sign
+
+
+@pytest.mark.parametrize("codec", ALL, ids=repr)
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_precision_models(codec, dtype):
+    v = torch.tensor([0.5, -3.0, 0.0, 1000.0, -0.25], dtype=dtype)
+    assert (through(codec, v).float() - v.float()).abs().max() <= 1001 * math.sqrt(5)
+
+
+@pytest.mark.parametrize("codec", ALL, ids=repr)
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+def test_what_is_not_finite_stays_so(codec, bad):
+    """The server can only refuse what it can see."""
+    assert not through(codec, torch.tensor([1.0, bad, 2.0])).isfinite().all()
+
+
+@pytest.mark.parametrize("codec", [c for c in ALL if not c.lossless], ids=repr)
+def test_values_on_the_grid_are_exact(codec):
+    """±l/s of the scale for every level l, whatever is drawn."""
+    if codec.scale == "l2":
+        v = torch.tensor([0.0, 0.0, -2.0])  # the norm is 2, the only levels are 0 and s
+    else:
+        v = torch.tensor([-2.0, 2.0, 0.0])
+    for seed in range(20):
+        assert torch.equal(through(codec, v, seed), v)
+
+
+def test_the_same_draw_gives_the_same_bytes():
+    v = torch.linspace(-1, 1, 1000)
+    assert torch.equal(QSGD().encode(v, stream(1, "x")), QSGD().encode(v, stream(1, "x")))
+    assert not torch.equal(QSGD().encode(v, stream(1, "x")), QSGD().encode(v, stream(2, "x")))
+
+
+@pytest.mark.parametrize(("levels", "bits"), [(1, 2), (3, 3), (7, 4), (8, 5), (127, 8), (128, 9), (32767, 16)])
+def test_bits_and_bytes(levels, bits):
+    """1000 values in buckets of 512: two scales of 4 bytes, and 1000 codes."""
+    codec = QSGD(levels=levels)
+    assert codec.bits == bits
+    assert codec.nbytes(1000, torch.float32) == 8 + math.ceil(1000 * bits / 8)
+
+
+def test_qsgd_by_hand():
+    """s = 2, one bucket (4, -1, 0), scale 4: |v|/4·2 = 2, 0.5, 0. The draws decide the second: 0 or −1 level, i.e. 0 or
+    −2. Codes are level + 2 in 3 bits: 4, 2 or 1, 2."""
+    codec = QSGD(levels=2, bucket=3)
+    seen = set()
+    for seed in range(30):
+        data = codec.encode(torch.tensor([4.0, -1.0, 0.0]), stream(seed, "x"))
+        assert data[:4].view(torch.float32).item() == 4.0
+        code = int(data[4]) | int(data[5]) << 8
+        assert code & 7 == 4
+        assert code >> 6 == 2
+        seen.add((code >> 3 & 7, *codec.decode(data, 3, torch.float32).tolist()))
+    assert seen == {(2, 4.0, 0.0, 0.0), (1, 4.0, -2.0, 0.0)}
+
+
+@pytest.mark.parametrize("scale", ["max", "l2"])
+@pytest.mark.parametrize("levels", [1, 4, 127])
+def test_qsgd_is_unbiased_and_within_its_variance_bound(scale, levels):
+    """Over R draws the mean of every coordinate is within 5 standard errors (a false alarm: 1 in 30,000 for all 64),
+    where the exact standard deviation comes from p(1−p) of the rounding; and the exact mean square error, which the
+    sample must match, obeys E‖Q(v) − v‖² ≤ min(b/s², √b/s)·‖v‖²."""
+    n, draws = 64, 4000
+    v = torch.from_numpy(np.random.default_rng(3).normal(size=n).astype(np.float32))
+    codec = QSGD(levels=levels, bucket=n, scale=scale)
+    rng = stream(11, "unbiased")
+    samples = torch.stack([codec.decode(codec.encode(v.clone(), rng), n, v.dtype) for _ in range(draws)]).double()
+    unit = float(v.abs().max() if scale == "max" else v.norm()) / levels
+    level = v.double().abs() / unit
+    p = level - level.floor()
+    variance = unit**2 * p * (1 - p)
+    error = (samples.mean(0) - v.double()).abs()
+    assert (error <= 5 * (variance / draws).sqrt() + 1e-6 * unit).all()
+    mse = float((samples - v.double()).square().sum(1).mean())
+    exact = float(variance.sum())
+    spread = float((samples - v.double()).square().sum(1).std()) / math.sqrt(draws)
+    assert abs(mse - exact) <= 5 * spread
+    bound = min(n / levels**2, math.sqrt(n) / levels) * float(v.double().square().sum())
+    assert exact <= bound
+
+
+def test_l2_of_huge_values_does_not_overflow():
+    v = torch.full((512,), F32.max)
+    assert through(QSGD(scale="l2"), v).isfinite().all()
+
+
+@pytest.mark.parametrize(
+    ("options", "word"), [({"levels": 0}, "levels"), ({"bucket": 0}, "bucket"), ({"scale": "l1"}, "l2")]
+)
+def test_options_are_checked(options, word):
+    with pytest.raises(UserError, match=word):
+        build(QSGD, options)
+
+
+def test_codecs_are_registered():
+    assert {"plain", "qsgd"} <= set(CODECS)
+
+
+def test_plain_decodes_a_misaligned_view():
+    data = torch.cat([torch.zeros(1, dtype=torch.uint8), torch.tensor([1.5, 2.5]).view(torch.uint8)])[1:]
+    assert Plain().decode(data, 2, torch.float32).tolist() == [1.5, 2.5]

@@ -1,0 +1,111 @@
+"""Small federations that the tests share."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from fedbcgd.algorithm import Algorithm
+from fedbcgd.carriers import InProcess
+from fedbcgd.client import Client
+from fedbcgd.messages import Upload
+from fedbcgd.objective import objective
+from fedbcgd.server import Server
+
+
+class Federation:
+    """Server, client and in-process carrier put together, with every part open to look at."""
+
+    def __init__(
+        self,
+        algorithm: Algorithm,
+        model: nn.Module,
+        clients: Sequence[Any],
+        cohort: int,
+        seed: int = 0,
+        loss: Any = None,
+        transport: Callable[[Upload], Upload | None] | None = None,
+    ):
+        self.layout = algorithm.uplink.layout(model)
+        self.client = Client(algorithm, self.layout, model, objective(loss), seed)
+        self.server = Server(algorithm, self.layout, self.client.model.vector, len(clients), cohort, seed)
+        self.carrier = InProcess(self.client, clients, transport)
+
+    def round(self) -> Any:
+        self.carrier.carry(self.server, self.server.plan())
+        return self.server.commit()
+
+    def controls(self, name: str = "c") -> torch.Tensor:
+        """c_i of every client, a row each; zero for those that never took part."""
+        rows = torch.zeros(self.server.clients, self.layout.dim, dtype=self.layout.dtype)
+        for i in self.carrier.state.clients():
+            rows[i] = self.carrier.state.load(i, self.server.epoch)[name]
+        return rows
+
+
+@pytest.fixture
+def federation() -> type[Federation]:
+    return Federation
+
+
+class Point(nn.Module):
+    """Parameters that are nothing but a point; with `pull` as the loss, client i pulls it to its data's mean."""
+
+    def __init__(self, *values: float):
+        super().__init__()
+        self.w = nn.Parameter(torch.tensor(values, dtype=torch.float64))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.w - x
+
+
+def pull(model: nn.Module, batch: Any) -> torch.Tensor:
+    """½‖w − x‖², averaged over the batch: its gradient is w − mean(x)."""
+    return 0.5 * model(batch[0]).square().sum(1).mean()
+
+
+@pytest.fixture
+def point() -> type[Point]:
+    return Point
+
+
+@pytest.fixture
+def pull_loss() -> Any:
+    return pull
+
+
+def at(*values: float) -> tuple[torch.Tensor, torch.Tensor]:
+    """A client with one example, the point (values)."""
+    return torch.tensor([values], dtype=torch.float64), torch.zeros(1)
+
+
+@pytest.fixture
+def at_point() -> Any:
+    return at
+
+
+def toy_clients(sizes: Sequence[int] = (7, 5, 1, 9, 4, 6), classes: int = 3, features: int = 4, seed: int = 0) -> Any:
+    g = torch.Generator().manual_seed(seed)
+    out = []
+    for k, n in enumerate(sizes):
+        x = torch.randn(n, features, generator=g) + 0.3 * k
+        out.append((x, torch.randint(classes, (n,), generator=g)))
+    return out
+
+
+@pytest.fixture
+def toys() -> Any:
+    return toy_clients
+
+
+def small_net(seed: int = 0) -> nn.Module:
+    with torch.random.fork_rng([]):
+        torch.manual_seed(seed)
+        return nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 3))
+
+
+@pytest.fixture
+def net() -> Any:
+    return small_net

@@ -1,0 +1,78 @@
+"""Tables, plots and files that a person gets."""
+
+import csv
+import io
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+from rich.console import Console
+
+from fedbcgd import UserError, simulate
+from fedbcgd.files import make_folder, write_text, write_whole
+from fedbcgd.report import plots, runs
+
+
+@pytest.fixture
+def results(net, toys):
+    test = toys((30,))[0]
+    return {
+        name: simulate(net(), toys(), name, rounds=3, test=test, batch_size=3, progress=False)
+        for name in ("fedavg", "fedbcgd")
+    }
+
+
+def test_table(results):
+    out = Console(file=io.StringIO(), width=140)
+    out.print(runs.table(results, "title"))
+    text = out.file.getvalue()
+    for word in ("fedavg", "fedbcgd", "accuracy", "rounds", "upload, d", "largest upload", "gradient", "seconds"):
+        assert word in text
+    assert "3.00" in text  # FedAvg: 1 d a round
+
+
+def test_csv(results):
+    rows = list(csv.DictReader(io.StringIO(runs.as_csv(results))))
+    assert len(rows) == 6
+    assert float(rows[2]["upload_d"]) == 3
+    assert {row["run"] for row in rows} == {"fedavg", "fedbcgd"}
+
+
+def test_upload_to_reach(results):
+    rows = results["fedavg"].rows
+    assert runs.upload_to_reach(results["fedavg"], "test_accuracy", 0) == rows[0]["upload_d"]
+    assert runs.upload_to_reach(results["fedavg"], "test_accuracy", 1.1) is None
+
+
+def test_plots_are_pictures(results, tmp_path):
+    plots.curves(results, tmp_path / "curves.png", title="t")
+    plots.holdings(np.arange(20).reshape(5, 4), tmp_path / "holdings.png")
+    for path in tmp_path.iterdir():
+        assert path.read_bytes().startswith(b"\x89PNG")
+        assert path.stat().st_size > 5000
+    assert len(list(tmp_path.iterdir())) == 2  # no temporary file is left
+
+
+def test_a_file_is_written_whole_or_not_at_all(tmp_path):
+    path = tmp_path / "a.txt"
+    write_text(path, "first")
+
+    def fail(temporary: Path) -> None:
+        temporary.write_text("half of the sec")
+        raise OSError(28, "No space left on device")
+
+    with pytest.raises(UserError, match="a.txt could not be written: No space left"):
+        write_whole(path, fail)
+    assert path.read_text() == "first"
+    assert os.listdir(tmp_path) == ["a.txt"]
+    write_text(path, "second")
+    assert path.read_text() == "second"
+
+
+def test_a_folder_that_cannot_be_made(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UserError, match="could not be made"):
+        make_folder(tmp_path / "file" / "folder")
+    with pytest.raises(UserError, match="could not be written"):
+        write_text(tmp_path / "absent" / "a.txt", "")

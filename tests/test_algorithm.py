@@ -1,0 +1,98 @@
+"""Names, options and the errors that explain them."""
+
+import itertools
+
+import pytest
+
+from fedbcgd import UserError, algorithm_names, make_algorithm
+from fedbcgd.algorithm import _KINDS, register
+from fedbcgd.codecs import QSGD, Plain
+from fedbcgd.local import SGD, Scaffold
+from fedbcgd.servers import Average, Momentum
+from fedbcgd.uplink import Blocks, Whole
+
+
+@pytest.mark.parametrize(
+    ("name", "parts"),
+    [
+        ("fedavg", (Whole, SGD, Average, Plain)),
+        ("fedavgm", (Whole, SGD, Momentum, Plain)),
+        ("fedbcgd", (Blocks, SGD, Momentum, Plain)),
+        ("scaffold", (Whole, Scaffold, Average, Plain)),
+        ("fedpaq", (Whole, SGD, Average, QSGD)),
+    ],
+)
+def test_an_algorithm_is_four_parts(name, parts):
+    a = make_algorithm(name)
+    assert (type(a.uplink), type(a.local), type(a.server), type(a.codec)) == parts
+    assert algorithm_names()[name]
+
+
+def test_options_find_their_part():
+    a = make_algorithm("fedbcgd", blocks=10, lr=0.3, momentum=0.5, codec="qsgd", levels=7, weighting="examples")
+    assert (a.uplink.blocks, a.local.lr, a.server.momentum, a.codec.levels) == (10, 0.3, 0.5, 7)
+    assert a.weighting == "examples"
+
+
+def test_a_part_can_be_given_ready_made():
+    assert make_algorithm("fedavg", codec=QSGD(levels=1)).codec.levels == 1
+
+
+def test_options_make_the_same_algorithm_again():
+    a = make_algorithm("fedbcgd", blocks=3, codec="qsgd", levels=7, lr=0.02, divider="even")
+    assert make_algorithm(**a.options()) == a
+
+
+def test_no_two_kinds_of_parts_share_an_option():
+    options = {kind: {o for n in registry for o in registry.get(n).options()} for kind, registry in _KINDS.items()}
+    for (kind, mine), (other, theirs) in itertools.combinations(options.items(), 2):
+        assert not mine & theirs, f"{kind} and {other} share {mine & theirs}"
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (lambda: make_algorithm("fedbgcd"), ["'fedbgcd'", "Did you mean 'fedbcgd'", "scaffold"]),
+        (lambda: make_algorithm("fedavg", learning_rate=1), ["'learning_rate'", "lr"]),
+        (lambda: make_algorithm("fedavg", momentun=1), ["'momentun'"]),
+        (lambda: make_algorithm("fedavg", momentum=0.9), ["fedavg has no option 'momentum'", "server='momentum'"]),
+        (lambda: make_algorithm("fedavg", blocks=5), ["'blocks'", "uplink='blocks'"]),
+        (lambda: make_algorithm("fedavg", lr=-1), ["lr", "greater than 0", "-1"]),
+        (lambda: make_algorithm("fedavg", lr=float("nan")), ["lr", "nan"]),
+        (lambda: make_algorithm("fedavg", lr="fast"), ["lr", "number", "'fast'"]),
+        (lambda: make_algorithm("fedbcgd", momentum=1), ["momentum", "less than 1"]),
+        (lambda: make_algorithm("fedbcgd", blocks=2.5), ["blocks", "2.5"]),
+        (lambda: make_algorithm("fedavg", codec="zip"), ["codec", "'zip'", "plain", "qsgd"]),
+        (lambda: make_algorithm("fedavg", codec=5), ["codec", "plain", "Codec", "5"]),
+        (lambda: make_algorithm("fedavg", codec=SGD()), ["codec", "Codec"]),
+        (lambda: make_algorithm("fedavg", weighting="size"), ["'size'", "examples", "uniform"]),
+        (lambda: register("fedavg", uplink="whole", local="sgd", server="average", codec="plain"), ["'fedavg'"]),
+        (lambda: register("new", uplink="whole", local="sdg", server="average", codec="plain"), ["'sdg'", "'sgd'"]),
+    ],
+)
+def test_errors_say_what_would_be_right(call, words):
+    with pytest.raises(UserError) as error:
+        call()
+    for word in words:
+        assert word in str(error.value)
+
+
+def test_contributing_shows_ten_lines_that_work():
+    """The example in CONTRIBUTING.md, run as it stands there."""
+    from pathlib import Path
+
+    text = (Path(__file__).parents[1] / "CONTRIBUTING.md").read_text()
+    code = text.split("```python\n")[1].split("```")[0]
+    lines = [line for line in code.splitlines() if line.strip()]
+    assert len(lines) <= 12
+    from fedbcgd import algorithm
+    from fedbcgd.servers import SERVERS
+
+    before = dict(algorithm._RECIPES), dict(SERVERS._parts)
+    try:
+        exec(compile(code, "CONTRIBUTING.md", "exec"), {"__name__": "contributing"})
+        added = set(algorithm._RECIPES) - set(before[0])
+        assert len(added) == 1
+        assert make_algorithm(added.pop())
+    finally:
+        algorithm._RECIPES, SERVERS._parts = before

@@ -1,0 +1,157 @@
+"""Dividers: every coordinate in exactly one block, and errors that name the culprit."""
+
+from itertools import combinations
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+
+from fedbcgd import UserError, divide
+from fedbcgd.blocks import contiguous
+from fedbcgd.models import LeNet5
+
+
+def mlp(widths: list[int]) -> nn.Module:
+    return nn.Sequential(*(nn.Linear(a, b) for a, b in zip(widths, widths[1:], strict=False)))
+
+
+class Tied(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.encoder = nn.Linear(3, 4, bias=False)
+        self.middle = nn.Linear(4, 4)
+        self.decoder = nn.Linear(3, 4, bias=False)
+        self.decoder.weight = self.encoder.weight
+
+
+widths = st.lists(st.integers(1, 6), min_size=2, max_size=7)
+
+
+@given(widths, st.integers(1, 8), st.sampled_from(["auto", "even", "layers"]), st.sampled_from(["last", None]))
+def test_every_coordinate_is_in_exactly_one_block(widths, blocks, divider, shared):
+    model = mlp(widths)
+    try:
+        d = divide(model, blocks, divider, shared)
+    except UserError as error:
+        assert "blocks" in str(error)
+        return
+    assert sorted(d.names) == sorted(n for n, _ in model.named_parameters())
+    assert d.dim == sum(p.numel() for p in model.parameters())
+    assert d.bounds[0] == 0
+    assert list(d.bounds) == sorted(d.bounds)
+    assert d.blocks == blocks
+    assert min(d.sizes()) >= 1
+    assert sum(d.sizes()) + d.shared == d.dim
+
+
+@given(widths, st.integers(1, 12))
+def test_even_blocks_differ_by_at_most_one_element(widths, blocks):
+    model = mlp(widths)
+    room = sum(p.numel() for p in model.parameters())
+    if blocks <= room:
+        sizes = divide(model, blocks, "even", None).sizes()
+        assert max(sizes) - min(sizes) <= 1
+
+
+@given(st.lists(st.integers(1, 30), min_size=1, max_size=8), st.integers(1, 8))
+def test_contiguous_groups_have_the_smallest_largest_sum(sizes, groups):
+    if groups > len(sizes):
+        return
+    got = contiguous(sizes, groups)
+    assert len(got) == groups
+    assert sum(got) == sum(sizes)
+    best = min(
+        max(sum(sizes[a:b]) for a, b in zip((0, *cuts), (*cuts, len(sizes)), strict=True))
+        for cuts in combinations(range(1, len(sizes)), groups - 1)
+    )
+    assert max(got) == best
+
+
+def test_layers_keep_layers_whole():
+    """Layers 4·6+6 = 30, 6·5+5 = 35, then 5·3+3 = 18 shared: two blocks are 30 and 35."""
+    d = divide(mlp([4, 6, 5, 3]), 2, "layers")
+    assert d.sizes() == [30, 35]
+    assert d.shared == 18
+    assert d.names == ("0.weight", "0.bias", "1.weight", "1.bias", "2.weight", "2.bias")
+
+
+def test_auto_takes_layers_when_they_are_balanced_and_even_cuts_otherwise():
+    assert divide(mlp([4, 6, 5, 3]), 2).divider == "layers"  # the largest is 35 of 83: below 1.5·83/2
+    lenet = divide(LeNet5(), 4)
+    assert lenet.divider == "even"  # fc1 alone is three quarters of LeNet-5
+    assert divide(mlp([4, 6, 5, 3]), 20).divider == "even"  # fewer layers than blocks
+
+
+def test_the_shared_block_is_the_last_layer_unless_told_otherwise():
+    model = mlp([4, 6, 5, 3])
+    assert divide(model, 2).shared == 18
+    assert divide(model, 2, shared=None).shared == 0
+    d = divide(model, 1, shared=["0", "2.bias"])
+    assert d.shared == 30 + 3
+    assert d.names[-3:] == ("0.weight", "0.bias", "2.bias")
+
+
+def test_a_single_layer_has_no_shared_block():
+    assert divide(nn.Linear(4, 3), 5).shared == 0
+
+
+def test_patterns():
+    model = mlp([4, 6, 5, 3])
+    d = divide(model, 2, [["1.*"], ["0"]], shared=["2"])
+    assert d.names == ("1.weight", "1.bias", "0.weight", "0.bias", "2.weight", "2.bias")
+    assert d.sizes() == [35, 30]
+    assert divide(model, 2, ["0", "1"]).shared == 18  # what no pattern names may be the shared block by default
+    assert divide(model, 3, ["0", "1", "2"]).shared == 0  # an explicit claim is stronger than that default
+
+
+def test_tied_parameters_stand_once_in_the_block_of_their_first_name():
+    d = divide(Tied(), 1, shared=None)
+    assert d.names == ("encoder.weight", "middle.weight", "middle.bias")
+    assert d.dim == 12 + 20
+
+
+def test_frozen_parameters_are_not_counted():
+    model = mlp([4, 6, 5, 3])
+    model[0].requires_grad_(False)
+    assert divide(model, 1).dim == 35 + 18
+
+
+def frozen_mlp() -> nn.Module:
+    model = mlp([4, 6, 5, 3])
+    model[0].requires_grad_(False)
+    return model
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (lambda: divide(mlp([4, 6, 5, 3]), 2, ["0", "nope*"]), ["'nope*'", "block 2", "matches nothing", "0.weight"]),
+        (lambda: divide(mlp([4, 6, 5, 3]), 2, ["0", ["1", "0.bias"]]), ["'0.bias'", "twice", "block 1", "block 2"]),
+        (lambda: divide(mlp([4, 6, 5, 3]), 1, ["0"], shared=["2"]), ["'1.weight'", "no block"]),
+        (lambda: divide(mlp([4, 6, 5, 3]), 1, ["0", "1"]), ["2 blocks", "blocks = 1"]),
+        (lambda: divide(mlp([4, 6, 5, 3]), 84), ["84", "83", "larger than d"]),
+        (lambda: divide(mlp([4, 6, 5, 3]), 70), ["70", "65", "2.weight", "shared"]),
+        (lambda: divide(mlp([4, 6, 5, 3]), 3, "layers"), ["3 blocks", "2 layers", "even"]),
+        (lambda: divide(mlp([4, 6, 5, 3]), 0), ["at least 1", "0"]),
+        (lambda: divide(mlp([4, 6]), 2, "evenn"), ["'evenn'", "Did you mean 'even'"]),
+        (lambda: divide(nn.ReLU(), 1), ["ReLU", "no trainable parameters"]),
+        (lambda: divide(nn.Linear(3, 2).requires_grad_(False), 1), ["no trainable parameters"]),
+        (lambda: divide(frozen_mlp(), 1, ["0"]), ["'0'", "not trained", "'0.weight'"]),
+        (lambda: divide(Tied(), 1, ["decoder"]), ["'decoder.weight'", "tied to 'encoder.weight'"]),
+        (lambda: divide(nn.LazyLinear(3), 1), ["'weight'", "no shape yet"]),
+        (lambda: divide(Complex(), 1), ["'w'", "complex"]),
+    ],
+)
+def test_errors_name_the_culprit(call, words):
+    with pytest.raises(UserError) as error:
+        call()
+    for word in words:
+        assert word in str(error.value)
+
+
+class Complex(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.w = nn.Parameter(torch.zeros(2, dtype=torch.complex64))

@@ -1,0 +1,252 @@
+"""The server: means and momentum by hand, and every way an upload can be wrong."""
+
+import dataclasses
+import math
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+
+from fedbcgd import Diverged, UserError, make_algorithm
+from fedbcgd.messages import Upload
+from fedbcgd.server import GIVE_UP, Server
+
+
+class Five(nn.Module):
+    """Five parameters: blocks (a1, a2), (b1, b2) and the shared s."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a = nn.Parameter(torch.zeros(2))
+        self.b = nn.Parameter(torch.zeros(2))
+        self.s = nn.Parameter(torch.zeros(1))
+
+
+def server(cohort: int = 3, clients: int = 3, name: str = "fedbcgd", **options) -> Server:
+    if name == "fedbcgd":
+        options = {"blocks": 2, "divider": ["a", "b"], "shared": ["s"], "momentum": 0.5} | options
+    algorithm = make_algorithm(name, **options)
+    return Server(algorithm, algorithm.uplink.layout(Five()), torch.zeros(5), clients, cohort, seed=0)
+
+
+def upload(task, *slices, examples=1, **changes) -> Upload:
+    pieces = [torch.tensor(values, dtype=torch.float32).view(torch.uint8) for values in slices]
+    made = Upload(task.round, task.client, task.block, {"dx": pieces}, examples, 1, 1, 0.5)
+    return dataclasses.replace(made, **changes)
+
+
+def test_means_and_momentum_by_hand():
+    """Three clients: blocks a, b, a in round 1 (dealt in turn), λ = ½.
+
+    Round 1. a: (2, 4) and (4, 0), mean (3, 2); b: (1, 1); s: 3, 6, 0, mean 3. v = Δ, x = v.
+    Round 2, the turn goes on: blocks b, a, b. a: (1, 1); b: (2, 0) and (0, 2), mean (1, 1); s: 0, 0, 3, mean 1.
+      v = ½v + Δ: a (2.5, 2), b (1.5, 1.5), s 2.5.  x = x + v: a (5.5, 4), b (2.5, 2.5), s 5.5.
+    """
+    s = server()
+    one = s.plan().tasks
+    assert [t.block for t in one] == [0, 1, 0]
+    for task, values in zip(one, [([2, 4], [3]), ([1, 1], [6]), ([4, 0], [0])], strict=True):
+        assert s.receive(upload(task, *values)).accepted
+    s.commit()
+    assert s.x.tolist() == [3, 2, 1, 1, 3]
+    two = s.plan().tasks
+    assert [t.block for t in two] == [1, 0, 1]
+    for task, values in zip(two, [([2, 0], [0]), ([1, 1], [0]), ([0, 2], [3])], strict=True):
+        assert s.receive(upload(task, *values)).accepted
+    s.commit()
+    assert s.x.tolist() == [5.5, 4, 2.5, 2.5, 5.5]
+    assert s.state["v"].tolist() == [2.5, 2, 1.5, 1.5, 2.5]
+
+
+def test_a_slice_without_uploads_keeps_value_and_momentum():
+    """Round 1 moves everything to v = x = 1. In round 2 block b's only client is lost: b keeps x = 1 and v = 1."""
+    s = server(cohort=2)
+    for task in s.plan().tasks:
+        s.receive(upload(task, [1, 1], [1]))
+    s.commit()
+    assert s.x.tolist() == [1] * 5
+    for task in s.plan().tasks:
+        if task.block == 0:
+            s.receive(upload(task, [0, 0], [0]))
+        else:
+            s.lost(task, "test")
+    report = s.commit()
+    assert report.idle_blocks == (1,)
+    assert len(report.lost) == 1
+    assert s.x.tolist() == [1.5, 1.5, 1, 1, 1.5]
+    assert s.state["v"].tolist() == [0.5, 0.5, 1, 1, 0.5]
+
+
+def test_a_mean_is_over_what_arrived():
+    s = server(name="fedavg")
+    tasks = s.plan().tasks
+    s.receive(upload(tasks[0], [1, 1, 1, 1, 1]))
+    s.receive(upload(tasks[2], [3, 3, 3, 3, 3]))
+    report = s.commit()
+    assert s.x.tolist() == [2] * 5
+    assert report.accepted == 2
+    assert "no answer" in report.lost[0]
+
+
+def test_weighting_by_examples():
+    """(1·10 + 3·2)/4 = 4."""
+    s = server(name="fedavg", cohort=2, weighting="examples")
+    tasks = s.plan().tasks
+    s.receive(upload(tasks[0], [10] * 5, examples=1))
+    s.receive(upload(tasks[1], [2] * 5, examples=3))
+    s.commit()
+    assert s.x.tolist() == [4] * 5
+
+
+WRONG = {
+    "late": (lambda u, s: dataclasses.replace(u, round=s.round - 1), "it is for round -1"),
+    "early": (lambda u, s: dataclasses.replace(u, round=s.round + 1), "it is for round 1"),
+    "not asked": (lambda u, s: dataclasses.replace(u, client=17), "not asked"),
+    "wrong block": (lambda u, s: dataclasses.replace(u, block=1 - u.block), "asked was block"),
+    "no such block": (lambda u, s: dataclasses.replace(u, block=9), "asked was block"),
+    "short": (lambda u, s: upload(u, [1], [1]), "bytes, expected were [8, 4]"),
+    "long": (lambda u, s: upload(u, [1, 1, 1], [1]), "bytes, expected were [8, 4]"),
+    "a slice missing": (lambda u, s: upload(u, [1, 1]), "expected were [8, 4]"),
+    "not bytes": (lambda u, s: dataclasses.replace(u, payload={"dx": [torch.ones(8), torch.ones(4)]}), "expected"),
+    "other channels": (lambda u, s: dataclasses.replace(u, payload={"dc": u.payload["dx"]}), "channels ['dc']"),
+    "more channels": (lambda u, s: dataclasses.replace(u, payload={**u.payload, "dc": []}), "channels ['dc', 'dx']"),
+    "NaN": (lambda u, s: upload(u, [1, math.nan], [1]), "NaN or infinity"),
+    "infinity": (lambda u, s: upload(u, [1, 1], [-math.inf]), "NaN or infinity"),
+    "no steps": (lambda u, s: dataclasses.replace(u, steps=0), "0 steps"),
+    "no examples": (lambda u, s: dataclasses.replace(u, examples=0), "0 examples"),
+}
+
+
+@pytest.mark.parametrize("kind", WRONG)
+def test_a_wrong_upload_is_refused_with_a_reason_and_the_run_goes_on(kind):
+    spoil, words = WRONG[kind]
+    s = server(cohort=2)
+    tasks = s.plan().tasks
+    x = s.x.clone()
+    receipt = s.receive(spoil(upload(tasks[0], [9, 9], [9]), s))
+    assert not receipt.accepted
+    assert words in receipt.reason
+    assert torch.equal(s.x, x)
+    assert s.receive(upload(tasks[1], [1, 1], [1])).accepted
+    report = s.commit()
+    assert s.x.tolist() == [0, 0, 1, 1, 1]  # as if the wrong one had never been
+    assert len(report.refused) == 1
+    assert s.ledger.refused == 1
+    assert s.ledger.upload_bytes > 12  # and yet it was sent
+    assert s.plan().tasks  # the next round opens
+
+
+def test_an_upload_sent_twice_counts_once():
+    s = server(cohort=2)
+    tasks = s.plan().tasks
+    assert s.receive(upload(tasks[0], [2, 2], [2])).accepted
+    second = s.receive(upload(tasks[0], [2, 2], [2]))
+    assert not second.accepted
+    assert "twice" in second.reason
+    s.commit()
+    assert s.x.tolist() == [2, 2, 0, 0, 2]
+    assert s.ledger.upload_max_bytes == 24
+
+
+def test_an_upload_after_its_task_was_given_up_is_refused():
+    s = server(cohort=2)
+    tasks = s.plan().tasks
+    s.lost(tasks[0], "timeout")
+    assert not s.receive(upload(tasks[0], [2, 2], [2])).accepted
+
+
+def test_settled_follows_the_order_of_the_plan():
+    s = server()
+    tasks = s.plan().tasks
+    s.receive(upload(tasks[2], [1, 1], [1]))
+    assert s.settled == 0
+    s.receive(upload(tasks[0], [1, 1], [1]))
+    assert s.settled == 1
+    s.lost(tasks[1], "test")
+    assert s.settled == 3
+
+
+def test_training_stops_when_every_upload_is_refused_for_rounds():
+    s = server(cohort=2)
+    with pytest.raises(Diverged, match=r"learning rate.*lr = 0\.1"):
+        for _ in range(GIVE_UP):
+            for task in s.plan().tasks:
+                s.receive(upload(task, [math.nan] * 2, [1]))
+            s.commit()
+    assert s.x.tolist() == [0] * 5
+
+
+def test_lost_uploads_alone_do_not_stop_training():
+    s = server(cohort=2)
+    for _ in range(GIVE_UP + 2):
+        s.plan()
+        s.commit()
+    assert s.round == GIVE_UP + 2
+    assert s.ledger.upload_d == 0
+
+
+@given(st.integers(1, 9), st.integers(1, 5), st.integers(0, 100))
+def test_plans_ask_distinct_clients(cohort, blocks, seed):
+    algorithm = make_algorithm("fedbcgd", blocks=blocks, shared=None)
+    s = Server(algorithm, algorithm.uplink.layout(Five()), torch.zeros(5), 9, cohort, seed)
+    tasks = s.plan().tasks
+    assert len({t.client for t in tasks}) == cohort
+    assert all(0 <= t.client < 9 and 0 <= t.block < blocks for t in tasks)
+
+
+@pytest.mark.parametrize("cohort", [0, 4])
+def test_an_impossible_cohort_is_refused(cohort):
+    with pytest.raises(UserError, match=f"cohort: between 1 and the number of clients \\(3\\).*{cohort}"):
+        server(cohort=cohort)
+
+
+def test_the_ledger_says_what_was_encoded(federation, net, toys):
+    for name, options in [
+        ("fedavg", {}),
+        ("fedbcgd", {"blocks": 3}),
+        ("fedpaq", {"levels": 7, "bucket": 10}),
+        ("scaffold", {}),
+    ]:
+        sizes = []
+        algorithm = make_algorithm(name, **options)
+        f = federation(algorithm, net(), toys(), 5, transport=lambda u, to=sizes: to.append(u.nbytes) or u)
+        f.round()
+        assert f.server.ledger.upload_bytes == sum(sizes)
+        assert [e.upload_bytes for e in f.server.ledger.entries] == sizes
+        assert f.server.ledger.upload_max_bytes == max(sizes)
+        assert f.server.ledger.upload_d == pytest.approx(sum(sizes) / 5 / (4 * f.layout.dim))
+
+
+def test_restore_continues_to_the_same_bits(federation, net, toys):
+    algorithm = make_algorithm("fedbcgd", blocks=2, codec="qsgd", batch_size=3)
+    whole = federation(algorithm, net(), toys(), cohort=4)
+    for _ in range(3):
+        whole.round()
+    tensors, values = whole.server.snapshot()
+    for _ in range(3):
+        whole.round()
+    other = federation(algorithm, net(), toys(), cohort=4)
+    other.server.restore(tensors, values)
+    for _ in range(3):
+        other.round()
+    assert torch.equal(whole.server.x, other.server.x)
+    assert whole.server.ledger.totals() == other.server.ledger.totals()
+
+
+def test_batchnorm_statistics_reach_the_server(federation, toys):
+    """One client, one batch: running_mean goes from 0 to 0.1·mean, averaged plainly, never by momentum."""
+    clients = [(x, y) for x, y in toys()][:1]
+    model = nn.Sequential(nn.BatchNorm1d(4), nn.Linear(4, 3))
+    algorithm = make_algorithm("fedbcgd", blocks=1, momentum=0.9, batch_size=50, local_steps=1, weight_decay=0.5)
+    f = federation(algorithm, model, clients, cohort=1)
+    mean = clients[0][0].mean(0)
+    expected = torch.zeros(4)
+    for _ in range(3):
+        f.round()
+        expected = 0.9 * expected + 0.1 * mean
+        running = f.layout.views(f.server.x)["0.running_mean"]
+        torch.testing.assert_close(running, expected)
+    extra = 8 * 4
+    assert f.server.ledger.upload_bytes == 3 * (4 * f.layout.dim + extra)
