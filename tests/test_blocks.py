@@ -1,6 +1,6 @@
 """Dividers: every coordinate in exactly one block, and errors that name the culprit."""
 
-from itertools import combinations
+from itertools import combinations, pairwise
 
 import pytest
 import torch
@@ -14,7 +14,7 @@ from fedbcgd.models import LeNet5
 
 
 def mlp(widths: list[int]) -> nn.Module:
-    return nn.Sequential(*(nn.Linear(a, b) for a, b in zip(widths, widths[1:], strict=False)))
+    return nn.Sequential(*(nn.Linear(a, b) for a, b in pairwise(widths)))
 
 
 class Tied(nn.Module):

@@ -106,7 +106,7 @@ def test_memory_format_is_the_models_own():
     module = flat(model).module
     assert module.conv2.weight.is_contiguous(memory_format=torch.channels_last)
     assert not module.conv2.weight.is_contiguous()
-    # A single input channel is ambiguous to torch; the strides must survive, or the first convolution leaves the format.
+    # One input channel is ambiguous to torch: the strides must survive, or the first convolution leaves the format.
     grey = flat(LeNet5(shape=(1, 28, 28)).to(memory_format=torch.channels_last)).module
     assert grey.conv1.weight.stride() == (25, 1, 5, 1)
     x = torch.randn(2, 1, 28, 28)

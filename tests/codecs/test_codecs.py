@@ -73,10 +73,8 @@ def test_what_is_not_finite_stays_so(codec, bad):
 @pytest.mark.parametrize("codec", [c for c in ALL if not c.lossless], ids=repr)
 def test_values_on_the_grid_are_exact(codec):
     """±l/s of the scale for every level l, whatever is drawn."""
-    if codec.scale == "l2":
-        v = torch.tensor([0.0, 0.0, -2.0])  # the norm is 2, the only levels are 0 and s
-    else:
-        v = torch.tensor([-2.0, 2.0, 0.0])
+    # with l2 the norm is 2 and the only levels are 0 and s
+    v = torch.tensor([0.0, 0.0, -2.0] if codec.scale == "l2" else [-2.0, 2.0, 0.0])
     for seed in range(20):
         assert torch.equal(through(codec, v, seed), v)
 

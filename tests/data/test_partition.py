@@ -33,8 +33,8 @@ def test_small_rho_means_few_labels_and_large_rho_all():
 
 
 def test_the_shares_are_those_of_the_dirichlet_distribution():
-    """With labels in plenty nobody goes without, so E[sum of squared shares] is that of Dirichlet(ρ), (1 + ρ)/(1 + Cρ), plus
-    what drawing n examples adds: (1 − that)/n."""
+    """With labels in plenty hardly anybody goes without, so the mean sum of squared shares is that of Dirichlet(ρ),
+    (1 + ρ)/(1 + Cρ), plus what drawing n examples adds: (1 − that)/n."""
     rho, kinds, clients, n = 0.6, 10, 400, 50
     plenty = np.arange(clients * n * 20) % kinds
     parts = dirichlet(plenty, clients * 20, rho, 3)

@@ -26,7 +26,7 @@ def test_weight_decay_is_part_of_the_gradient(federation, point, pull_loss, at_p
 
 
 def test_clipping_is_of_the_whole_gradient_weight_decay_included(federation, point, pull_loss, at_point):
-    """g = (3, 4) has norm 5, cut to 1: (0.6, 0.8). With weight decay 1 and goal (0, 0) it is (6, 8), cut to the same."""
+    """g = (3, 4) has norm 5, cut to 1: (0.6, 0.8). With weight decay 1 it is (6, 8), cut to the same."""
     expected = pytest.approx([3 - 0.3, 4 - 0.4])
     assert one_round(federation, point, pull_loss, at_point, [3.0, 4.0], [0.0, 0.0], clip_norm=1) == expected
     both = one_round(federation, point, pull_loss, at_point, [3.0, 4.0], [0.0, 0.0], clip_norm=1, weight_decay=1)
@@ -64,7 +64,7 @@ def test_minibatches_cover_the_data_once_an_epoch(federation, toys):
     options = {"batch_size": 2, "local_epochs": 3}
     federation(make_algorithm("fedavg", **options), torch.nn.Linear(2, 1), clients, cohort=1, loss=loss).round()
     assert [len(batch) for batch in seen] == [2, 2, 1] * 3
-    epochs = [sum(seen[k : k + 3], []) for k in (0, 3, 6)]
+    epochs = [[row for batch in seen[k : k + 3] for row in batch] for k in (0, 3, 6)]
     assert all(sorted(epoch) == [0, 1, 2, 3, 4] for epoch in epochs)
     assert len({tuple(epoch) for epoch in epochs}) > 1
 

@@ -62,7 +62,7 @@ def test_a_file_is_written_whole_or_not_at_all(tmp_path):
         temporary.write_text("half of the sec")
         raise OSError(28, "No space left on device")
 
-    with pytest.raises(UserError, match="a.txt could not be written: No space left"):
+    with pytest.raises(UserError, match=r"a\.txt could not be written: No space left"):
         write_whole(path, fail)
     assert path.read_text() == "first"
     assert os.listdir(tmp_path) == ["a.txt"]
