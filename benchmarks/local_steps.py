@@ -1,4 +1,4 @@
-"""One client's local training (LeNet-5, 28×28×1, 100 images, batch 10, one epoch) in one thread: ours beside a plain loop.
+"""One client's local training (LeNet-5, 28×28×1, 100 images, batch 10, one epoch), one thread, beside a plain loop.
 
 `dataloader`: DataLoader, nn.Module.zero_grad, backward, torch.optim.SGD, as in most tutorials.
 `tensors`: the same without a DataLoader. `fedbcgd`: Client.fit, encoding of the upload included.
@@ -57,5 +57,6 @@ def measure(console: Console, repeats: int = 15) -> list[dict]:
     seconds = interleaved(ways, repeats)
     fast = ratios(seconds, "dataloader")
     return [
-        {"way": name, "ms a client": 1e3 * statistics.median(seconds[name]), "times as fast": fast[name]} for name in ways
+        {"way": name, "ms a client": 1e3 * statistics.median(times), "times as fast": fast[name]}
+        for name, times in seconds.items()
     ]
