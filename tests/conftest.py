@@ -9,10 +9,11 @@ from torch import nn
 
 from fedbcgd.algorithm import Algorithm
 from fedbcgd.carriers import InProcess
-from fedbcgd.client import Client
+from fedbcgd.job import Job
 from fedbcgd.messages import Upload
 from fedbcgd.objective import objective
 from fedbcgd.server import Server
+from fedbcgd.state import StateStore
 
 
 class Federation:
@@ -29,19 +30,23 @@ class Federation:
         transport: Callable[[Upload], Upload | None] | None = None,
     ):
         self.layout = algorithm.uplink.layout(model)
-        self.client = Client(algorithm, self.layout, model, objective(loss), seed)
+        self.job = Job(algorithm, self.layout, model, objective(loss), seed, clients)
+        self.client = self.job.client
         self.server = Server(algorithm, self.layout, self.client.model.vector, len(clients), cohort, seed)
-        self.carrier = InProcess(self.client, clients, transport)
+        self.store = StateStore(algorithm.local.controls, self.layout.dim, self.layout.dtype)
+        self.carrier = InProcess(self.job, self.store, transport)
 
     def round(self) -> Any:
         self.carrier.carry(self.server, self.server.plan())
-        return self.server.commit()
+        report = self.server.commit()
+        self.store.commit()
+        return report
 
     def controls(self, name: str = "c") -> torch.Tensor:
         """c_i of every client, a row each; zero for those that never took part."""
         rows = torch.zeros(self.server.clients, self.layout.dim, dtype=self.layout.dtype)
-        for i in self.carrier.state.clients():
-            rows[i] = self.carrier.state.load(i, self.server.epoch)[name]
+        for i in self.store.clients():
+            rows[i] = self.store.load(i, self.server.epoch)[name]
         return rows
 
 

@@ -15,9 +15,7 @@ ROUNDS, COHORT, SEED = 4, 4, 5
 
 def train(net, toys, algorithm, **options):
     settings = {"lr": 0.2, "batch_size": 3, "local_epochs": 2, "weight_decay": 0.01, "lr_decay": 0.9} | options
-    result = fedbcgd.simulate(
-        net(), toys(), algorithm, rounds=ROUNDS, cohort=COHORT, seed=SEED, progress=False, **settings
-    )
+    result = fedbcgd.simulate(net(), toys(), algorithm, rounds=ROUNDS, cohort=COHORT, seed=SEED, workers=0, **settings)
     return result.module.state_dict()
 
 
@@ -82,7 +80,7 @@ def test_fedavg_is_plain_pytorch_on_convolutions():
         for n in (4, 6, 3, 5, 8)
     ]
     got = fedbcgd.simulate(
-        model(), clients, "fedavg", rounds=ROUNDS, cohort=COHORT, seed=SEED, progress=False,
+        model(), clients, "fedavg", rounds=ROUNDS, cohort=COHORT, seed=SEED, workers=0,
         lr=0.2, lr_decay=0.9, batch_size=3, local_epochs=2, weight_decay=0.01,
     ).module.state_dict()  # fmt: skip
     expected = plain_fedavg(model(), clients, 0.01)
@@ -93,7 +91,7 @@ def test_fedavg_is_plain_pytorch_on_convolutions():
 def test_the_same_seed_gives_the_same_model_and_another_seed_another(net, toys):
     def go(seed):
         options = {"codec": "qsgd", "batch_size": 2, "blocks": 2}
-        return fedbcgd.simulate(net(), toys(), "fedbcgd", rounds=3, seed=seed, progress=False, **options)
+        return fedbcgd.simulate(net(), toys(), "fedbcgd", rounds=3, seed=seed, workers=0, **options)
 
     assert same(go(0).module.state_dict(), go(0).module.state_dict())
     assert not same(go(0).module.state_dict(), go(1).module.state_dict())
@@ -107,10 +105,10 @@ def test_dropout_draws_from_the_seed_and_leaves_the_global_generator_alone(toys)
 
     torch.manual_seed(123)
     before = torch.get_rng_state()
-    a = fedbcgd.simulate(model(), toys(), "fedavg", rounds=2, progress=False).module.state_dict()
+    a = fedbcgd.simulate(model(), toys(), "fedavg", rounds=2, workers=0).module.state_dict()
     assert torch.equal(before, torch.get_rng_state())
     torch.rand(7)
-    b = fedbcgd.simulate(model(), toys(), "fedavg", rounds=2, progress=False).module.state_dict()
+    b = fedbcgd.simulate(model(), toys(), "fedavg", rounds=2, workers=0).module.state_dict()
     assert same(a, b)
 
 

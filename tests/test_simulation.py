@@ -13,7 +13,7 @@ from fedbcgd import UserError, simulate, supervised
 
 
 def go(net, toys, algorithm="fedbcgd", **kwargs):
-    settings = {"rounds": 3, "progress": False, "batch_size": 3, "blocks": 2, "cohort": 4} | kwargs
+    settings = {"rounds": 3, "workers": 0, "batch_size": 3, "blocks": 2, "cohort": 4} | kwargs
     if algorithm != "fedbcgd":
         del settings["blocks"]
     clients = settings.pop("clients", None) or toys()
@@ -23,7 +23,7 @@ def go(net, toys, algorithm="fedbcgd", **kwargs):
 def test_three_lines(net, toys):
     model, clients, test = net(), toys(), toys((50,))[0]
     before = {k: v.clone() for k, v in model.state_dict().items()}
-    result = fedbcgd.simulate(model, clients, algorithm="fedbcgd", blocks=2, test=test, rounds=3)
+    result = fedbcgd.simulate(model, clients, algorithm="fedbcgd", blocks=2, test=test, rounds=3, workers=0)
     assert len(result.rows) == 3
     assert set(result.rows[0]) == {
         "round",
@@ -60,7 +60,7 @@ def test_it_learns(net):
     for _ in range(8):
         y = torch.randint(3, (30,), generator=g)
         clients.append((centres[y] + torch.randn(30, 4, generator=g), y))
-    result = simulate(net(), clients[1:], "fedbcgd", blocks=2, lr=0.1, test=clients[0], rounds=20, progress=False)
+    result = simulate(net(), clients[1:], "fedbcgd", blocks=2, lr=0.1, test=clients[0], rounds=20, workers=0)
     assert result.rows[0]["test_accuracy"] < result.final["test_accuracy"] > 0.9
 
 
@@ -101,16 +101,14 @@ def test_batches_may_be_dictionaries(net, toys):
 def test_a_loss_of_ones_own(toys):
     clients = [(x, x.sum(1, keepdim=True)) for x, _ in toys()]
     for loss in (supervised(nn.functional.mse_loss), nn.MSELoss()):
-        result = simulate(
-            nn.Linear(4, 1), clients, "fedavg", loss=loss, test=clients[0], lr=0.02, rounds=80, progress=False
-        )
+        result = simulate(nn.Linear(4, 1), clients, "fedavg", loss=loss, test=clients[0], lr=0.02, rounds=80, workers=0)
         assert result.final["test_loss"] < 0.1 * result.rows[0]["test_loss"]
         assert "test_accuracy" not in result.final
 
 
 def test_warm_start(net, toys):
     trained = go(net, toys).module.state_dict()
-    cold = simulate(net(7), toys(), "fedavg", rounds=1, weights=trained, lr=1e-30, progress=False)
+    cold = simulate(net(7), toys(), "fedavg", rounds=1, weights=trained, lr=1e-30, workers=0)
     for key, value in cold.module.state_dict().items():
         torch.testing.assert_close(value, trained[key], rtol=0, atol=1e-9)
     with pytest.raises(UserError, match="weights"):

@@ -48,7 +48,7 @@ def divide(
     divider: `layers` (contiguous layers, the largest block as small as possible), `even` (cut anywhere; blocks differ
         by at most one element), `auto` (layers, or even where layers are too few or too unequal), or a list with the
         name patterns of each block, such as `[["conv*"], ["fc1", "fc2"]]`.
-    shared: `last` (the last layer; nothing if it is the whole model), None for an empty one, or name patterns.
+    shared: `last` (the last layer; nothing if it is the whole model), "none" or None for an empty one, or name patterns.
     """
     sizes = _trainable(model)
     dim = sum(sizes.values())
@@ -97,7 +97,7 @@ def _layer(name: str) -> str:
 
 
 def _shared_names(model: nn.Module, sizes: dict[str, int], shared: str | Patterns | None) -> list[str]:
-    if shared is None:
+    if shared is None or shared == "none":
         return []
     if shared == "last":
         groups = [list(names) for _, names in groupby(sizes, _layer)]

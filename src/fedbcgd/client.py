@@ -1,5 +1,6 @@
 """A client's side of a round, without I/O: train, encode, and say what its state becomes."""
 
+import time
 from collections.abc import Mapping
 
 import torch
@@ -23,6 +24,7 @@ class Client:
         self.objective = objective
         self.seed = seed
         self.model = FlatModel(module, layout)
+        self.seconds: dict[str, float] = {}  # where the time of the last `fit` went
         self._gradient = torch.empty_like(self.model.vector[: layout.dim])
 
     def fit(
@@ -33,6 +35,7 @@ class Client:
         The second value is the state once the server has accepted the upload; if it does not, the old state stands.
         """
         rule, at = self.algorithm.local, (task.round, task.client)
+        start = time.perf_counter()
         slices = self.layout.slices(task.block)
         self.model.load(broadcast.x)
         mine = {n: state.get(n, torch.zeros_like(c)) for n, c in broadcast.controls.items()}
@@ -56,7 +59,9 @@ class Client:
             torch.manual_seed(torch_seed(self.seed, "model", *at))  # dropout and the like
             rule.train(work)
         self.model.gather_buffers()
+        trained = time.perf_counter()
         payload, values = self._encode(work, broadcast, mine, slices, task)
+        self.seconds = {"local": trained - start, "codec": time.perf_counter() - trained}
         upload = Upload(
             task.round, task.client, task.block, payload, len(data), work.steps, work.evaluations, work.mean_loss
         )

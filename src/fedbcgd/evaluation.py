@@ -1,4 +1,6 @@
-"""Metrics of a model on a data set: means over its examples."""
+"""Metrics of a model on a data set: means over its examples, batch by batch, so that batches can be spread out."""
+
+from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -6,20 +8,29 @@ from torch import nn
 
 from fedbcgd.data.sources import Source, batch_length, to_device
 from fedbcgd.objective import Objective
-from fedbcgd.threads import one_thread
 
 BATCH = 500
 
+Batch = tuple[int, dict[str, float]]  # examples, and the means over them
 
-def evaluate(module: nn.Module, objective: Objective, data: Source, batch_size: int = BATCH) -> dict[str, float]:
+
+def spans(examples: int) -> list[tuple[int, int]]:
+    """The batches an evaluation consists of, whoever does them."""
+    return [(at, min(at + BATCH, examples)) for at in range(0, examples, BATCH)]
+
+
+def evaluate_batch(module: nn.Module, objective: Objective, data: Source, start: int, stop: int) -> Batch:
     device = next(module.parameters()).device
     rng = np.random.default_rng(0)  # no source augments what it evaluates on; the protocol wants a generator
-    totals: dict[str, float] = {}
     module.eval()
-    with torch.inference_mode(), one_thread():
-        for rows in torch.arange(len(data)).split(batch_size):
-            batch = to_device(data.gather(rows, rng), device)
-            n = batch_length(batch, len(rows))
-            for name, value in objective.metrics(module, batch).items():
-                totals[name] = totals.get(name, 0.0) + float(value) * n
-    return {name: total / len(data) for name, total in totals.items()}
+    with torch.inference_mode():
+        batch = to_device(data.gather(torch.arange(start, stop), rng), device)
+        values = {name: float(value) for name, value in objective.metrics(module, batch).items()}
+    return batch_length(batch, stop - start), values
+
+
+def combine(batches: Sequence[Batch]) -> dict[str, float]:
+    """Means over all examples, summed in the order of the batches."""
+    total = sum(n for n, _ in batches)
+    names = dict.fromkeys(name for _, values in batches for name in values)
+    return {name: sum(n * values[name] for n, values in batches) / total for name in names}

@@ -1,6 +1,6 @@
 """One account of the traffic, whatever the algorithm: bytes as they were encoded."""
 
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 
@@ -65,8 +65,9 @@ class Ledger:
             self.upload_max_bytes = max(self.upload_max_bytes, *by_client.values())
 
     def totals(self) -> dict[str, Any]:
-        return {k: v for k, v in asdict(self).items() if k != "entries"}
+        values = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "entries"}
+        return values | {"block_bytes": list(self.block_bytes)}
 
     @classmethod
     def from_totals(cls, totals: dict[str, Any]) -> "Ledger":
-        return cls(**totals)
+        return cls(**totals | {"block_bytes": list(totals["block_bytes"])})

@@ -63,8 +63,18 @@ class Server:
         self._losses: list[float] = []
         self._refused: list[str] = []
         self._lost: list[str] = []
+        self._before = self.ledger.totals()
         self.ledger.open_round()
         return self._plan
+
+    def abandon(self) -> None:
+        """The open round never was: only the ledger and the sums have changed so far."""
+        if self._plan is not None:
+            self.ledger = Ledger.from_totals(self._before)
+            self._sum.zero_()
+            for total in self._control_sums.values():
+                total.zero_()
+            self._plan = None
 
     @property
     def settled(self) -> int:

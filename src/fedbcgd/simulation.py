@@ -1,49 +1,27 @@
-"""A federation simulated on this machine: the loop around Server, carrier and evaluation."""
+"""A federation simulated on this machine, from Python: `simulate`."""
 
 import copy
-import math
-import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from fedbcgd.algorithm import Algorithm, make_algorithm
-from fedbcgd.carriers.inprocess import InProcess, Transport
-from fedbcgd.client import Client
-from fedbcgd.data.sources import Source, as_source
-from fedbcgd.errors import UserError, unknown
-from fedbcgd.evaluation import evaluate
+from fedbcgd.carriers import Carrier, InProcess, Workers
+from fedbcgd.carriers.inprocess import Transport
+from fedbcgd.carriers.workers import cores
+from fedbcgd.data.sources import as_source
+from fedbcgd.errors import UserError
 from fedbcgd.flat import FlatModel
+from fedbcgd.job import Job
 from fedbcgd.ledger import Ledger
-from fedbcgd.messages import RoundReport
-from fedbcgd.objective import Loss, Metrics, Objective, objective
+from fedbcgd.loop import Callback, Loop, Row, Stop, cost
+from fedbcgd.objective import Loss, Metrics, objective
 from fedbcgd.report.progress import single
 from fedbcgd.server import Server
-
-Row = dict[str, float]
-Callback = Callable[["RoundInfo"], None]
-
-
-@dataclass
-class RoundInfo:
-    """What a callback sees after each round."""
-
-    report: RoundReport
-    row: Row | None  # the newest metrics, in rounds that were evaluated
-    server: Server
-    progress: float  # of the stopping rules, the nearest: 0 to 1
-    stopped: bool = False
-
-    @property
-    def ledger(self) -> Ledger:
-        return self.server.ledger
-
-    def stop(self) -> None:
-        """End the run after this round."""
-        self.stopped = True
+from fedbcgd.state import StateStore
 
 
 @dataclass
@@ -57,7 +35,6 @@ class Result:
     rounds: int
     seconds: float
     stopped: str  # rounds, budget, target, callback, interrupted
-    notes: list[str] = field(default_factory=list)
 
     @property
     def final(self) -> Row:
@@ -70,40 +47,6 @@ class Interrupted(KeyboardInterrupt):
     def __init__(self, result: Result):
         super().__init__("interrupted")
         self.result = result
-
-
-@dataclass(frozen=True)
-class Stop:
-    """When a run ends: whichever comes first."""
-
-    rounds: int | None = None
-    budget: float | None = None  # upload, in d
-    target: tuple[str, float] | None = None  # a metric: at least this, or for a loss at most this
-
-    def check(self, server: Server, evaluated: Row | None) -> str:
-        if evaluated and self.target:
-            name, value = self.target
-            if name not in evaluated:
-                raise unknown("target metric", name, evaluated)
-            if evaluated[name] <= value if "loss" in name else evaluated[name] >= value:
-                return "target"
-        if self.rounds is not None and server.round >= self.rounds:
-            return "rounds"
-        # Another round is begun only if the budget covers it.
-        if self.budget is not None and server.ledger.upload_d + _cost(server) > self.budget * (1 + 1e-9):
-            return "budget"
-        return ""
-
-    def progress(self, server: Server) -> float:
-        parts = [server.round / self.rounds] if self.rounds else []
-        if self.budget:
-            cost = _cost(server)
-            parts.append(server.ledger.upload_d / max(cost, cost * math.floor(self.budget / cost * (1 + 1e-9))))
-        return min(1.0, max(parts, default=0.0))
-
-
-def _cost(server: Server) -> float:
-    return server.algorithm.upload_d(server.layout)
 
 
 def simulate(
@@ -123,6 +66,7 @@ def simulate(
     evaluate_every: int = 1,
     callbacks: Sequence[Callback] = (),
     progress: bool | None = None,
+    workers: int | None = None,
     device: str | torch.device = "cpu",
     channels_last: bool | None = None,
     transport: Transport | None = None,
@@ -142,104 +86,105 @@ def simulate(
     metrics: a callable (model, batch) → dictionary of means over the batch; default loss and accuracy.
     callbacks: called with a RoundInfo after each round; `info.stop()` ends the run.
     progress: show a progress bar; default: when the output is a terminal.
+    workers: processes that do the clients' work; default one per core, 0 for this process itself (for debugging, and
+        quicker to start). The result is the same to the bit.
     channels_last: compute in that memory format; default: for models with 2-d convolutions.
-    transport: stands for the network, for tests and studies: gets each upload and may lose (None) or damage it.
+    transport: stands for the network, for tests and studies: gets each upload and may lose (None) or damage it. Only
+        with workers=0.
     """
     algorithm = _algorithm(algorithm, options)
     stop = Stop(rounds, budget, ("test_accuracy", target) if isinstance(target, (int, float)) else target)
     _check(clients, test, stop, evaluate_every)
-    data = None if test is None else as_source(test, "test")
-    module = _prepare(model, weights, device, channels_last)
-    goal = objective(loss, metrics)
-    layout = algorithm.uplink.layout(module)
-    client = Client(algorithm, layout, module, goal, seed)
-    size = min(10, len(clients)) if cohort is None else cohort
-    server = Server(algorithm, layout, client.model.vector, len(clients), size, seed)
-    cost = _cost(server)
-    if budget is not None and cost > budget * (1 + 1e-9):
-        raise UserError(
-            f"budget: {budget:g} d does not pay for one round of {algorithm.name}, which uploads {cost:.3g} d"
-        )
-    carrier = InProcess(client, clients, transport)
-    return _run(server, carrier, client.model, model, goal, data, stop, evaluate_every, callbacks, progress)
+    if transport is not None and workers:
+        raise UserError("transport: only the carrier in this process has one (workers=0)")
+    job = make_job(model, clients, algorithm, test, seed, loss, metrics, weights, device, channels_last)
+    server = make_server(job, cohort, stop)
+    store = StateStore(algorithm.local.controls, job.layout.dim, job.layout.dtype)
+    carrier = make_carrier(job, store, server.cohort, 0 if transport is not None else workers, transport)
+    try:
+        with single(algorithm.name, progress) as bar:
+            loop = Loop(server, carrier, stop, evaluate_every, [*callbacks, bar] if bar else callbacks)
+            try:
+                reason = loop.run()
+            except KeyboardInterrupt:
+                raise Interrupted(_result(loop, model, job, "interrupted")) from None
+        return _result(loop, model, job, reason)
+    finally:
+        carrier.close()
+        store.close()
 
 
-def _run(
-    server: Server,
-    carrier: InProcess,
-    flat: FlatModel,
-    original: nn.Module,
-    goal: Objective,
-    test: Source | None,
-    stop: Stop,
-    every: int,
-    callbacks: Sequence[Callback],
-    progress: bool | None,
-) -> Result:
-    rows: list[Row] = []
-    start = time.perf_counter()
-    reason = ""
-    watchers = list(callbacks)
-    with single(server.algorithm.name, progress) as bar:
-        watchers += [bar] if bar else []
+def make_job(
+    model: nn.Module,
+    clients: Sequence[Any],
+    algorithm: Algorithm,
+    test: Any,
+    seed: int,
+    loss: Loss | nn.Module | None = None,
+    metrics: Metrics | None = None,
+    weights: Mapping[str, Tensor] | None = None,
+    device: str | torch.device = "cpu",
+    channels_last: bool | None = None,
+) -> Job:
+    """All that a process needs for the clients' work, the model copied and laid out."""
+    module = copy.deepcopy(model).to(device)
+    if weights is not None:
         try:
-            while not reason:
-                plan = server.plan()
-                carrier.carry(server, plan)
-                report = server.commit()
-                reason = stop.check(server, None)
-                row = None
-                if reason or server.round % every == 0:
-                    row = measure(server, flat, goal, test, report, time.perf_counter() - start)
-                    rows.append(row)
-                    reason = stop.check(server, row) or reason
-                info = RoundInfo(report, row, server, 1.0 if reason else stop.progress(server))
-                for watch in watchers:
-                    watch(info)
-                if info.stopped and not reason:
-                    reason = "callback"
-        except KeyboardInterrupt:
-            result = _result(server, flat, original, rows, start, "interrupted")
-            raise Interrupted(result) from None
-        finally:
-            carrier.close()
-    return _result(server, flat, original, rows, start, reason)
+            module.load_state_dict(dict(weights))
+        except RuntimeError as error:
+            raise UserError(f"weights: {error}") from None
+    if channels_last is None:
+        channels_last = any(isinstance(m, nn.Conv2d) for m in module.modules())
+    if channels_last:
+        module = module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    layout = algorithm.uplink.layout(module)
+    data = None if test is None else as_source(test, "test")
+    return Job(algorithm, layout, module, objective(loss, metrics), seed, clients, data)
 
 
-def measure(
-    server: Server, flat: FlatModel, goal: Objective, test: Source | None, report: RoundReport, seconds: float
-) -> Row:
-    """A row of metrics after a round."""
-    row: Row = {"round": server.round}
-    if test is not None:
-        flat.load(server.x)
-        row |= {f"test_{name}": value for name, value in evaluate(flat.module, goal, test).items()}
-    ledger = server.ledger
-    return row | {
-        "train_loss": report.train_loss,
-        "upload_d": ledger.upload_d,
-        "upload_bytes": ledger.upload_bytes,
-        "upload_max_bytes": ledger.upload_max_bytes,
-        "download_bytes": ledger.download_bytes,
-        "gradient_evaluations": ledger.gradient_evaluations,
-        "seconds": seconds,
-    }
+def make_server(job: Job, cohort: int | None, stop: Stop) -> Server:
+    x = job.layout.vector(job.module.state_dict(), next(job.module.parameters()).device)
+    size = min(10, len(job.clients)) if cohort is None else cohort
+    server = Server(job.algorithm, job.layout, x, len(job.clients), size, job.seed)
+    if stop.budget is not None and cost(server) > stop.budget * (1 + 1e-9):
+        raise UserError(
+            f"budget: {stop.budget:g} d does not pay for one round of {job.algorithm.name}, "
+            f"which uploads {cost(server):.3g} d"
+        )
+    return server
 
 
-def _result(server: Server, flat: FlatModel, original: nn.Module, rows: list[Row], start: float, reason: str) -> Result:
-    flat.load(server.x)
-    module = copy.deepcopy(original)  # ordinary parameters, each with memory of its own
-    module.load_state_dict(flat.state_dict())
-    seconds = time.perf_counter() - start
-    return Result(module, rows, server.algorithm, server.ledger, server.round, seconds, reason)
+def make_carrier(
+    job: Job, store: StateStore, cohort: int, workers: int | None, transport: Transport | None = None
+) -> Carrier:
+    """Worker processes, one per core unless told otherwise; this process where 0 is asked for or a GPU computes."""
+    if workers is not None and workers < 0:
+        raise UserError(f"workers: 0 (this process) or more, given {workers}")
+    on_cpu = next(job.module.parameters()).device.type == "cpu"
+    if workers == 0 or not on_cpu:
+        return InProcess(job, store, transport)
+    return Workers(job, store, min(workers or cores(), cohort))
+
+
+def export(job: Job, x: Tensor) -> dict[str, Tensor]:
+    """The model x as an ordinary state_dict."""
+    flat = FlatModel(copy.deepcopy(job.module), job.layout)
+    flat.load(x)
+    return flat.state_dict()
+
+
+def _result(loop: Loop, model: nn.Module, job: Job, reason: str) -> Result:
+    server = loop.server
+    module = copy.deepcopy(model)  # ordinary parameters, each with memory of its own
+    module.load_state_dict(export(job, server.x))
+    return Result(module, loop.rows, server.algorithm, server.ledger, server.round, loop.seconds, reason)
 
 
 def _algorithm(algorithm: str | Algorithm, options: dict[str, Any]) -> Algorithm:
     if isinstance(algorithm, Algorithm):
         if options:
-            raise UserError(
-                f"options {', '.join(options)}: an Algorithm has its options already; pass its name to set some"
-            )
+            given = ", ".join(options)
+            raise UserError(f"options {given}: an Algorithm has its options already; pass its name to set some")
         return algorithm
     return make_algorithm(algorithm, **options)
 
@@ -258,20 +203,3 @@ def _check(clients: Sequence[Any], test: Any, stop: Stop, every: int) -> None:
     if isinstance(clients, (list, tuple)):  # a lazy sequence is checked client by client, as each is used
         for i, data in enumerate(clients):
             as_source(data, f"client {i}")
-
-
-def _prepare(
-    model: nn.Module, weights: Mapping[str, Tensor] | None, device: str | torch.device, channels_last: bool | None
-) -> nn.Module:
-    """A copy of the model, ready to be laid out: values, device, memory format."""
-    module = copy.deepcopy(model).to(device)
-    if weights is not None:
-        try:
-            module.load_state_dict(dict(weights))
-        except RuntimeError as error:
-            raise UserError(f"weights: {error}") from None
-    if channels_last is None:
-        channels_last = any(isinstance(m, nn.Conv2d) for m in module.modules())
-    if channels_last:
-        module = module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-    return module

@@ -1,35 +1,165 @@
-"""Where the state of clients is kept between rounds. A client that never took part takes no space."""
+"""Client state out of memory: fixed-size slots of a memory-mapped file, written copy-on-write.
 
-from collections.abc import Mapping
+A client's new state goes to a free slot; the table client → slot changes only when the round is committed. What a
+durable checkpoint points to is never overwritten: the slot it names is freed once a later checkpoint is durable. A
+client that never took part takes no space.
+"""
+
+import mmap
+import os
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from fedbcgd.errors import UserError
 from fedbcgd.messages import StateUpdate
 
+_PAGE = mmap.ALLOCATIONGRANULARITY
 
-class Memory:
-    """Client state in this process's memory."""
 
-    def __init__(self, dim: int, dtype: torch.dtype):
-        self._dim, self._dtype = dim, dtype
-        self._kept: dict[int, tuple[int, dict[str, Tensor]]] = {}
+class SlotFile:
+    """A file of slots, each holding one vector for each name. Processes that share the descriptor share the slots."""
+
+    def __init__(self, fd: int, names: Sequence[str], dim: int, dtype: torch.dtype):
+        self.fd = fd
+        self.names = tuple(names)
+        self.dim = dim
+        self.dtype = dtype
+        self._vector = -(-dim * dtype.itemsize // 64) * 64
+        self.slot_bytes = max(_PAGE, -(-self._vector * len(self.names) // _PAGE) * _PAGE)
+
+    def open(self, slot: int) -> dict[str, Tensor]:
+        """The vectors of a slot, as views of the file."""
+        memory = mmap.mmap(self.fd, self.slot_bytes, offset=slot * self.slot_bytes)
+        return {
+            name: torch.frombuffer(memory, dtype=self.dtype, count=self.dim, offset=k * self._vector)
+            for k, name in enumerate(self.names)
+        }
+
+    def write(self, new: int, old: int | None, update: StateUpdate) -> None:
+        """Slot `new` becomes slot `old` (zero without one) with the update applied."""
+        vectors = self.open(new)
+        before = self.open(old) if old is not None else None
+        for name, vector in vectors.items():
+            if before is None:
+                vector.zero_()
+            else:
+                vector.copy_(before[name])
+            for s, values in update.values[name]:
+                vector[s] = values
+
+
+class StateStore:
+    """The table of slots. `path` keeps them beside a checkpoint; without one they live in a file without a name."""
+
+    def __init__(self, names: Sequence[str], dim: int, dtype: torch.dtype, path: Path | None = None):
+        self.names = tuple(names)
+        self.durable = path is not None
+        self._table: dict[int, tuple[int, int]] = {}  # client → (slot, control epoch)
+        self._pending: dict[int, tuple[int, int]] = {}  # accepted in the open round
+        self._slots = 0
+        self._free: list[int] = []
+        self._fresh: set[int] = set()  # slots that no durable checkpoint names
+        self._retired: list[int] = []  # named by the last durable checkpoint, no longer in use
+        self.file: SlotFile | None = None
+        if self.names:
+            try:
+                self._handle = tempfile.TemporaryFile() if path is None else path.open("a+b")  # noqa: SIM115
+            except OSError as error:
+                raise UserError(
+                    f"{path or tempfile.gettempdir()}: no room for client state: {error.strerror}"
+                ) from None
+            self.file = SlotFile(self._handle.fileno(), names, dim, dtype)
+
+    # -- a round --------------------------------------------------------------------------------------------------
+
+    def slot(self, client: int, epoch: int) -> int | None:
+        """Where this client's state is; None if it has none, or only one of an older control epoch."""
+        slot, kept = self._table.get(client, (None, epoch))
+        return slot if kept == epoch else None
 
     def load(self, client: int, epoch: int) -> Mapping[str, Tensor]:
-        """This client's vectors; nothing if it never took part or if they are of an older control epoch."""
-        kept_epoch, vectors = self._kept.get(client, (epoch, {}))
-        return vectors if kept_epoch == epoch else {}
+        slot = self.slot(client, epoch)
+        return {} if slot is None or self.file is None else self.file.open(slot)
 
-    def store(self, update: StateUpdate) -> None:
-        """Make an accepted update this client's state."""
-        if not update.values:
-            return
-        kept = dict(self.load(update.client, update.epoch))
-        for name, pieces in update.values.items():
-            vector = kept.setdefault(name, torch.zeros(self._dim, dtype=self._dtype, device=pieces[0][1].device))
-            for s, values in pieces:
-                vector[s] = values
-        self._kept[update.client] = (update.epoch, kept)
+    def reserve(self) -> int | None:
+        """A free slot for a new state; None where the rule keeps no state."""
+        if self.file is None:
+            return None
+        if not self._free:
+            more = max(4, self._slots // 8)
+            try:
+                # really allocated: a full disk shows here, not as a bus error when a page is written
+                os.posix_fallocate(self.file.fd, self._slots * self.file.slot_bytes, more * self.file.slot_bytes)
+            except AttributeError:  # not on every system
+                os.ftruncate(self.file.fd, (self._slots + more) * self.file.slot_bytes)
+            except OSError as error:
+                raise UserError(f"client state could not be written: {error.strerror}") from error
+            self._free = list(range(self._slots + more - 1, self._slots - 1, -1))
+            self._slots += more
+        return self._free.pop()
+
+    def accept(self, client: int, slot: int | None, epoch: int) -> None:
+        """The server accepted the upload that goes with the state in `slot`."""
+        if slot is not None:
+            self._pending[client] = (slot, epoch)
+
+    def discard(self, slot: int | None) -> None:
+        if slot is not None:
+            self._free.append(slot)
+
+    def commit(self) -> None:
+        """What was accepted in this round is now the clients' state."""
+        for client, (slot, epoch) in self._pending.items():
+            if client in self._table:
+                self._let_go(self._table[client][0])
+            self._table[client] = (slot, epoch)
+            self._fresh.add(slot)
+        self._pending.clear()
+
+    def abandon(self) -> None:
+        """The round never was."""
+        self._free += [slot for slot, _ in self._pending.values()]
+        self._pending.clear()
+
+    def _let_go(self, slot: int) -> None:
+        if not self.durable or slot in self._fresh:
+            self._fresh.discard(slot)
+            self._free.append(slot)
+        else:
+            self._retired.append(slot)
+
+    # -- checkpoints ----------------------------------------------------------------------------------------------
+
+    def snapshot(self) -> dict[str, Any]:
+        """Make all slots durable; the table to keep in the checkpoint."""
+        if self.file is not None:
+            os.fsync(self.file.fd)
+        return {str(client): list(entry) for client, entry in self._table.items()}
+
+    def released(self) -> None:
+        """The checkpoint with the last snapshot is durable: what only an older one named is free."""
+        self._free += self._retired
+        self._retired = []
+        self._fresh.clear()
+
+    def restore(self, table: Mapping[str, Any]) -> None:
+        self._table = {int(client): (slot, epoch) for client, (slot, epoch) in table.items()}
+        used = {slot for slot, _ in self._table.values()}
+        self._slots = 0 if self.file is None else os.fstat(self.file.fd).st_size // self.file.slot_bytes
+        if used and max(used) >= self._slots:
+            raise UserError("the file of client state is shorter than its checkpoint says: it cannot be resumed from")
+        self._free = [slot for slot in range(self._slots - 1, -1, -1) if slot not in used]
+        self._fresh, self._retired, self._pending = set(), [], {}
 
     def clients(self) -> list[int]:
-        return sorted(self._kept)
+        """Those that have state."""
+        return sorted(self._table)
+
+    def close(self) -> None:
+        if self.file is not None:
+            self._handle.close()

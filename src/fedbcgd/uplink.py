@@ -1,9 +1,10 @@
 """Uplinks: which coordinates does each client send?"""
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
-from pydantic import Field
+from pydantic import Field, field_validator
 from torch import nn
 
 from fedbcgd.blocks import divide
@@ -32,7 +33,7 @@ class Whole(Uplink):
     """Every client sends everything."""
 
     def layout(self, model: nn.Module) -> Layout:
-        return Layout.of(model, divide(model, 1, "even", None))
+        return Layout.of(model, divide(model, 1, "even", "none"))
 
 
 class Blocks(Uplink):
@@ -42,9 +43,12 @@ class Blocks(Uplink):
     divider: str | Sequence[str | Sequence[str]] = Field(
         "auto", description="layers, even, auto, or name patterns for each block"
     )
-    shared: str | Sequence[str] | None = Field(
-        "last", description="the shared block: last (layer), none at all, or name patterns"
-    )
+    shared: str | Sequence[str] = Field("last", description="the shared block: last (layer), none, or name patterns")
+
+    @field_validator("shared", mode="before")
+    @classmethod
+    def _none(cls, value: Any) -> Any:
+        return "none" if value is None else value  # TOML has no null
 
     def layout(self, model: nn.Module) -> Layout:
         return Layout.of(model, divide(model, self.blocks, self.divider, self.shared))

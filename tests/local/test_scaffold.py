@@ -86,6 +86,7 @@ def test_on_blocks_only_the_uploaded_coordinates_of_c_i_change(federation, net, 
     plan = f.server.plan()
     f.carrier.carry(f.server, plan)
     f.server.commit()
+    f.store.commit()
     changed = f.controls() != before
     for task in plan.tasks:
         outside = torch.ones(f.layout.dim, dtype=torch.bool)
@@ -108,7 +109,7 @@ def test_derived_equals_published_to_rounding(net, toys):
             cohort=4,
             lr=0.1,
             batch_size=3,
-            progress=False,
+            workers=0,
         )
         finals.append(torch.cat([p.flatten() for p in result.module.parameters()]))
         assert result.ledger.upload_d == pytest.approx(20 if derived else 40)
@@ -125,15 +126,15 @@ def test_a_refused_upload_leaves_the_state_of_its_client(federation, net, toys):
     f = federation(make_algorithm("scaffold", batch_size=3), net(), toys(), cohort=6, transport=spoil)
     report = f.round()
     assert len(report.refused) == 1
-    assert f.carrier.state.clients() == [0, 2, 3, 4, 5]
+    assert f.store.clients() == [0, 2, 3, 4, 5]
     torch.testing.assert_close(f.server.controls["c"], f.controls().mean(0))
 
 
 def test_state_of_an_older_control_epoch_counts_as_zero(federation, net, toys):
     f = federation(make_algorithm("scaffold", batch_size=3), net(), toys(), cohort=6)
     f.round()
-    assert f.carrier.state.load(0, epoch=0)
-    assert not f.carrier.state.load(0, epoch=1)
+    assert f.store.load(0, epoch=0)
+    assert not f.store.load(0, epoch=1)
     f.server.epoch = 1
     f.server.controls["c"].zero_()
     f.round()

@@ -18,7 +18,7 @@ from fedbcgd.report import plots, runs
 def results(net, toys):
     test = toys((30,))[0]
     return {
-        name: simulate(net(), toys(), name, rounds=3, test=test, batch_size=3, progress=False)
+        name: simulate(net(), toys(), name, rounds=3, test=test, batch_size=3, workers=0)
         for name in ("fedavg", "fedbcgd")
     }
 

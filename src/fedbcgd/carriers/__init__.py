@@ -2,5 +2,6 @@
 
 from fedbcgd.carriers.carrier import Carrier
 from fedbcgd.carriers.inprocess import InProcess
+from fedbcgd.carriers.workers import Workers
 
-__all__ = ["Carrier", "InProcess"]
+__all__ = ["Carrier", "InProcess", "Workers"]

@@ -1,13 +1,15 @@
 """All clients in this process, one after the other: for debugging, and the reference for every other carrier."""
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable
 
-from fedbcgd.client import Client
-from fedbcgd.data.sources import as_source
+from torch import Tensor
+
+from fedbcgd.clock import Clock
+from fedbcgd.evaluation import combine, spans
+from fedbcgd.job import Job
 from fedbcgd.messages import Plan, Upload
 from fedbcgd.server import Server
-from fedbcgd.state import Memory
+from fedbcgd.state import StateStore
 from fedbcgd.threads import one_thread
 
 Transport = Callable[[Upload], Upload | None]
@@ -16,27 +18,33 @@ Transport = Callable[[Upload], Upload | None]
 class InProcess:
     """`transport` stands for the network: it may lose an upload (None) or damage it."""
 
-    def __init__(self, client: Client, clients: Sequence[Any], transport: Transport | None = None):
-        self.client = client
-        self.clients = clients
+    def __init__(self, job: Job, store: StateStore, transport: Transport | None = None):
+        self.job = job
+        self.store = store
         self.transport = transport
-        self.state = Memory(client.layout.dim, client.layout.dtype)
+        self.clock = Clock()
 
     def carry(self, server: Server, plan: Plan) -> None:
+        epoch = plan.broadcast.epoch
         with one_thread():
             for task in plan.tasks:
-                data = as_source(self.clients[task.client], f"client {task.client}")
-                state = self.state.load(task.client, plan.broadcast.epoch)
-                try:
-                    upload, update = self.client.fit(plan.broadcast, task, data, state)
-                except Exception as error:
-                    error.add_note(f"while client {task.client} trained in round {task.round}")
-                    raise
+                upload, update = self.job.fit(plan.broadcast, task, self.store.load(task.client, epoch))
+                self.clock.add(self.job.client.seconds)
                 arrived = self.transport(upload) if self.transport else upload
-                if arrived is None:
-                    server.lost(task, "the upload did not arrive")
-                elif server.receive(arrived).accepted:
-                    self.state.store(update)
+                with self.clock.timing("sums"):
+                    if arrived is None:
+                        server.lost(task, "the upload did not arrive")
+                    elif server.receive(arrived).accepted:
+                        slot = self.store.reserve()
+                        if slot is not None and self.store.file is not None:
+                            self.store.file.write(slot, self.store.slot(task.client, epoch), update)
+                        self.store.accept(task.client, slot, epoch)
+
+    def evaluate(self, x: Tensor) -> dict[str, float]:
+        if self.job.test is None:
+            return {}
+        with one_thread():
+            return combine([self.job.evaluate(x, *span) for span in spans(len(self.job.test))])
 
     def close(self) -> None:
         pass

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 if TYPE_CHECKING:
-    from fedbcgd.simulation import RoundInfo
+    from fedbcgd.loop import RoundInfo
 
 PLAIN_EVERY = 5.0  # seconds between plain lines
 

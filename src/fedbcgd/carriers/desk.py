@@ -1,0 +1,75 @@
+"""The memory that server and workers share: the broadcast, and slots for uploads. Both ends lay it out with this code."""
+
+import mmap
+
+import torch
+from torch import Tensor
+
+from fedbcgd.algorithm import Algorithm
+from fedbcgd.carriers.shared import aligned
+from fedbcgd.flat import Layout
+from fedbcgd.messages import Broadcast, Upload
+
+Where = dict[str, list[tuple[int, int]]]  # channel → (offset, bytes) of each slice
+
+
+def upload_room(algorithm: Algorithm, layout: Layout) -> int:
+    """Bytes that any upload fits in."""
+    return max(
+        sum(aligned(n) for lengths in algorithm.lengths(layout, j).values() for n in lengths)
+        for j in range(layout.blocks)
+    )
+
+
+class Memory:
+    """[x, controls …, upload slots …]"""
+
+    def __init__(self, memory: mmap.mmap, algorithm: Algorithm, layout: Layout):
+        self._memory = memory
+        self._room = upload_room(algorithm, layout)
+        item = layout.dtype.itemsize
+        self.x = torch.frombuffer(memory, dtype=layout.dtype, count=layout.size)
+        self.controls: dict[str, Tensor] = {}
+        at = aligned(layout.size * item)
+        for name in algorithm.local.controls:
+            self.controls[name] = torch.frombuffer(memory, dtype=layout.dtype, count=layout.dim, offset=at)
+            at += aligned(layout.dim * item)
+        self._slots = at
+
+    @staticmethod
+    def size(algorithm: Algorithm, layout: Layout, slots: int) -> int:
+        item = layout.dtype.itemsize
+        head = aligned(layout.size * item) + len(algorithm.local.controls) * aligned(layout.dim * item)
+        return head + slots * upload_room(algorithm, layout)
+
+    def publish(self, broadcast: Broadcast) -> None:
+        """Write what goes to every client, once."""
+        self.x.copy_(broadcast.x)
+        for name, values in broadcast.controls.items():
+            self.controls[name].copy_(values)
+
+    def broadcast(self, round: int, epoch: int) -> Broadcast:
+        return Broadcast(round, epoch, self.x, self.controls)
+
+    def put(self, place: int, upload: Upload) -> Where:
+        """Write an upload's payload into a slot."""
+        at = self._slots + place * self._room
+        where: Where = {}
+        for channel, pieces in upload.payload.items():
+            where[channel] = []
+            for piece in pieces:
+                n = piece.numel()
+                if n:
+                    torch.frombuffer(self._memory, dtype=torch.uint8, count=n, offset=at).copy_(piece)
+                where[channel].append((at, n))
+                at += aligned(n)
+        return where
+
+    def get(self, where: Where) -> dict[str, list[Tensor]]:
+        """A payload as views of its slot."""
+        return {channel: [self._view(at, n) for at, n in pieces] for channel, pieces in where.items()}
+
+    def _view(self, at: int, n: int) -> Tensor:
+        if not n:
+            return torch.empty(0, dtype=torch.uint8)
+        return torch.frombuffer(self._memory, dtype=torch.uint8, count=n, offset=at)

@@ -1,0 +1,110 @@
+"""Memory shared between processes that leaves nothing behind: a file without a name, gone with its last user."""
+
+import io
+import mmap
+import os
+import pickle
+import tempfile
+from typing import Any
+
+import cloudpickle
+import torch
+from torch import Tensor
+
+ALIGN = 64
+
+
+def nameless(size: int) -> int:
+    """A descriptor of `size` bytes of memory."""
+    if hasattr(os, "memfd_create"):
+        fd = os.memfd_create("fedbcgd")
+    else:  # no memory file on this system: an ordinary one, unlinked at once
+        with tempfile.TemporaryFile() as file:
+            fd = os.dup(file.fileno())
+    os.ftruncate(fd, max(1, size))
+    return fd
+
+
+def aligned(n: int) -> int:
+    return -(-n // ALIGN) * ALIGN
+
+
+class _Freeze(cloudpickle.Pickler):
+    """Pickles any object; the memory of tensors and arrays goes to a list of buffers, each storage once."""
+
+    def __init__(self, file: Any):
+        super().__init__(file, protocol=5, buffer_callback=self._buffer)
+        self.buffers: list[memoryview] = []
+        self.arrays: list[tuple[int, int]] = []  # (offset, bytes) of what pickle itself keeps out of its stream
+        self.size = 0
+        self._at: dict[int, int] = {}
+        self._alive: list[Any] = []  # ids and addresses stay unique only while their owners live
+
+    def _add(self, view: memoryview) -> int:
+        at = self.size
+        self.buffers.append(view)
+        self.size = at + aligned(view.nbytes)
+        return at
+
+    def _buffer(self, buffer: pickle.PickleBuffer) -> None:
+        self.arrays.append((self._add(buffer.raw()), buffer.raw().nbytes))
+
+    def persistent_id(self, obj: Any) -> Any:
+        if type(obj) is not Tensor or obj.device.type != "cpu" or obj.layout != torch.strided or obj.requires_grad:
+            return None
+        storage = obj.untyped_storage()
+        if not storage.nbytes():
+            return None
+        key = storage.data_ptr()
+        if key not in self._at:
+            view = torch.empty(0, dtype=torch.uint8).set_(storage)
+            self._at[key] = self._add(view.numpy().data)
+        self._alive.append(obj)
+        place = (self._at[key], obj.dtype, tuple(obj.shape), obj.stride(), obj.storage_offset())
+        return (*place, storage.nbytes(), id(obj))
+
+
+class _Thaw(pickle.Unpickler):
+    def __init__(self, file: Any, memory: mmap.mmap, buffers: list[Any]):
+        super().__init__(file, buffers=buffers)
+        self._memory = memory
+        self._known: dict[Any, Tensor] = {}
+
+    def persistent_load(self, pid: Any) -> Tensor:
+        if pid not in self._known:  # one object stays one object
+            at, dtype, shape, stride, offset, nbytes, _ = pid
+            flat = torch.frombuffer(self._memory, dtype=dtype, count=nbytes // dtype.itemsize, offset=at)
+            self._known[pid] = flat.as_strided(shape, stride, offset)
+        return self._known[pid]
+
+
+def freeze(obj: Any) -> tuple[int, int, int]:
+    """The object in nameless memory: (descriptor, bytes of its buffers, bytes of its pickle)."""
+    text = io.BytesIO()
+    pickler = _Freeze(text)
+    pickler.dump(obj)
+    head = pickle.dumps(pickler.arrays)
+    body = len(head).to_bytes(8, "little") + head + text.getvalue()
+    fd = nameless(pickler.size + len(body))
+    at = 0
+    for view in pickler.buffers:
+        _write(fd, view.cast("B"), at)
+        at += aligned(view.nbytes)
+    _write(fd, memoryview(body), pickler.size)
+    return fd, pickler.size, len(body)
+
+
+def thaw(fd: int, size: int, length: int) -> Any:
+    """The object again, its tensors as copy-on-write views of the one memory."""
+    memory = mmap.mmap(fd, size + length, access=mmap.ACCESS_COPY)
+    body = memory[size : size + length]
+    head = int.from_bytes(body[:8], "little")
+    view = memoryview(memory)
+    buffers = [view[at : at + n] for at, n in pickle.loads(body[8 : 8 + head])]
+    return _Thaw(io.BytesIO(body[8 + head :]), memory, buffers).load()
+
+
+def _write(fd: int, view: memoryview, at: int) -> None:
+    while view:
+        written = os.pwrite(fd, view, at)
+        view, at = view[written:], at + written

@@ -1,0 +1,21 @@
+"""Where the time of a run goes."""
+
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+
+
+class Clock(dict[str, float]):
+    """Seconds by purpose: `local` and `codec` summed over the workers; the rest are seconds of the main process."""
+
+    def add(self, more: Mapping[str, float]) -> None:
+        for name, seconds in more.items():
+            self[name] = self.get(name, 0.0) + seconds
+
+    @contextmanager
+    def timing(self, name: str) -> Iterator[None]:
+        start = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.add({name: time.perf_counter() - start})

@@ -1,0 +1,138 @@
+"""The loop of a run: rounds, evaluations, callbacks, and when to stop."""
+
+import math
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from fedbcgd.carriers.carrier import Carrier
+from fedbcgd.errors import unknown
+from fedbcgd.ledger import Ledger
+from fedbcgd.messages import RoundReport
+from fedbcgd.server import Server
+
+Row = dict[str, float]
+Callback = Callable[["RoundInfo"], None]
+
+
+@dataclass
+class RoundInfo:
+    """What a callback sees after each round."""
+
+    report: RoundReport
+    row: Row | None  # the newest metrics, in rounds that were evaluated
+    server: Server
+    progress: float  # of the stopping rules, the nearest: 0 to 1
+    reason: str  # why the run ends with this round; empty if it goes on
+
+    @property
+    def ledger(self) -> Ledger:
+        return self.server.ledger
+
+    def stop(self) -> None:
+        """End the run after this round."""
+        self.reason = self.reason or "callback"
+
+
+@dataclass(frozen=True)
+class Stop:
+    """When a run ends: whichever comes first."""
+
+    rounds: int | None = None
+    budget: float | None = None  # upload, in d
+    target: tuple[str, float] | None = None  # a metric: at least this, or for a loss at most this
+
+    def check(self, server: Server, row: Row | None) -> str:
+        if row and self.target:
+            name, value = self.target
+            if name not in row:
+                raise unknown("target metric", name, row)
+            if row[name] <= value if "loss" in name else row[name] >= value:
+                return "target"
+        if self.rounds is not None and server.round >= self.rounds:
+            return "rounds"
+        # Another round is begun only if the budget covers it.
+        if self.budget is not None and server.ledger.upload_d + cost(server) > self.budget * (1 + 1e-9):
+            return "budget"
+        return ""
+
+    def progress(self, server: Server) -> float:
+        parts = [server.round / self.rounds] if self.rounds else []
+        if self.budget:
+            affordable = math.floor(self.budget / cost(server) * (1 + 1e-9))
+            parts.append(server.ledger.upload_d / max(1, affordable) / cost(server))
+        return min(1.0, max(parts, default=0.0))
+
+
+def cost(server: Server) -> float:
+    """Upload of a round, in d."""
+    return server.algorithm.upload_d(server.layout)
+
+
+@dataclass
+class Loop:
+    """A run in progress. `rows` and `seconds` may start from an earlier part of the same run."""
+
+    server: Server
+    carrier: Carrier
+    stop: Stop
+    every: int = 1
+    callbacks: Sequence[Callback] = ()
+    metric_prefix: str = "test"
+    rows: list[Row] = field(default_factory=list)
+    seconds: float = 0.0
+
+    def run(self) -> str:
+        """Go on until a stopping rule holds; why it stopped. Ctrl-C leaves everything as after the last whole round."""
+        reason = self.stop.check(self.server, self.rows[-1] if self.rows else None)
+        self._lap = time.perf_counter()
+        try:
+            while not reason:
+                reason = self._round()
+        except BaseException:
+            self.server.abandon()
+            self.carrier.store.abandon()
+            self.lap()
+            raise
+        return reason
+
+    def lap(self) -> float:
+        """Seconds of the whole run up to now."""
+        now = time.perf_counter()
+        self.seconds += now - self._lap
+        self._lap = now
+        return self.seconds
+
+    def _round(self) -> str:
+        server = self.server
+        plan = server.plan()
+        self.carrier.carry(server, plan)
+        with self.carrier.clock.timing("sums"):
+            report = server.commit()
+            self.carrier.store.commit()
+        reason = self.stop.check(server, None)
+        row = None
+        if reason or server.round % self.every == 0:
+            row = self._measure(report)
+            self.rows.append(row)
+            reason = self.stop.check(server, row)
+        info = RoundInfo(report, row, server, 1.0 if reason else self.stop.progress(server), reason)
+        for callback in self.callbacks:
+            callback(info)
+        return info.reason
+
+    def _measure(self, report: RoundReport) -> Row:
+        with self.carrier.clock.timing("evaluation"):
+            metrics = self.carrier.evaluate(self.server.x)
+        ledger = self.server.ledger
+        return {
+            "round": self.server.round,
+            **{f"{self.metric_prefix}_{name}": value for name, value in metrics.items()},
+            "train_loss": report.train_loss,
+            "upload_d": ledger.upload_d,
+            "upload_bytes": ledger.upload_bytes,
+            "upload_max_bytes": ledger.upload_max_bytes,
+            "download_bytes": ledger.download_bytes,
+            "gradient_evaluations": ledger.gradient_evaluations,
+            "seconds": self.lap(),
+        }
