@@ -1,5 +1,6 @@
 """A federated algorithm is four independent choices; a named algorithm is one line that puts four together."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
@@ -82,6 +83,13 @@ def register(name: str, *, uplink: str, local: str, server: str, codec: str, sum
 def algorithm_names() -> dict[str, str]:
     """The registered algorithms and where each comes from."""
     return {name: recipe.summary for name, recipe in _RECIPES.items()}
+
+
+def option_names(name: str, choice: Mapping[str, Any]) -> set[str]:
+    """What options the named algorithm takes, when `choice` says which parts replace its own."""
+    chosen = {kind: choice.get(kind, getattr(_RECIPES[name], kind)) for kind in _KINDS}
+    parts = {option for kind, part in chosen.items() for option in _KINDS[kind].get(part).options()}
+    return parts | {"weighting"}
 
 
 def make_algorithm(name: str = "fedbcgd", **options: Any) -> Algorithm:

@@ -4,6 +4,7 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from fedbcgd.carriers.carrier import Carrier
 from fedbcgd.errors import unknown
@@ -64,6 +65,37 @@ class Stop:
         return min(1.0, max(parts, default=0.0))
 
 
+@dataclass
+class Outcome:
+    """How a run went."""
+
+    algorithm: str
+    rows: list[Row]
+    ledger: Ledger
+    rounds: int
+    seconds: float
+    stopped: str  # rounds, budget, target, callback, interrupted
+
+    @property
+    def final(self) -> Row:
+        return self.rows[-1] if self.rows else {}
+
+    @classmethod
+    def of(cls, loop: "Loop", reason: str) -> "Outcome":
+        server = loop.server
+        return cls(server.algorithm.name, loop.rows, server.ledger, server.round, loop.seconds, reason)
+
+    def summary(self) -> dict[str, Any]:
+        """Plain values; `from_summary` undoes it."""
+        head = {"algorithm": self.algorithm, "rounds": self.rounds, "seconds": self.seconds, "stopped": self.stopped}
+        return head | {"final": self.final, "ledger": self.ledger.totals()}
+
+    @classmethod
+    def from_summary(cls, summary: dict[str, Any], rows: list[Row]) -> "Outcome":
+        ledger = Ledger.from_totals(summary["ledger"])
+        return cls(summary["algorithm"], rows, ledger, summary["rounds"], summary["seconds"], summary["stopped"])
+
+
 def cost(server: Server) -> float:
     """Upload of a round, in d."""
     return server.algorithm.upload_d(server.layout)
@@ -81,6 +113,7 @@ class Loop:
     metric_prefix: str = "test"
     rows: list[Row] = field(default_factory=list)
     seconds: float = 0.0
+    _lap: float = field(default_factory=time.perf_counter)
 
     def run(self) -> str:
         """Go on until a stopping rule holds; why it stopped. Ctrl-C leaves everything as after the last whole round."""

@@ -16,8 +16,7 @@ from fedbcgd.data.sources import as_source
 from fedbcgd.errors import UserError
 from fedbcgd.flat import FlatModel
 from fedbcgd.job import Job
-from fedbcgd.ledger import Ledger
-from fedbcgd.loop import Callback, Loop, Row, Stop, cost
+from fedbcgd.loop import Callback, Loop, Outcome, Stop, cost
 from fedbcgd.objective import Loss, Metrics, objective
 from fedbcgd.report.progress import single
 from fedbcgd.server import Server
@@ -25,20 +24,10 @@ from fedbcgd.state import StateStore
 
 
 @dataclass
-class Result:
-    """A trained model, and how it came about."""
+class Result(Outcome):
+    """How a run went, and the model it trained."""
 
     module: nn.Module
-    rows: list[Row]
-    algorithm: Algorithm
-    ledger: Ledger
-    rounds: int
-    seconds: float
-    stopped: str  # rounds, budget, target, callback, interrupted
-
-    @property
-    def final(self) -> Row:
-        return self.rows[-1] if self.rows else {}
 
 
 class Interrupted(KeyboardInterrupt):
@@ -174,10 +163,9 @@ def export(job: Job, x: Tensor) -> dict[str, Tensor]:
 
 
 def _result(loop: Loop, model: nn.Module, job: Job, reason: str) -> Result:
-    server = loop.server
     module = copy.deepcopy(model)  # ordinary parameters, each with memory of its own
-    module.load_state_dict(export(job, server.x))
-    return Result(module, loop.rows, server.algorithm, server.ledger, server.round, loop.seconds, reason)
+    module.load_state_dict(export(job, loop.server.x))
+    return Result(**vars(Outcome.of(loop, reason)), module=module)
 
 
 def _algorithm(algorithm: str | Algorithm, options: dict[str, Any]) -> Algorithm:

@@ -54,6 +54,6 @@ def _root(
 
 
 def main() -> None:
-    from fedbcgd.cli import demo  # noqa: F401  (registers its command)
+    from fedbcgd.cli import blocks, compare, demo, doctor, run  # noqa: F401  (each registers its commands)
 
     app()

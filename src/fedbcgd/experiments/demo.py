@@ -78,7 +78,9 @@ def run(budget: float, seed: int, folder: Path) -> dict[str, Result]:
         if results:
             write_text(folder / "metrics.csv", runs.as_csv(results))
             plots.curves(
-                results, folder / "curves.png", title=f"LeNet-5, Fashion-MNIST, {CLIENTS} clients, seed {seed}"
+                {n: r.rows for n, r in results.items()},
+                folder / "curves.png",
+                title=f"LeNet-5, Fashion-MNIST, {CLIENTS} clients, seed {seed}",
             )
     return results
 

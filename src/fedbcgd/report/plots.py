@@ -2,13 +2,14 @@
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import matplotlib
 import numpy as np
 from matplotlib.figure import Figure
 
 from fedbcgd.files import write_whole
-from fedbcgd.simulation import Result
+from fedbcgd.loop import Row
 
 # Okabe and Ito's colours, with a line style each, so that a figure survives a grey printer.
 LOOKS = {
@@ -19,6 +20,7 @@ LOOKS = {
     "scaffold": ("#0072B2", ":"),
 }
 _MORE = [("#56B4E9", "-"), ("#CC79A7", "--"), ("#F0E442", "-."), ("#999999", ":")]
+STYLE: dict[Any, Any] = {"font.size": 10, "axes.spines.top": False, "axes.spines.right": False}
 AXES = {
     "upload_d": "upload (in d)",
     "round": "rounds",
@@ -31,15 +33,30 @@ def look(name: str, position: int) -> dict[str, str]:
     return {"color": colour, "linestyle": style}
 
 
-def curves(results: Mapping[str, Result], path: Path, metric: str = "test_accuracy", title: str = "") -> None:
-    """The metric against upload, rounds and gradient evaluations: what is cheap on one axis may be dear on another."""
-    with matplotlib.rc_context({"font.size": 10, "axes.spines.top": False, "axes.spines.right": False}):
+def curves(runs: Mapping[str, Sequence[Row]], path: Path, title: str = "") -> None:
+    """One run of each name."""
+    bands({name: [rows] for name, rows in runs.items()}, path, title)
+
+
+def bands(groups: Mapping[str, Sequence[Sequence[Row]]], path: Path, title: str = "") -> None:
+    """Mean and band (± one standard deviation) over the seeds of each group, against upload, rounds and gradients:
+    what is cheap on one axis may be dear on another."""
+    first = next(iter(groups.values()))[0][-1]
+    metric = next(m for m in ("test_accuracy", "validation_accuracy", "test_loss", "train_loss") if m in first)
+    with matplotlib.rc_context(STYLE):
         figure = Figure(figsize=(12, 4), layout="constrained")
         panels = figure.subplots(1, len(AXES), sharey=True)
         for panel, (axis, label) in zip(panels, AXES.items(), strict=True):
-            for k, (name, result) in enumerate(results.items()):
-                points = [(row[axis], row[metric]) for row in result.rows if metric in row]
-                panel.plot(*zip(*points, strict=True), label=name, linewidth=1.8, **look(name, k))
+            for k, (name, runs) in enumerate(groups.items()):
+                length = min(map(len, runs))
+                x = np.array([[row[axis] for row in rows[:length]] for rows in runs]).mean(0)
+                y = np.array([[row[metric] for row in rows[:length]] for rows in runs])
+                line = panel.plot(x, y.mean(0), label=name, linewidth=1.8, **look(name, k))[0]
+                if len(runs) > 1:
+                    spread = y.std(0, ddof=1)
+                    panel.fill_between(
+                        x, y.mean(0) - spread, y.mean(0) + spread, color=line.get_color(), alpha=0.15, linewidth=0
+                    )
             panel.set_xlabel(label)
             panel.grid(alpha=0.25)
         panels[0].set_ylabel(metric.replace("_", " "))

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from fedbcgd.loop import RoundInfo
 
 PLAIN_EVERY = 5.0  # seconds between plain lines
+LISTED = 6  # up to so many runs keep their bars
 
 
 def wide_console() -> Console:
@@ -27,52 +28,86 @@ class Watch:
     def __init__(self, names: list[str], console: Console, live: bool):
         self.console = console
         self.live = live
-        self._now = 0
         self._names = names
-        self._accuracy = ""
-        self._started = self._said = time.monotonic()
+        self._now = 0
+        self._metric = ""
+        self._first = self._started = self._said = time.monotonic()
+        self._skipped = 0
         self._progress = Progress(
             TextColumn("{task.description}"),
-            BarColumn(bar_width=24),
+            BarColumn(bar_width=16),
             TextColumn("{task.fields[status]}"),
             TimeElapsedColumn(),
             TextColumn("left"),
-            TimeRemainingColumn(),
+            TimeRemainingColumn(elapsed_when_finished=False),
             console=console,
             disable=not live,
         )
-        width = max(map(len, names))
-        self._tasks: list[TaskID] = [
-            self._progress.add_task(name.ljust(width), total=1.0, status="", start=False) for name in names
-        ]
+        several = len(names) > 1
+        self._all: TaskID | None = self._progress.add_task("all", total=len(names), status="") if several else None
+        self._task: TaskID | None = None
 
     def begin(self, index: int) -> None:
         """From now on, what is reported is run number `index`."""
         self._now = index
-        self._accuracy = ""
+        self._metric = ""
         self._started = self._said = time.monotonic()
-        self._progress.start_task(self._tasks[index])
+        if self._task is not None and len(self._names) > LISTED:
+            self._progress.remove_task(self._task)  # so many would not fit on a screen
+        self._task = self._progress.add_task(self._names[index], total=1.0, status="")
         if not self.live:
-            self.console.print(f"{self._names[index]}: started", markup=False, highlight=False)
+            self._say(f"{self._names[index]}: started{self._which()}")
+
+    def skip(self, index: int, why: str) -> None:
+        """Run number `index` need not run."""
+        self._skipped += 1
+        self._now = index
+        if self.live and self._all is not None:
+            self._progress.update(self._all, completed=index + 1, status=f"{index + 1} of {len(self._names)}")
+        self._say(f"{self._names[index]}: {why}{self._which()}")
 
     def __call__(self, info: "RoundInfo") -> None:
         if info.row:
-            shown = next((k for k in ("test_accuracy", "test_loss", "train_loss") if k in info.row), None)
-            self._accuracy = f"{shown.replace('test_', '').replace('_', ' ')} {info.row[shown]:.4f}  " if shown else ""
+            self._metric = _metric(info.row)
         ledger = info.ledger
         status = (
-            f"round {info.server.round}  {self._accuracy}{ledger.upload_d:.2f} d  {ledger.upload_bytes / 1e6:.1f} MB up"
+            f"round {info.server.round}  {self._metric}{ledger.upload_d:.2f} d  {ledger.upload_bytes / 1e6:.1f} MB up"
         )
         if self.live:
-            self._progress.update(self._tasks[self._now], completed=info.progress, status=status)
+            if self._task is not None:
+                self._progress.update(self._task, completed=info.progress, status=status)
+            if self._all is not None:
+                which = f"{self._now + 1} of {len(self._names)}"
+                self._progress.update(self._all, completed=self._now + info.progress, status=which)
             return
         now = time.monotonic()
-        if now - self._said >= PLAIN_EVERY or info.progress >= 1:
+        if now - self._said >= PLAIN_EVERY or info.reason:
             self._said = now
-            spent = now - self._started
-            left = f"{spent / info.progress - spent:.0f} s left" if info.progress else "time left unknown"
-            line = f"{self._names[self._now]}: {status}  {info.progress:.0%}  {left}"
-            self.console.print(line, markup=False, highlight=False, soft_wrap=True)
+            self._say(f"{self._names[self._now]}: {status}  {info.progress:.0%}  {self._left(now, info.progress)}")
+
+    def _left(self, now: float, progress: float) -> str:
+        if not progress:
+            return "time left unknown"
+        spent = now - self._started
+        left = f"{spent / progress - spent:.0f} s left"
+        if len(self._names) == 1:
+            return left
+        done = self._now - self._skipped + progress  # what was skipped took no time
+        more = (now - self._first) / done * (len(self._names) - self._now - progress)
+        return f"{left}, {more:.0f} s for all"
+
+    def _which(self) -> str:
+        return f" ({self._now + 1} of {len(self._names)})" if len(self._names) > 1 else ""
+
+    def _say(self, line: str) -> None:
+        self.console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+
+def _metric(row: dict[str, float]) -> str:
+    for name in ("test_accuracy", "validation_accuracy", "test_loss", "train_loss"):
+        if name in row:
+            return f"{name.removeprefix('test_').replace('_', ' ')} {row[name]:.4f}  "
+    return ""
 
 
 @contextmanager

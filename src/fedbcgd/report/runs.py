@@ -6,10 +6,10 @@ from collections.abc import Mapping
 
 from rich.table import Table
 
-from fedbcgd.simulation import Result
+from fedbcgd.loop import Outcome
 
 
-def table(results: Mapping[str, Result], title: str = "") -> Table:
+def table(results: Mapping[str, Outcome], title: str = "") -> Table:
     out = Table(title=title or None, title_justify="left")
     out.add_column("algorithm")
     for column in (
@@ -37,7 +37,7 @@ def table(results: Mapping[str, Result], title: str = "") -> Table:
     return out
 
 
-def as_csv(results: Mapping[str, Result]) -> str:
+def as_csv(results: Mapping[str, Outcome]) -> str:
     """Every row of metrics, with the run it belongs to."""
     columns = list(dict.fromkeys(key for result in results.values() for row in result.rows for key in row))
     text = io.StringIO()
@@ -48,6 +48,6 @@ def as_csv(results: Mapping[str, Result]) -> str:
     return text.getvalue()
 
 
-def upload_to_reach(result: Result, metric: str, value: float) -> float | None:
+def upload_to_reach(result: Outcome, metric: str, value: float) -> float | None:
     """The upload (in d) at the first row that reached the value, or None."""
     return next((row["upload_d"] for row in result.rows if row.get(metric, -1.0) >= value), None)

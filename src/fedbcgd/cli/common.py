@@ -1,0 +1,84 @@
+"""What commands share: options, and how progress and results are shown."""
+
+import json
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from fedbcgd.loop import RoundInfo
+    from fedbcgd.report.progress import Watch
+
+ConfigFile = Annotated[Path, typer.Argument(help="A TOML file; `fedbcgd init` writes one.", show_default=False)]
+Out = Annotated[Path, typer.Option("--out", help="Folder for everything the run leaves.", show_default=False)]
+Sets = Annotated[
+    list[str] | None, typer.Option("--set", help="Change a value of the file: section.key=value. May be repeated.")
+]
+Quiet = Annotated[bool, typer.Option("--quiet", help="No progress, only the outcome.")]
+Json = Annotated[bool, typer.Option("--json", help="Machine-readable: a line of JSON for each evaluation and outcome.")]
+
+
+class JsonLines:
+    """Progress as lines of JSON on standard output."""
+
+    def __init__(self, names: list[str]):
+        self._names = names
+        self._now = 0
+
+    def begin(self, index: int) -> None:
+        self._now = index
+
+    def skip(self, index: int, why: str) -> None:
+        print(json.dumps({"run": self._names[index], "skipped": why}), flush=True)
+
+    def __call__(self, info: "RoundInfo") -> None:
+        if info.row:
+            print(json.dumps({"run": self._names[self._now], **info.row}), flush=True)
+
+
+class Silent:
+    def begin(self, index: int) -> None:
+        pass
+
+    def skip(self, index: int, why: str) -> None:
+        pass
+
+    def __call__(self, info: "RoundInfo") -> None:
+        pass
+
+
+@contextmanager
+def display(names: list[str], quiet: bool, as_json: bool) -> Iterator["Watch | JsonLines | Silent"]:
+    """Progress of these runs, as asked for."""
+    if as_json:
+        yield JsonLines(names)
+    elif quiet:
+        yield Silent()
+    else:
+        from fedbcgd.report.progress import watch
+
+        with watch(names) as shown:
+            yield shown
+
+
+@contextmanager
+def terminable() -> Iterator[None]:
+    """`kill PID` ends a run as Ctrl-C does: with a checkpoint."""
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, stop)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def say_json(**values: Any) -> None:
+    print(json.dumps(values), flush=True)

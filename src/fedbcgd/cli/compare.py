@@ -1,0 +1,84 @@
+"""`fedbcgd compare` and `fedbcgd sweep`: several runs with one configuration."""
+
+from typing import Annotated
+
+import typer
+
+from fedbcgd.cli import app
+from fedbcgd.cli.common import ConfigFile, Json, Out, Quiet, Sets, display, say_json, terminable
+
+
+@app.command()
+def compare(
+    config: ConfigFile,
+    algorithms: Annotated[str, typer.Option(help="Names, with commas: fedavg,fedavgm,fedbcgd", show_default=False)],
+    out: Out,
+    budget: Annotated[float | None, typer.Option(help="Upload budget for each, in d; default: as in the file.")] = None,
+    seeds: Annotated[int, typer.Option(min=1, help="So many seeds, from run.seed on.")] = 1,
+    set_: Sets = None,
+    quiet: Quiet = False,
+    as_json: Json = False,
+) -> None:
+    """Run several algorithms on the same data under the same budget, and put them side by side.
+
+    Each algorithm takes the options of [algorithm] that it has, and those of [compare.NAME] for itself alone. Finished runs
+    in the folder are kept and not run again; unfinished ones go on where they stopped. Writes compare.csv and compare.png.
+    """
+    from fedbcgd import config as configuration
+    from fedbcgd.experiments import compare as experiment
+    from fedbcgd.files import make_folder
+    from fedbcgd.report.progress import wide_console
+
+    settings = configuration.load(config, [*(set_ or []), *([] if budget is None else [f"run.budget={budget!r}"])])
+    names = [name.strip() for name in algorithms.split(",") if name.strip()]
+    runs = experiment.plan(settings, names, seeds)
+    folder = make_folder(out)
+    with display([run.label for run in runs], quiet, as_json) as shown, terminable():
+        outcomes = experiment.run(runs, folder, shown)
+    experiment.write(outcomes, folder)
+    if as_json:
+        for row in experiment.rows(outcomes):
+            say_json(**row)
+    else:
+        console = wide_console()
+        console.print(experiment.table(outcomes))
+        console.print(f"{folder}/compare.csv, {folder}/compare.png, and a folder for each run", highlight=False)
+
+
+@app.command()
+def sweep(
+    config: ConfigFile,
+    grid: Annotated[
+        list[str], typer.Option(help="option=value,value,… of the algorithm. May be repeated.", show_default=False)
+    ],
+    out: Out,
+    validation: Annotated[float, typer.Option(min=0.001, max=0.9, help="Share of the training set held out.")] = 0.1,
+    set_: Sets = None,
+    quiet: Quiet = False,
+    as_json: Json = False,
+) -> None:
+    """Try every combination of some hyper-parameters and choose the best on data held out of the training set.
+
+    The test set is never looked at. Writes sweep.csv and best.toml, which `fedbcgd run` takes. Finished runs are kept.
+    """
+    from fedbcgd import config as configuration
+    from fedbcgd.experiments import sweep as experiment
+    from fedbcgd.files import make_folder
+    from fedbcgd.report.progress import wide_console
+
+    settings = configuration.load(config, set_ or [])
+    if not settings.data.validation:
+        settings = configuration.load(config, [*(set_ or []), f"data.validation={validation!r}"])
+    runs = experiment.plan(settings, grid)
+    folder = make_folder(out)
+    with display([run.label for run in runs], quiet, as_json) as shown, terminable():
+        outcomes = experiment.run(runs, folder, shown)
+    best = experiment.write(runs, outcomes, folder)
+    if as_json:
+        for row in experiment.rows(runs, outcomes):
+            say_json(**row)
+        say_json(best=best.label, config=f"{folder}/best.toml")
+    else:
+        console = wide_console()
+        console.print(experiment.table(runs, outcomes))
+        console.print(f"best on held-out data: {best.label}; {folder}/best.toml runs it", highlight=False)

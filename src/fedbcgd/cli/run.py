@@ -1,0 +1,60 @@
+"""`fedbcgd run` and `fedbcgd init`."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fedbcgd.cli import app
+from fedbcgd.cli.common import ConfigFile, Json, Out, Quiet, Sets, display, say_json, terminable
+
+
+@app.command()
+def run(
+    config: ConfigFile,
+    out: Out,
+    set_: Sets = None,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on with the run in the folder, to the same bits.")
+    ] = False,
+    quiet: Quiet = False,
+    as_json: Json = False,
+) -> None:
+    """Train as a configuration file says, in a folder of its own.
+
+    The folder gets config.toml (complete: it reproduces the run), metrics.jsonl, summary.json, model.safetensors, curve.png
+    and checkpoint/. After Ctrl-C, a crash or a power cut, --resume goes on to the same model as an undisturbed run. With
+    --resume, run.rounds, run.budget and run.target may be extended.
+    """
+    from fedbcgd import config as configuration
+    from fedbcgd.report.progress import wide_console
+    from fedbcgd.report.runs import table
+    from fedbcgd.runner import execute
+
+    settings = configuration.load(config, set_ or [])
+    name = settings.algorithm["name"]
+    with display([name], quiet, as_json) as shown, terminable():
+        shown.begin(0)
+        outcome = execute(settings, out, resume=resume, callbacks=[shown])
+    if as_json:
+        say_json(run=name, out=str(out), stopped=outcome.stopped, rounds=outcome.rounds, final=outcome.final)
+        return
+    console = wide_console()
+    console.print(table({name: outcome}))
+    console.print(f"stopped by {outcome.stopped}; everything is in {out}", highlight=False, markup=False)
+
+
+@app.command()
+def init(
+    path: Annotated[Path, typer.Argument(help="The file to write.")] = Path("run.toml"),
+    force: Annotated[bool, typer.Option("--force", help="Overwrite a file that is there.")] = False,
+) -> None:
+    """Write a commented configuration file to start from."""
+    from fedbcgd.config import template
+    from fedbcgd.errors import UserError
+    from fedbcgd.files import write_text
+
+    if path.exists() and not force:
+        raise UserError(f"{path} exists; --force overwrites it")
+    write_text(path, template())
+    print(f"{path} written; run it with: fedbcgd run {path} --out runs/first")

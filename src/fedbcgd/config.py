@@ -1,0 +1,215 @@
+"""The configuration of a run: one TOML file, checked field by field."""
+
+import tomllib
+from collections.abc import Mapping, Sequence
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from fedbcgd import toml
+from fedbcgd.errors import UserError
+
+# `[algorithm]` is checked by make_algorithm: which keys it may have depends on the algorithm.
+
+
+class Section(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+
+class Data(Section):
+    name: Literal["fashion-mnist"] = Field(
+        "fashion-mnist", description="10,000 train and 2,000 test images, in the package"
+    )
+    clients: int = Field(100, ge=1, description="M: clients in the federation")
+    partition: Literal["dirichlet", "iid"] = Field("dirichlet", description="how the training set is split over them")
+    dirichlet: float = Field(0.6, gt=0, description="ρ: small for few labels per client")
+    validation: float = Field(
+        0.0,
+        ge=0,
+        lt=1,
+        description="share of the training set held out; if positive, metrics are of it and not of the test set",
+    )
+
+
+class Model(Section):
+    name: Literal["lenet5"] = Field("lenet5", description="LeNet-5 as in the paper")
+
+
+class Run(Section):
+    seed: int = Field(0, ge=0, description="of every random draw: partition, initial weights, cohorts, minibatches")
+    cohort: int = Field(10, ge=1, description="S: clients sampled in a round")
+    rounds: int | None = Field(None, ge=1, description="stop after so many rounds")
+    budget: float | None = Field(None, gt=0, description="stop at so much upload, in units of the model's size d")
+    target: float | None = Field(None, gt=0, le=1, description="stop at this accuracy")
+    evaluate_every: int = Field(1, ge=1, description="rounds between evaluations")
+    checkpoint_every: int | None = Field(
+        None, ge=1, description="rounds between checkpoints; unset: under 2 % of the time"
+    )
+    workers: int | None = Field(None, ge=0, description="processes; 0 for this one alone; unset: one per core")
+    device: str = Field("cpu", description="where clients compute: cpu, cuda, mps")
+    tensorboard: bool = Field(False, description="also write TensorBoard events (extra `tensorboard`)")
+
+
+class Config(Section):
+    data: Data = Data()
+    model: Model = Model()
+    algorithm: dict[str, Any] = {"name": "fedbcgd"}
+    run: Run = Run()
+    compare: dict[str, dict[str, Any]] = Field(
+        default_factory=dict, description="options for one algorithm alone in `fedbcgd compare`"
+    )
+
+    def text(self) -> str:
+        return toml.dumps(self.model_dump())
+
+
+# What may differ between a run and its continuation.
+EXTENDABLE = {"run.rounds", "run.budget", "run.target", "run.workers", "run.checkpoint_every", "run.tensorboard"}
+
+
+def load(path: Path, overrides: Sequence[str] = ()) -> Config:
+    """Read a TOML file and apply `section.key=value` overrides."""
+    try:
+        raw = tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise UserError(f"{path} does not exist; `fedbcgd init {path}` writes one to start from") from None
+    except IsADirectoryError:
+        raise UserError(f"{path} is a folder; a TOML file is wanted") from None
+    except OSError as error:
+        raise UserError(f"{path} cannot be read: {error.strerror}") from None
+    except UnicodeDecodeError as error:
+        raise UserError(f"{path} is not a text file: {error.reason} at byte {error.start}") from None
+    except tomllib.TOMLDecodeError as error:
+        raise UserError(f"{path} is not valid TOML: {error}") from None
+    for item in overrides:
+        _override(raw, item)
+    return check(raw, str(path))
+
+
+def check(raw: Mapping[str, Any], where: str) -> Config:
+    """A configuration from plain values; every mistake is named with its field."""
+    raw = {**raw}
+    if isinstance(raw.get("algorithm"), dict):
+        raw["algorithm"] = {"name": "fedbcgd", **raw["algorithm"]}
+    try:
+        config = Config(**raw)
+    except ValidationError as error:
+        raise UserError("\n".join(f"{where}: {_explain(e)}" for e in error.errors())) from None
+    for problem in _impossible(config):
+        raise UserError(f"{where}: {problem}")
+    algorithm_of(config, where)
+    return config
+
+
+def algorithm_of(config: Config, where: str) -> Any:
+    from fedbcgd.algorithm import make_algorithm
+
+    try:
+        return make_algorithm(**config.algorithm)
+    except UserError as error:
+        raise UserError(f"{where}: algorithm: {error}") from None
+
+
+def complete(config: Config) -> Config:
+    """The same with every default of its algorithm written out, so that it reproduces the run under later defaults."""
+    return config.model_copy(update={"algorithm": algorithm_of(config, "configuration").options()})
+
+
+def differences(a: Config, b: Config) -> list[str]:
+    """Lines `section.key: this → that`, leaving out what may change between a run and its continuation."""
+    one, two = _flat(a.model_dump()), _flat(b.model_dump())
+    keys = [k for k in {**one, **two} if one.get(k) != two.get(k) and k not in EXTENDABLE]
+    return [f"{k}: {_shown(one.get(k))} → {_shown(two.get(k))}" for k in keys]
+
+
+def template() -> str:
+    """A commented file that says the same as an empty one."""
+    from fedbcgd.algorithm import algorithm_names, make_algorithm
+
+    parts = [
+        "# A run of fedbcgd: `fedbcgd run THIS-FILE --out FOLDER`. What is commented out shows the default or a choice."
+    ]
+    for name, section in (("data", Data), ("model", Model)):
+        parts.append(_section(name, section))
+    names = "\n".join(f"#   {name}: {summary}" for name, summary in algorithm_names().items())
+    chosen = make_algorithm("fedbcgd")
+    lines = [f'[algorithm]\n# One of:\n{names}\nname = "fedbcgd"']
+    for part in (chosen.uplink, chosen.local, chosen.server):
+        for key, info in type(part).model_fields.items():
+            lines.append(_line(key, getattr(part, key), info.description))
+    lines.append(_line("codec", "plain", "how floats become bytes: plain, or qsgd (then also levels, bucket, scale)"))
+    lines.append(_line("weighting", "uniform", "of clients in a mean: uniform, or examples"))
+    parts.append("\n".join(lines))
+    parts.append(_section("run", Run).replace("# rounds = …", "rounds = 100"))
+    parts.append("# Options for one algorithm alone when several are compared:\n# [compare.fedavg]\n# lr = 0.05")
+    return "\n\n".join(parts) + "\n"
+
+
+def _section(name: str, section: type[Section]) -> str:
+    lines = [_line(key, info.default, info.description) for key, info in section.model_fields.items()]
+    return "\n".join([f"[{name}]", *lines])
+
+
+def _line(key: str, default: Any, description: str | None) -> str:
+    text = f"{key} = {toml.value(default)}" if default is not None else f"# {key} = …"
+    return f"{text:<28}  # {description}" if description else text
+
+
+def _override(raw: dict[str, Any], item: str) -> None:
+    path, equals, text = item.partition("=")
+    steps = path.strip().split(".")
+    if not equals or len(steps) < 2 or not all(steps):
+        raise UserError(f"--set {item}: wanted is section.key=value, such as run.seed=1")
+    table: Any = raw
+    for step in steps[:-1]:
+        table = table.setdefault(step, {})
+        if not isinstance(table, dict):
+            raise UserError(f"--set {item}: {step} is a value, not a section")
+    try:
+        table[steps[-1]] = tomllib.loads(f"v = {text}")["v"]
+    except tomllib.TOMLDecodeError:
+        table[steps[-1]] = text.strip()  # a bare word is a string
+
+
+def _impossible(config: Config) -> list[str]:
+    run, data = config.run, config.data
+    out = []
+    if run.rounds is None and run.budget is None and run.target is None:
+        out.append("run: say when to stop: rounds, budget or target")
+    if run.cohort > data.clients:
+        out.append(f"run.cohort: {run.cohort} clients cannot be sampled of data.clients = {data.clients}")
+    return out
+
+
+def _explain(error: Any) -> str:
+    path = [str(step) for step in error["loc"]]
+    field = ".".join(path)
+    if error["type"] == "extra_forbidden":
+        section: Any = Config
+        for step in path[:-1]:
+            section = section.model_fields[step].annotation
+        names = list(section.model_fields)
+        near = get_close_matches(path[-1], names, n=1, cutoff=0.5)
+        hint = f" Did you mean {near[0]!r}?" if near else ""
+        return f"{field}: unknown key.{hint} Known here: {', '.join(names)}"
+    if error["type"] == "literal_error":
+        return f"{field}: given {error['input']!r}, allowed: {error['ctx']['expected']}"
+    message = error["msg"]
+    return f"{field}: given {error['input']!r}; {message[:1].lower()}{message[1:]}"
+
+
+def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    out: dict[str, Any] = {}
+    for key, v in values.items():
+        out |= _flat(v, f"{prefix}{key}.") if isinstance(v, Mapping) else {f"{prefix}{key}": _plain(v)}
+    return out
+
+
+def _plain(v: Any) -> Any:
+    return [_plain(item) for item in v] if isinstance(v, (list, tuple)) else v
+
+
+def _shown(v: Any) -> str:
+    return "unset" if v is None else toml.value(v)

@@ -1,0 +1,43 @@
+"""The division of a model as a table."""
+
+from rich.table import Table
+
+from fedbcgd.algorithm import Algorithm
+from fedbcgd.flat import Layout
+
+
+def table(algorithm: Algorithm, layout: Layout, model: str) -> Table:
+    """A row per block: what is in it, how large it is, what a client that serves it uploads in a round."""
+    out = Table(
+        title=f"{model}: d = {layout.dim:,}, N = {layout.blocks}, divider {layout.divider}; a whole upload is "
+        f"{layout.dim * layout.dtype.itemsize:,} bytes, the mean upload {algorithm.upload_d(layout):.4f} d",
+        title_justify="left",
+    )
+    out.add_column("block")
+    out.add_column("layers")
+    for column in ("parameters", "share of d", "bytes per upload"):
+        out.add_column(column, justify="right")
+    for j in range(layout.blocks):
+        nbytes = sum(map(sum, algorithm.lengths(layout, j).values()))
+        s = layout.block(j)
+        n = s.stop - s.start
+        out.add_row(str(j + 1), _layers(layout, s), f"{n:,}", f"{n / layout.dim:.2%}", f"{nbytes:,}")
+    n = layout.dim - layout.bounds[-1]
+    out.add_row("shared", _layers(layout, layout.shared), f"{n:,}", f"{n / layout.dim:.2%}", "in each of them")
+    if layout.size > layout.dim:
+        out.add_row("buffers", f"{len(layout.buffers)} tensors", f"{layout.size - layout.dim:,}", "", "in each of them")
+    return out
+
+
+def _layers(layout: Layout, s: slice) -> str:
+    """The layers that a slice touches; one that it holds only a part of is marked so."""
+    layers: dict[str, bool] = {}
+    for e in layout.parameters:
+        if e.offset < s.stop and s.start < e.offset + e.numel:
+            name = e.name.rpartition(".")[0] or e.name
+            whole = s.start <= e.offset and e.offset + e.numel <= s.stop
+            layers[name] = layers.get(name, True) and whole
+    named = [name if whole else f"{name} (part)" for name, whole in layers.items()]
+    if len(named) > 6:
+        named = [*named[:3], f"… {len(named) - 5} more …", *named[-2:]]
+    return ", ".join(named) or "none"

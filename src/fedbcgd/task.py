@@ -1,0 +1,68 @@
+"""What a configuration names, made: data, model, clients."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from fedbcgd.config import Config
+from fedbcgd.data import dirichlet, fashion_mnist, iid, split
+from fedbcgd.data.embedded import CLASSES
+from fedbcgd.data.sources import Images
+from fedbcgd.errors import UserError, unknown
+from fedbcgd.models import MODELS
+from fedbcgd.streams import stream
+
+
+@dataclass
+class Task:
+    model: nn.Module
+    clients: list[Images]
+    test: Images
+    prefix: str  # of its metrics: test, or validation
+
+
+def make_model(
+    name: str, shape: tuple[int, int, int] = (1, 28, 28), classes: int = len(CLASSES), seed: int = 0
+) -> nn.Module:
+    if name not in MODELS:
+        raise unknown("model", name, MODELS)
+    with torch.random.fork_rng([]):
+        torch.manual_seed(seed)
+        return MODELS[name](classes, shape)
+
+
+def parse_shape(text: str) -> tuple[int, int, int]:
+    try:
+        channels, height, width = (int(n) for n in text.split(","))
+    except ValueError:
+        raise UserError(f"shape: wanted is channels,height,width such as 3,32,32; given {text!r}") from None
+    if min(channels, height, width) < 1:
+        raise UserError(f"shape: each must be at least 1, given {text!r}")
+    return channels, height, width
+
+
+def make_task(config: Config) -> Task:
+    """The training set of the run, split over its clients, and what it is measured on."""
+    train, test = fashion_mnist()
+    seed, data = config.run.seed, config.data
+    prefix = "test"
+    if data.validation:
+        rows = stream(seed, "validation").permutation(len(train))
+        held = round(len(train) * data.validation)
+        if not 0 < held < len(train):
+            raise UserError(f"data.validation: {data.validation:g} of {len(train)} examples leaves one side empty")
+        train, test, prefix = _rows(train, rows[held:]), _rows(train, rows[:held]), "validation"
+    labels = train.labels.numpy() if train.rows is None else train.labels[train.rows].numpy()
+    parts: list[np.ndarray[Any, Any]]
+    if data.partition == "iid":
+        parts = iid(len(train), data.clients, seed)
+    else:
+        parts = dirichlet(labels, data.clients, data.dirichlet, seed)
+    return Task(make_model(config.model.name, seed=seed), split(train, parts), test, prefix)
+
+
+def _rows(images: Images, rows: np.ndarray[Any, Any]) -> Images:
+    return images.subset(torch.from_numpy(np.sort(rows)))
