@@ -7,8 +7,8 @@ import pytest
 from fedbcgd.ledger import Entry, Ledger
 
 
-def entry(client, nbytes, block=0, accepted=True):
-    return Entry(0, client, block, nbytes // 4, nbytes, 100, accepted)
+def entry(client, nbytes, block=0, accepted=True, download=100):
+    return Entry(0, client, block, nbytes // 4, nbytes, download, accepted)
 
 
 def test_by_hand():
@@ -23,15 +23,15 @@ def test_by_hand():
     assert ledger.upload_max_bytes == 16
     ledger.open_round()
     ledger.record(entry(3, 20, accepted=False), 1)
-    ledger.record(entry(3, 20), 1)
+    ledger.record(entry(3, 20, download=0), 0)
     ledger.record_lost(100)
     ledger.close_round()
     assert ledger.upload_d == pytest.approx(1.3)
     assert ledger.upload_bytes == 64
     assert ledger.upload_floats == 16
     assert ledger.upload_max_bytes == 40
-    assert ledger.download_bytes == 500
-    assert ledger.gradient_evaluations == 9
+    assert ledger.download_bytes == 400
+    assert ledger.gradient_evaluations == 8
     assert (ledger.refused, ledger.lost) == (1, 1)
     assert ledger.block_bytes == [48, 16]
 

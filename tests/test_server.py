@@ -109,7 +109,12 @@ WRONG = {
     "short": (lambda u, s: upload(u, [1], [1]), "bytes, expected were [8, 4]"),
     "long": (lambda u, s: upload(u, [1, 1, 1], [1]), "bytes, expected were [8, 4]"),
     "a slice missing": (lambda u, s: upload(u, [1, 1]), "expected were [8, 4]"),
-    "not bytes": (lambda u, s: dataclasses.replace(u, payload={"dx": [torch.ones(8), torch.ones(4)]}), "expected"),
+    "not bytes": (lambda u, s: dataclasses.replace(u, payload={"dx": [torch.ones(8), torch.ones(4)]}), "uint8"),
+    "not flat": (
+        lambda u, s: dataclasses.replace(u, payload={"dx": [u.payload["dx"][0].view(2, 4), u.payload["dx"][1]]}),
+        "uint8",
+    ),
+    "not tensors": (lambda u, s: dataclasses.replace(u, payload={"dx": [p.numpy() for p in u.payload["dx"]]}), "uint8"),
     "other channels": (lambda u, s: dataclasses.replace(u, payload={"dc": u.payload["dx"]}), "channels ['dc']"),
     "more channels": (lambda u, s: dataclasses.replace(u, payload={**u.payload, "dc": []}), "channels ['dc', 'dx']"),
     "NaN": (lambda u, s: upload(u, [1, math.nan], [1]), "NaN or infinity"),
@@ -148,6 +153,10 @@ def test_an_upload_sent_twice_counts_once():
     s.commit()
     assert s.x.tolist() == [2, 2, 0, 0, 2]
     assert s.ledger.upload_max_bytes == 24
+    # sent twice, but broadcast and computed once; the other client never answered
+    assert s.ledger.download_bytes == 2 * 5 * 4
+    assert s.ledger.gradient_evaluations == 1
+    assert s.ledger.lost == 1
 
 
 def test_an_upload_after_its_task_was_given_up_is_refused():
@@ -176,6 +185,79 @@ def test_training_stops_when_every_upload_is_refused_for_rounds():
                 s.receive(upload(task, [math.nan] * 2, [1]))
             s.commit()
     assert s.x.tolist() == [0] * 5
+
+
+def test_one_good_round_starts_the_count_anew():
+    s = server(cohort=2)
+    for good in (False, False, True, False, False, True):
+        for task in s.plan().tasks:
+            s.receive(upload(task, [1, 1], [0.0 if good else math.nan]))
+        s.commit()
+    assert s.round == 6
+
+
+def test_finite_uploads_that_add_up_to_infinity_leave_the_model():
+    s = server(name="fedavg", cohort=2)
+    for task in s.plan().tasks:
+        assert s.receive(upload(task, [3e38, 1, 1, 1, 1])).accepted
+    s.commit()
+    assert s.x.tolist() == [0] * 5
+    for task in s.plan().tasks:
+        s.receive(upload(task, [1] * 5))
+    s.commit()
+    assert s.x.tolist() == [1] * 5
+
+
+def test_half_precision_is_summed_in_single():
+    """The mean of 1000 ones is 1; in bfloat16 a sum of ones stops growing at 256."""
+    algorithm = make_algorithm("fedavg")
+    model = Five().to(torch.bfloat16)
+    s = Server(algorithm, algorithm.uplink.layout(model), torch.zeros(5, dtype=torch.bfloat16), 1000, 1000, seed=0)
+    one = torch.ones(5, dtype=torch.bfloat16).view(torch.uint8)
+    for task in s.plan().tasks:
+        s.receive(Upload(task.round, task.client, 0, {"dx": [one]}, 1, 1, 1, 0.0))
+    s.commit()
+    assert s.x.tolist() == [1] * 5
+
+
+def test_an_abandoned_round_leaves_no_trace():
+    s = server(cohort=2)
+    before = s.ledger.totals()
+    s.receive(upload(s.plan().tasks[0], [9, 9], [9]))
+    s.abandon()
+    assert s.ledger.totals() == before
+    s.receive(upload(s.plan().tasks[0], [7, 7], [7]))  # and a plan abandons what was open
+    for task in s.plan().tasks:
+        s.receive(upload(task, [1, 1], [1]))
+    s.commit()
+    assert s.x.tolist() == [1] * 5
+    assert s.ledger.upload_bytes == 24
+
+
+def test_a_late_notice_of_loss_does_not_close_a_place_in_another_round():
+    s = server(cohort=3)
+    old = s.plan().tasks[0]
+    s.commit()
+    new = {t.client: t for t in s.plan().tasks}
+    s.lost(old, "late")
+    assert s.receive(upload(new[old.client], [1, 1], [1])).accepted
+    s.lost(dataclasses.replace(old, client=99, round=s.round), "unknown")
+    assert s.settled == 1 or s.settled == 0
+
+
+def test_the_next_upload_is_known_before_the_round():
+    """Unequal blocks, one client a round: what the next round costs depends on whose turn it is."""
+    s = server(cohort=1, divider=["a", ["b", "s"]], shared=None)
+    costs = []
+    for _ in range(4):
+        expected = s.next_upload_d()
+        before = s.ledger.upload_d
+        task = s.plan().tasks[0]
+        assert s.receive(upload(task, [1.0] * (2 if task.block == 0 else 3))).accepted
+        s.commit()
+        assert s.ledger.upload_d - before == pytest.approx(expected)
+        costs.append(round(expected, 3))
+    assert costs == [0.4, 0.6, 0.4, 0.6]
 
 
 def test_lost_uploads_alone_do_not_stop_training():
@@ -233,6 +315,36 @@ def test_restore_continues_to_the_same_bits(federation, net, toys):
         other.round()
     assert torch.equal(whole.server.x, other.server.x)
     assert whole.server.ledger.totals() == other.server.ledger.totals()
+
+
+def test_restore_brings_back_control_variates(federation, net, toys):
+    algorithm = make_algorithm("scaffold", batch_size=3)
+    f = federation(algorithm, net(), toys(), cohort=4)
+    f.round()
+    tensors, values = f.server.snapshot()
+    expected = f.server.controls["c"].clone()
+    assert expected.abs().sum() > 0
+    other = federation(algorithm, net(), toys(), cohort=4)
+    other.server.restore(tensors, values)
+    assert torch.equal(other.server.controls["c"], expected)
+
+
+def test_buffers_are_averaged_over_clients_and_by_weight(federation):
+    """Two clients with means 2 and 6: running_mean = 0.1·4 = 0.4; weighted 1 : 3 by examples, 0.1·5 = 0.5."""
+    clients = [(torch.full((2, 1), 2.0), torch.zeros(2).long()), (torch.full((6, 1), 6.0), torch.zeros(6).long())]
+    for weighting, expected in (("uniform", 0.4), ("examples", 0.5)):
+        model = nn.Sequential(nn.BatchNorm1d(1), nn.Linear(1, 2))
+        algorithm = make_algorithm("fedavg", batch_size=50, local_steps=1, weighting=weighting)
+        f = federation(algorithm, model, clients, cohort=2)
+        f.round()
+        assert f.layout.views(f.server.x)["0.running_mean"].item() == pytest.approx(expected)
+
+
+def test_controls_are_summed_not_weighted(federation, net, toys):
+    f = federation(make_algorithm("scaffold", batch_size=3, weighting="examples"), net(), toys(), cohort=4)
+    for _ in range(4):
+        f.round()
+        torch.testing.assert_close(f.server.controls["c"], f.controls().mean(0))
 
 
 def test_batchnorm_statistics_reach_the_server(federation, toys):

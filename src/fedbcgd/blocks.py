@@ -50,6 +50,10 @@ def divide(
         name patterns of each block, such as `[["conv*"], ["fc1", "fc2"]]`.
     shared: `last` (the last layer; nothing if it is the whole model), "none" or None for an empty one, or name patterns.
     """
+    if not isinstance(model, nn.Module):
+        raise UserError(f"model: an nn.Module is wanted, given {model!r}")
+    if not isinstance(blocks, int):
+        raise UserError(f"blocks: a whole number is wanted, given {blocks!r}")
     sizes = _trainable(model)
     dim = sum(sizes.values())
     if blocks < 1:
@@ -68,6 +72,8 @@ def divide(
                 f"({', '.join(tail)}); make the shared block smaller (shared=None for none) or take fewer blocks"
             )
         names, cuts, divider = _cut(sizes, body, blocks, divider, dim)
+    elif not isinstance(divider, Sequence):
+        raise UserError(f"divider: {', '.join(DIVIDERS)} or a list of name patterns for each block, given {divider!r}")
     else:
         names, cuts, tail = _by_patterns(model, sizes, blocks, divider, shared)
         divider = "patterns"

@@ -1,7 +1,8 @@
 """A client's side of a round, without I/O: train, encode, and say what its state becomes."""
 
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
@@ -26,6 +27,8 @@ class Client:
         self.model = FlatModel(module, layout)
         self.seconds: dict[str, float] = {}  # where the time of the last `fit` went
         self._gradient = torch.empty_like(self.model.vector[: layout.dim])
+        # Parts that a user keeps in evaluation mode (a frozen BatchNorm) stay so, unless the whole model came that way.
+        self._evaluating = [m for m in module.modules() if not m.training] if module.training else []
 
     def fit(
         self, broadcast: Broadcast, task: Task, data: Source, state: Mapping[str, Tensor]
@@ -38,7 +41,7 @@ class Client:
         start = time.perf_counter()
         slices = self.layout.slices(task.block)
         self.model.load(broadcast.x)
-        mine = {n: state.get(n, torch.zeros_like(c)) for n, c in broadcast.controls.items()}
+        mine = {n: state[n] if n in state else torch.zeros_like(c) for n, c in broadcast.controls.items()}
         rng = stream(self.seed, "batches", *at)
         work = Work(
             rule,
@@ -53,10 +56,8 @@ class Client:
             rng,
             self._gradient,
         )
-        self.model.module.train()
-        device = self.model.vector.device
-        with torch.random.fork_rng([device] if device.type == "cuda" else []):
-            torch.manual_seed(torch_seed(self.seed, "model", *at))  # dropout and the like
+        self._training_mode()
+        with _seeded(torch_seed(self.seed, "model", *at), self.model.vector.device):  # dropout and the like
             rule.train(work)
         self.model.gather_buffers()
         trained = time.perf_counter()
@@ -66,6 +67,11 @@ class Client:
             task.round, task.client, task.block, payload, len(data), work.steps, work.evaluations, work.mean_loss
         )
         return upload, StateUpdate(task.client, broadcast.epoch, values)
+
+    def _training_mode(self) -> None:
+        self.model.module.train()
+        for part in self._evaluating:
+            part.training = False
 
     def _encode(
         self,
@@ -95,3 +101,14 @@ class Client:
         if self.layout.size > self.layout.dim:
             payload[BUFFERS] = [self.model.vector[self.layout.buffer_slice].clone().view(torch.uint8)]
         return payload, values
+
+
+@contextmanager
+def _seeded(seed: int, device: torch.device) -> Iterator[None]:
+    """torch's own generators seeded within, and as they were afterwards."""
+    on_gpu = device.type == "cuda"
+    with torch.random.fork_rng([device] if on_gpu else []):
+        torch.default_generator.manual_seed(seed)
+        if on_gpu:
+            torch.cuda.manual_seed(seed)
+        yield

@@ -38,7 +38,9 @@ class Model(Section):
 
 
 class Run(Section):
-    seed: int = Field(0, ge=0, description="of every random draw: partition, initial weights, cohorts, minibatches")
+    seed: int = Field(
+        0, ge=0, lt=2**63, description="of every random draw: partition, initial weights, cohorts, minibatches"
+    )
     cohort: int = Field(10, ge=1, description="S: clients sampled in a round")
     rounds: int | None = Field(None, ge=1, description="stop after so many rounds")
     budget: float | None = Field(None, gt=0, description="stop at so much upload, in units of the model's size d")

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 from difflib import get_close_matches
+from typing import Any
 
 
 class UserError(ValueError):
@@ -9,7 +10,9 @@ class UserError(ValueError):
 
 
 class Diverged(RuntimeError):
-    """Every upload of several rounds in a row was refused: going on cannot help."""
+    """Every upload of several rounds in a row was refused: going on cannot help. From `simulate` it has a `result`."""
+
+    result: Any = None
 
 
 def unknown(kind: str, given: str, allowed: Iterable[str]) -> UserError:

@@ -4,6 +4,7 @@
 views of it, so a broadcast is one copy and an upload is two slices.
 """
 
+import copy
 import hashlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -131,8 +132,10 @@ class FlatModel:
             view.copy_(tensors[name].detach())
             replaced[id(tensors[name])] = view
         self.parameters = [tensors[e.name] for e in layout.parameters]
-        for p in self.parameters:  # ties stay: they are one Parameter object, which only changes its memory
-            p.data = replaced[id(p)]
+        self._home = [replaced[id(p)] for p in self.parameters]
+        self._address = [view.data_ptr() for view in self._home]
+        for p, view in zip(self.parameters, self._home, strict=True):
+            p.data = view  # ties stay: they are one Parameter object, which only changes its memory
         for owner, key, tensor in _all_buffers(module):
             if id(tensor) in replaced:
                 owner._buffers[key] = replaced[id(tensor)]
@@ -146,12 +149,20 @@ class FlatModel:
 
     def load(self, vector: Tensor) -> None:
         """Take over a vector, and put every other buffer back to its first value."""
+        self.reattach()
         self.vector.copy_(vector)
         for owner, key, tensor, first in self._constants:
             tensor.copy_(first)
             owner._buffers[key] = tensor
         for owner, key, view in self._buffers:
             owner._buffers[key] = view
+
+    def reattach(self) -> None:
+        """Bring parameters whose memory the module replaced (`p.data = …`) back into the vector, with their values."""
+        for p, view, address in zip(self.parameters, self._home, self._address, strict=True):
+            if p.data_ptr() != address:
+                view.copy_(p.data)
+                p.data = view
 
     def gather_buffers(self) -> None:
         """Bring buffers that the module replaced, instead of writing into them, back into the vector."""
@@ -163,7 +174,10 @@ class FlatModel:
 
     def state_dict(self) -> dict[str, Tensor]:
         """An ordinary state_dict: contiguous copies that share no memory."""
-        return {k: v.detach().clone(memory_format=torch.contiguous_format) for k, v in self.module.state_dict().items()}
+        return {
+            k: v.detach().clone(memory_format=torch.contiguous_format) if isinstance(v, Tensor) else copy.deepcopy(v)
+            for k, v in self.module.state_dict().items()
+        }
 
 
 def _memory_order(tensor: Tensor) -> tuple[int, ...]:

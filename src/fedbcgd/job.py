@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from fedbcgd.algorithm import Algorithm
 from fedbcgd.client import Client
 from fedbcgd.data.sources import Source, as_source
+from fedbcgd.errors import UserError
 from fedbcgd.evaluation import Batch, evaluate_batch
 from fedbcgd.flat import Layout
 from fedbcgd.messages import Broadcast, StateUpdate, Task, Upload
@@ -35,6 +36,12 @@ class Job:
             data = as_source(self.clients[task.client], f"client {task.client}")
             return self.client.fit(broadcast, task, data, state)
         except Exception as error:
+            if "Expected more than 1 value per channel" in str(error):
+                size = self.algorithm.local.batch_size
+                raise UserError(
+                    f"client {task.client} has a minibatch of one example (batch_size = {size}), and BatchNorm cannot "
+                    "train on one: choose a batch_size that leaves no rest of one, or GroupNorm"
+                ) from error
             error.add_note(f"while client {task.client} trained in round {task.round}")
             raise
 

@@ -11,6 +11,7 @@ from fedbcgd.errors import unknown
 from fedbcgd.ledger import Ledger
 from fedbcgd.messages import RoundReport
 from fedbcgd.server import Server
+from fedbcgd.threads import one_thread
 
 Row = dict[str, float]
 Callback = Callable[["RoundInfo"], None]
@@ -41,19 +42,19 @@ class Stop:
 
     rounds: int | None = None
     budget: float | None = None  # upload, in d
-    target: tuple[str, float] | None = None  # a metric: at least this, or for a loss at most this
+    target: tuple[str, str, float] | None = None  # a metric, "<=" or ">=", a value
 
     def check(self, server: Server, row: Row | None) -> str:
         if row and self.target:
-            name, value = self.target
+            name, how, value = self.target
             if name not in row:
                 raise unknown("target metric", name, row)
-            if row[name] <= value if "loss" in name else row[name] >= value:
+            if row[name] <= value if how == "<=" else row[name] >= value:
                 return "target"
         if self.rounds is not None and server.round >= self.rounds:
             return "rounds"
         # Another round is begun only if the budget covers it.
-        if self.budget is not None and server.ledger.upload_d + cost(server) > self.budget * (1 + 1e-9):
+        if self.budget is not None and server.ledger.upload_d + server.next_upload_d() > self.budget * (1 + 1e-9):
             return "budget"
         return ""
 
@@ -120,8 +121,9 @@ class Loop:
         reason = self.stop.check(self.server, self.rows[-1] if self.rows else None)
         self._lap = time.perf_counter()
         try:
-            while not reason:
-                reason = self._round()
+            with one_thread():  # the cores belong to the workers
+                while not reason:
+                    reason = self._round()
         except BaseException:
             self.server.abandon()
             self.carrier.store.abandon()
@@ -152,6 +154,9 @@ class Loop:
         info = RoundInfo(report, row, server, 1.0 if reason else self.stop.progress(server), reason)
         for callback in self.callbacks:
             callback(info)
+            if info.reason and info.row is None:  # it asked to stop: what follows sees a last row
+                info.row = self._measure(report)
+                self.rows.append(info.row)
         return info.reason
 
     def _measure(self, report: RoundReport) -> Row:

@@ -52,7 +52,8 @@ class Upload:
 
     @property
     def nbytes(self) -> int:
-        return sum(piece.numel() for pieces in self.payload.values() for piece in pieces)
+        """Bytes of the payload, whatever a carrier was handed."""
+        return sum(int(getattr(piece, "nbytes", 0)) for pieces in self.payload.values() for piece in pieces)
 
 
 @dataclass(frozen=True)

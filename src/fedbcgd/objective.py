@@ -38,13 +38,18 @@ def pair(batch: Any) -> tuple[Any, Any]:
     raise UserError(f"the default loss wants batches of (x, y), but a batch is {what}: pass loss=f(model, batch)")
 
 
-classification_loss: Loss = supervised(F.cross_entropy)
+def cross_entropy(logits: Tensor, y: Tensor) -> Tensor:
+    return F.cross_entropy(logits, y if y.is_floating_point() else y.long())
+
+
+classification_loss: Loss = supervised(cross_entropy)
 
 
 def classification_metrics(model: nn.Module, batch: Any) -> dict[str, Tensor]:
     x, y = pair(batch)
     logits = model(x)
-    return {"loss": F.cross_entropy(logits, y), "accuracy": (logits.argmax(1) == y).float().mean()}
+    right = logits.argmax(1) == (y.argmax(1) if y.is_floating_point() and y.ndim > 1 else y)
+    return {"loss": cross_entropy(logits, y), "accuracy": right.float().mean()}
 
 
 def objective(loss: Loss | nn.Module | None = None, metrics: Metrics | None = None) -> Objective:
@@ -53,7 +58,8 @@ def objective(loss: Loss | nn.Module | None = None, metrics: Metrics | None = No
         return Objective(
             classification_loss, _with_loss(classification_loss, metrics) if metrics else classification_metrics
         )
-    chosen = supervised(loss) if isinstance(loss, nn.Module) else loss
+    criterion = isinstance(loss, nn.Module) or getattr(loss, "__module__", None) == "torch.nn.functional"
+    chosen = supervised(loss) if criterion else loss  # type: ignore[arg-type]
     return Objective(chosen, _with_loss(chosen, metrics or _nothing))
 
 

@@ -48,13 +48,15 @@ def build(part: type[P], options: dict[str, Any]) -> P:
     try:
         return part(**options)
     except ValidationError as error:
-        raise UserError("; ".join(_explain(e) for e in error.errors())) from None
+        by_field: dict[str, list[Any]] = {}
+        for e in error.errors():
+            by_field.setdefault(str(e["loc"][0]) if e["loc"] else "", []).append(e)
+        raise UserError("; ".join(_explain(part, field, errors) for field, errors in by_field.items())) from None
 
 
-def _explain(error: Any) -> str:
-    field = ".".join(str(step) for step in error["loc"])
-    message = error["msg"].removeprefix("Value error, ")
+def _explain(part: type[Part], field: str, errors: list[Any]) -> str:
+    message = errors[0]["msg"].removeprefix("Value error, ")
     message = message[:1].lower() + message[1:]
-    if not field:
-        return message
-    return f"{field}: {message} (given: {error['input']!r})"
+    if field in part.model_fields and len(errors) > 1:  # one complaint for each form that would do: say them in one
+        message = f"wanted is: {part.model_fields[field].description}"
+    return f"{field}: {message} (given: {errors[0]['input']!r})" if field else message

@@ -88,8 +88,8 @@ def _execute(config: Config, folder: Folder, callbacks: Sequence[Callback]) -> O
     task = make_task(config)
     algorithm = configuration.algorithm_of(config, "configuration")
     run = config.run
-    job = make_job(task.model, task.clients, algorithm, task.test, run.seed, device=_device(run.device))
-    stop = Stop(run.rounds, run.budget, None if run.target is None else (f"{task.prefix}_accuracy", run.target))
+    job = make_job(task.model, task.clients, algorithm, task.test, run.seed, device=run.device)
+    stop = Stop(run.rounds, run.budget, None if run.target is None else (f"{task.prefix}_accuracy", ">=", run.target))
     server = make_server(job, run.cohort, stop)
     checkpoints = Checkpoints(folder.checkpoint, run.checkpoint_every)
     store = StateStore(algorithm.local.controls, job.layout.dim, job.layout.dtype, checkpoints.clients)
@@ -198,15 +198,6 @@ def _refuse_foreign(folder: Folder, config: Config, resume: bool) -> None:
         raise UserError(
             f"{folder.path} was begun with another configuration, so it cannot go on with this one:\n  {lines}"
         )
-
-
-def _device(name: str) -> torch.device:
-    try:
-        device = torch.device(name)
-        torch.empty(1, device=device)
-    except (RuntimeError, AssertionError) as error:
-        raise UserError(f"run.device: {name!r} cannot be used here: {str(error).splitlines()[0]}") from None
-    return device
 
 
 def _tensorboard(config: Config, folder: Folder) -> list[Callback]:

@@ -42,8 +42,11 @@ class Server:
         self.controls = {name: torch.zeros_like(params) for name in algorithm.local.controls}
         self.state = {n: torch.full_like(params, algorithm.server.init(n)) for n in algorithm.server.vectors}
         self.ledger = Ledger(layout.dim, x.element_size(), layout.blocks)
-        self._sum = torch.zeros_like(self.x)
-        self._control_sums = {name: torch.zeros_like(params) for name in self.controls}
+        wide = (
+            torch.float32 if x.dtype in (torch.float16, torch.bfloat16) else x.dtype
+        )  # half a precision is no place to sum
+        self._sum = torch.zeros_like(self.x, dtype=wide)
+        self._control_sums = {name: torch.zeros_like(params, dtype=wide) for name in self.controls}
         self._barren = 0
         self._plan: Plan | None = None
 
@@ -51,10 +54,8 @@ class Server:
 
     def plan(self) -> Plan:
         """Sample a cohort, assign blocks, and open the round."""
-        rng = stream(self.seed, "cohort", self.round)
-        cohort = rng.choice(self.clients, self.cohort, replace=False)
-        blocks = self.algorithm.uplink.assign(cohort, self.round, self.layout.blocks)
-        tasks = [Task(self.round, int(client), block) for client, block in zip(cohort, blocks, strict=True)]
+        self.abandon()
+        tasks = self._tasks()
         self._plan = Plan(Broadcast(self.round, self.epoch, self.x, self.controls), tasks)
         self._place = {task.client: k for k, task in enumerate(tasks)}
         self._arrived: dict[int, tuple[Upload, list[dict[str, Tensor]], Tensor | None] | None] = {}
@@ -67,14 +68,28 @@ class Server:
         self.ledger.open_round()
         return self._plan
 
+    def _tasks(self) -> list[Task]:
+        rng = stream(self.seed, "cohort", self.round)
+        cohort = rng.choice(self.clients, self.cohort, replace=False)
+        blocks = self.algorithm.uplink.assign(cohort, self.round, self.layout.blocks)
+        return [Task(self.round, int(client), block) for client, block in zip(cohort, blocks, strict=True)]
+
+    def next_upload_d(self) -> float:
+        """What the next round will upload if nothing is lost, in d."""
+        each = [sum(map(sum, self.algorithm.lengths(self.layout, task.block).values())) for task in self._tasks()]
+        return sum(each) / len(each) / (self.layout.dim * self.layout.dtype.itemsize)
+
     def abandon(self) -> None:
         """The open round never was: only the ledger and the sums have changed so far."""
         if self._plan is not None:
             self.ledger = Ledger.from_totals(self._before)
-            self._sum.zero_()
-            for total in self._control_sums.values():
-                total.zero_()
-            self._plan = None
+            self._clear()
+
+    def _clear(self) -> None:
+        self._sum.zero_()
+        for total in self._control_sums.values():
+            total.zero_()
+        self._plan = None
 
     @property
     def settled(self) -> int:
@@ -93,6 +108,8 @@ class Server:
             slices, buffers = self._decode(upload)
             reason = self._not_finite(slices, buffers)
         floats = sum(s.stop - s.start for s in self._slices(upload.block)) * len(self.algorithm.local.channels)
+        # What is sent twice was sent twice; but it was broadcast and computed once.
+        first = upload.round == self.round and self._place.get(upload.client, -1) not in {-1, *self._arrived}
         self.ledger.record(
             Entry(
                 self.round,
@@ -100,10 +117,10 @@ class Server:
                 upload.block,
                 floats + (self.layout.size - self.layout.dim),
                 upload.nbytes,
-                plan.broadcast.nbytes,
+                plan.broadcast.nbytes if first else 0,
                 accepted=not reason,
             ),
-            max(0, int(upload.gradient_evaluations)),
+            max(0, int(upload.gradient_evaluations)) if first else 0,
         )
         if reason:
             reason = f"round {self.round}, client {upload.client}: {reason}"
@@ -118,8 +135,10 @@ class Server:
     def lost(self, task: Task, why: str) -> None:
         """The client of this task will not answer."""
         plan = self._open_plan()
-        place = self._place[task.client]
-        if place not in self._arrived:
+        place = self._place.get(task.client)
+        if task.round != self.round or place is None:
+            log.warning("client %d of round %d is given up, but this is round %d", task.client, task.round, self.round)
+        elif place not in self._arrived:
             self._arrived[place] = None
             self._lost.append(f"client {task.client}: {why}")
             self.ledger.record_lost(plan.broadcast.nbytes)
@@ -146,8 +165,11 @@ class Server:
         if set(upload.payload) != set(expected):
             return f"it has channels {sorted(upload.payload)}, expected were {sorted(expected)}"
         for channel, lengths in expected.items():
-            got = [piece.numel() for piece in upload.payload[channel]]
-            if got != lengths or any(piece.dtype != torch.uint8 for piece in upload.payload[channel]):
+            pieces = upload.payload[channel]
+            if not isinstance(pieces, (list, tuple)) or not all(map(_bytes, pieces)):
+                return f"channel {channel!r} is not a list of contiguous uint8 tensors"
+            got = [piece.numel() for piece in pieces]
+            if got != lengths:
                 return f"channel {channel!r} has slices of {got} bytes, expected were {lengths}"
         if upload.steps < 1 or upload.examples < 1:
             return f"it reports {upload.steps} steps on {upload.examples} examples; both must be positive"
@@ -205,20 +227,16 @@ class Server:
         plan = self._open_plan()
         for task in plan.tasks:
             self.lost(task, "no answer before the round closed")
-        for name, total in self._control_sums.items():
-            self.controls[name].add_(total, alpha=1 / self.clients)
-            total.zero_()
+        self._move_controls()
         parts = [self.layout.block(j) for j in range(self.layout.blocks)] + [self.layout.shared]
-        for s, weight in zip(parts, self._weight, strict=False):
-            if weight:
-                delta = self._sum[s].div_(weight)
+        for k, s in enumerate(parts):
+            if self._weight[k] and (delta := self._mean(k, s)) is not None:
                 self.algorithm.server.step(self.x[s], delta, {n: v[s] for n, v in self.state.items()})
-        if self._weight[-1]:
-            s = self.layout.buffer_slice
-            self.x[s] = self._sum[s].div_(self._weight[-1])
-        self._sum.zero_()
+        buffers = self.layout.buffer_slice
+        if self._weight[-1] and (mean := self._mean(-1, buffers)) is not None:
+            self.x[buffers] = mean
         self.ledger.close_round()
-        idle = [j for j in {task.block for task in plan.tasks} if not self._weight[j]]
+        idle = [j for j in sorted({task.block for task in plan.tasks}) if not self._weight[j]]
         if idle:
             log.warning("round %d: nothing arrived for block %s", self.round, ", ".join(str(j + 1) for j in idle))
         report = RoundReport(
@@ -231,14 +249,35 @@ class Server:
         )
         self._barren = self._barren + 1 if self._refused and not self._losses else 0
         self.round += 1
-        self._plan = None
+        self._clear()
         if self._barren >= GIVE_UP:
             raise Diverged(
                 f"every upload of the last {GIVE_UP} rounds was refused, so training stopped. Last reason: "
                 f"{self._refused[-1]}. The usual cause is a learning rate that is too high "
-                f"(lr = {self.algorithm.local.lr:g} now)"
+                f"(lr = {self.algorithm.local.lr:g} now); another one is NaN in the data"
             )
         return report
+
+    def _mean(self, k: int, s: slice) -> Tensor | None:
+        """The mean of a slice; None, and the slice stays as it is, where finite uploads added up to infinity."""
+        mean = self._sum[s].div_(self._weight[k]).to(self.x.dtype)
+        if mean.isfinite().all():
+            return mean
+        log.warning("round %d: a mean overflowed; that part of the model keeps its value", self.round)
+        self._weight[k] = 0
+        return None
+
+    def _move_controls(self) -> None:
+        """c += ΣΔc/M. Should that overflow, nothing can restore c = mean(c_i): all controls begin again from zero."""
+        sums = {name: total.div_(self.clients).to(self.x.dtype) for name, total in self._control_sums.items()}
+        if all(change.isfinite().all() for change in sums.values()):
+            for name, change in sums.items():
+                self.controls[name].add_(change)
+        else:
+            log.warning("round %d: control variates overflowed; they begin again from zero", self.round)
+            self.epoch += 1
+            for control in self.controls.values():
+                control.zero_()
 
     def _open_plan(self) -> Plan:
         if self._plan is None:
@@ -262,4 +301,8 @@ class Server:
             t.copy_(tensors[f"server.{name}"])
         self.round, self.epoch, self._barren = values["round"], values["epoch"], values["barren"]
         self.ledger = Ledger.from_totals(values["ledger"])
-        self._plan = None
+        self._clear()
+
+
+def _bytes(piece: object) -> bool:
+    return isinstance(piece, Tensor) and piece.dtype == torch.uint8 and piece.dim() == 1 and piece.is_contiguous()

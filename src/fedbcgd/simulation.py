@@ -1,10 +1,13 @@
 """A federation simulated on this machine, from Python: `simulate`."""
 
 import copy
+import logging
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -12,15 +15,19 @@ from fedbcgd.algorithm import Algorithm, make_algorithm
 from fedbcgd.carriers import Carrier, InProcess, Workers
 from fedbcgd.carriers.inprocess import Transport
 from fedbcgd.carriers.workers import cores
-from fedbcgd.data.sources import as_source
-from fedbcgd.errors import UserError
+from fedbcgd.data.sources import as_source, to_device
+from fedbcgd.errors import Diverged, UserError
 from fedbcgd.flat import FlatModel
 from fedbcgd.job import Job
-from fedbcgd.loop import Callback, Loop, Outcome, Stop, cost
-from fedbcgd.objective import Loss, Metrics, objective
+from fedbcgd.loop import Callback, Loop, Outcome, Stop
+from fedbcgd.objective import Loss, Metrics, Objective, objective
 from fedbcgd.report.progress import single
 from fedbcgd.server import Server
 from fedbcgd.state import StateStore
+from fedbcgd.streams import stream
+from fedbcgd.threads import one_thread
+
+log = logging.getLogger("fedbcgd")
 
 
 @dataclass
@@ -46,7 +53,7 @@ def simulate(
     test: Any = None,
     rounds: int | None = None,
     budget: float | None = None,
-    target: float | tuple[str, float] | None = None,
+    target: float | tuple[str, float] | tuple[str, str, float] | None = None,
     cohort: int | None = None,
     seed: int = 0,
     loss: Loss | nn.Module | None = None,
@@ -69,21 +76,23 @@ def simulate(
         Algorithm. `fedbcgd.algorithm_names()` lists the names.
     test: data of the same kinds as a client's, for the metrics.
     rounds, budget, target: when to stop, whichever comes first. `budget` is the upload of a client in units of the
-        model's size d; `target` is an accuracy on `test`, or a pair such as ("test_loss", 0.5).
+        model's size d; `target` is an accuracy on `test`, a pair such as ("test_loss", 0.5) (names with "loss" or
+        "error" are to fall, others to rise), or ("test_mse", "<=", 0.1).
     cohort: clients sampled in a round; default 10, or all where there are fewer.
+    seed: of every random draw. evaluate_every: rounds between evaluations; the last round is always evaluated.
     loss: a callable (model, batch) → scalar, or a criterion module for (x, y) batches; default cross entropy.
     metrics: a callable (model, batch) → dictionary of means over the batch; default loss and accuracy.
     callbacks: called with a RoundInfo after each round; `info.stop()` ends the run.
     progress: show a progress bar; default: when the output is a terminal.
     workers: processes that do the clients' work; default one per core, 0 for this process itself (for debugging, and
         quicker to start). The result is the same to the bit.
-    channels_last: compute in that memory format; default: for models with 2-d convolutions.
+    channels_last: compute in that memory format; default: for models with 2-d convolutions that can.
     transport: stands for the network, for tests and studies: gets each upload and may lose (None) or damage it. Only
         with workers=0.
     """
     algorithm = _algorithm(algorithm, options)
-    stop = Stop(rounds, budget, ("test_accuracy", target) if isinstance(target, (int, float)) else target)
-    _check(clients, test, stop, evaluate_every)
+    stop = Stop(rounds, budget, _target(target))
+    _check(model, clients, test, stop, evaluate_every, seed, callbacks)
     if transport is not None and workers:
         raise UserError("transport: only the carrier in this process has one (workers=0)")
     job = make_job(model, clients, algorithm, test, seed, loss, metrics, weights, device, channels_last)
@@ -97,6 +106,9 @@ def simulate(
                 reason = loop.run()
             except KeyboardInterrupt:
                 raise Interrupted(_result(loop, model, job, "interrupted")) from None
+            except Diverged as error:
+                error.result = _result(loop, model, job, "diverged")
+                raise
         return _result(loop, model, job, reason)
     finally:
         carrier.close()
@@ -116,29 +128,33 @@ def make_job(
     channels_last: bool | None = None,
 ) -> Job:
     """All that a process needs for the clients' work, the model copied and laid out."""
-    module = copy.deepcopy(model).to(device)
+    module = copy.deepcopy(model).to(make_device(device))
     if weights is not None:
+        if not isinstance(weights, Mapping):
+            raise UserError(f"weights: a state_dict is wanted (torch.load gives one), given {weights!r}")
         try:
             module.load_state_dict(dict(weights))
         except RuntimeError as error:
             raise UserError(f"weights: {error}") from None
+    goal = objective(loss, metrics)
     if channels_last is None:
-        channels_last = any(isinstance(m, nn.Conv2d) for m in module.modules())
+        channels_last = _likes_channels_last(module, clients, goal)
     if channels_last:
         module = module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     layout = algorithm.uplink.layout(module)
     data = None if test is None else as_source(test, "test")
-    return Job(algorithm, layout, module, objective(loss, metrics), seed, clients, data)
+    return Job(algorithm, layout, module, goal, seed, clients, data)
 
 
 def make_server(job: Job, cohort: int | None, stop: Stop) -> Server:
     x = job.layout.vector(job.module.state_dict(), next(job.module.parameters()).device)
     size = min(10, len(job.clients)) if cohort is None else cohort
+    _whole("cohort", size, 1)
     server = Server(job.algorithm, job.layout, x, len(job.clients), size, job.seed)
-    if stop.budget is not None and cost(server) > stop.budget * (1 + 1e-9):
+    need = server.next_upload_d()
+    if stop.budget is not None and need > stop.budget * (1 + 1e-9):
         raise UserError(
-            f"budget: {stop.budget:g} d does not pay for one round of {job.algorithm.name}, "
-            f"which uploads {cost(server):.3g} d"
+            f"budget: {stop.budget:g} d does not pay for one round of {job.algorithm.name}, which uploads {need:.3g} d"
         )
     return server
 
@@ -177,17 +193,79 @@ def _algorithm(algorithm: str | Algorithm, options: dict[str, Any]) -> Algorithm
     return make_algorithm(algorithm, **options)
 
 
-def _check(clients: Sequence[Any], test: Any, stop: Stop, every: int) -> None:
+def _check(model: Any, clients: Any, test: Any, stop: Stop, every: Any, seed: Any, callbacks: Any) -> None:
+    if not isinstance(model, nn.Module):
+        raise UserError(f"model: an nn.Module is wanted (an instance, not a class), given {model!r}")
+    if not isinstance(clients, Sequence) and not (hasattr(clients, "__len__") and hasattr(clients, "__getitem__")):
+        raise UserError(f"clients: a list with the data of each client is wanted, given {type(clients).__name__}")
+    if isinstance(clients, Mapping):
+        raise UserError("clients: a list is wanted, given a dictionary; list(clients.values()) makes one")
     if not len(clients):
         raise UserError("clients: at least one is needed, the list is empty")
     if stop.rounds is None and stop.budget is None and stop.target is None:
         raise UserError("say when to stop: rounds=…, budget=… (upload in d) or target=… (a metric on test)")
-    if stop.rounds is not None and stop.rounds < 1:
-        raise UserError(f"rounds: at least 1 is needed, given {stop.rounds}")
+    _whole("rounds", 1 if stop.rounds is None else stop.rounds, 1)
+    if stop.budget is not None and not (isinstance(stop.budget, (int, float)) and 0 < stop.budget < math.inf):
+        raise UserError(f"budget: a positive number of d is wanted, given {stop.budget!r}")
     if stop.target is not None and test is None:
         raise UserError("target: a metric on test data is wanted, but test is not given")
-    if every < 1:
-        raise UserError(f"evaluate_every: at least 1 is needed, given {every}")
+    _whole("evaluate_every", every, 1)
+    _whole("seed", seed, 0)
+    if callable(callbacks) or not all(map(callable, callbacks)):
+        raise UserError("callbacks: a list of callables is wanted")
     if isinstance(clients, (list, tuple)):  # a lazy sequence is checked client by client, as each is used
         for i, data in enumerate(clients):
             as_source(data, f"client {i}")
+
+
+def _whole(name: str, value: Any, least: int) -> None:
+    if not isinstance(value, (int, np.integer)) or not least <= value < 2**63:
+        raise UserError(f"{name}: a whole number of at least {least} is wanted, given {value!r}")
+
+
+def _target(target: Any) -> tuple[str, str, float] | None:
+    """What users write, as (metric, "<=" or ">=", value)."""
+    match target:
+        case None:
+            return None
+        case str(name), (int() | float()) as value:
+            return name, "<=" if "loss" in name or "error" in name else ">=", float(value)
+        case str(name), ("<=" | ">=") as how, (int() | float()) as value:
+            return name, how, float(value)
+    try:
+        return "test_accuracy", ">=", float(target)
+    except (TypeError, ValueError):
+        raise UserError(
+            f'target: an accuracy such as 0.9, a pair ("test_loss", 0.5) or ("test_mse", "<=", 0.1), given {target!r}'
+        ) from None
+
+
+def make_device(name: str | torch.device) -> torch.device:
+    try:
+        device = torch.device(name)
+        torch.empty(1, device=device)
+    except (RuntimeError, AssertionError) as error:
+        raise UserError(f"device: {str(name)!r} cannot be used here: {str(error).splitlines()[0]}") from None
+    return device
+
+
+def _likes_channels_last(module: nn.Module, clients: Sequence[Any], goal: Objective) -> bool:
+    """Whether a convolutional model computes in channels_last: `.view` after a convolution, for one, does not."""
+    if not any(isinstance(m, nn.Conv2d) for m in module.modules()):
+        return False
+    probe = copy.deepcopy(module).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    data = as_source(clients[0], "client 0")
+    device = next(module.parameters()).device
+    try:
+        with torch.random.fork_rng([]), one_thread():
+            rows = torch.arange(min(2, len(data)))
+            goal.loss(probe, to_device(data.gather(rows, stream(0, "probe")), device)).backward()
+    except RuntimeError as error:
+        if "view size is not compatible" in str(error):
+            log.info(
+                "the model uses .view on convolutions' outputs, so it is not computed in channels_last (reshape can be)"
+            )
+            return False
+    except Exception:
+        pass  # whatever else is wrong will show, and be explained, in training
+    return True

@@ -11,7 +11,7 @@ def dumps(sections: Mapping[str, Mapping[str, Any]]) -> str:
     for name, values in sections.items():
         tables = {k: v for k, v in values.items() if isinstance(v, Mapping)}
         lines = [f"{k} = {value(v)}" for k, v in values.items() if v is not None and k not in tables]
-        if lines or not tables:
+        if lines:
             parts.append("\n".join([f"[{name}]", *lines]))
         if tables:
             parts.append(dumps({f"{name}.{_key(k)}": v for k, v in tables.items()}).rstrip("\n"))

@@ -2,7 +2,6 @@ import numpy as np
 import torch
 
 from fedbcgd.data import as_source, fashion_mnist, split
-from fedbcgd.data.sources import batch_length
 from fedbcgd.streams import stream
 
 
@@ -45,9 +44,3 @@ def test_clients_share_the_images():
     assert as_source(clients[0], "client 0") is clients[0]
     again = clients[0].subset(torch.tensor([1]))
     assert torch.equal(again.gather(torch.tensor([0]), stream(0, "x"))[0], x)
-
-
-def test_batch_length():
-    assert batch_length({"a": torch.zeros(3, 2), "b": 1}, 9) == 3
-    assert batch_length((torch.zeros(4), torch.zeros(4)), 9) == 4
-    assert batch_length("text", 9) == 9

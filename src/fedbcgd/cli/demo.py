@@ -10,8 +10,10 @@ from fedbcgd.cli import app
 
 @app.command()
 def demo(
-    budget: Annotated[float, typer.Option(min=1, help="Upload of a client, in units of the model's size d.")] = 20,
-    seed: Annotated[int, typer.Option(min=0, help="Seed of every random draw.")] = 0,
+    budget: Annotated[
+        float, typer.Option(min=1, max=10_000, help="Upload of a client, in units of the model's size d.")
+    ] = 20,
+    seed: Annotated[int, typer.Option(min=0, max=2**63 - 1, help="Seed of every random draw.")] = 0,
     out: Annotated[Path, typer.Option(help="Folder for the plots and the metrics.")] = Path("fedbcgd-demo"),
 ) -> None:
     """Train LeNet-5 on Fashion-MNIST with FedAvg, FedBCGD and FedPAQ under the same upload budget.

@@ -28,7 +28,7 @@ def pack(codes: Tensor, bits: int) -> Tensor:
         np.packbits((values[at : at + _CHUNK, None] >> shifts & 1).astype(np.uint8), bitorder="little")
         for at in range(0, len(values), _CHUNK)
     ]
-    return torch.from_numpy(np.concatenate([np.empty(0, np.uint8), *pieces]))
+    return torch.from_numpy(np.concatenate([np.empty(0, np.uint8), *pieces])).to(codes.device)
 
 
 def unpack(data: Tensor, n: int, bits: int) -> Tensor:
@@ -45,4 +45,4 @@ def unpack(data: Tensor, n: int, bits: int) -> Tensor:
         count = min(_CHUNK, n - at)
         piece = raw[at * bits // 8 : at * bits // 8 + packed_bytes(count, bits)]
         pieces.append(np.unpackbits(piece, count=count * bits, bitorder="little").reshape(-1, bits) @ weights)
-    return torch.from_numpy(np.concatenate([np.empty(0, np.int32), *pieces]))
+    return torch.from_numpy(np.concatenate([np.empty(0, np.int32), *pieces])).to(data.device)

@@ -20,8 +20,8 @@ def dirichlet(labels: np.ndarray, clients: int, rho: float, seed: int = 0) -> li
     """
     labels = np.asarray(labels)
     _enough(len(labels), clients)
-    if not rho > 0:
-        raise UserError(f"dirichlet: ρ must be positive, given {rho}")
+    if not 0 < rho < np.inf:
+        raise UserError(f"dirichlet: ρ must be positive and finite, given {rho}")
     rng = stream(seed, "partition")
     kinds, kind = np.unique(labels, return_inverse=True)
     pools = [rng.permutation(np.flatnonzero(kind == c)) for c in range(len(kinds))]

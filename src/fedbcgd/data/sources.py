@@ -79,15 +79,14 @@ def as_source(data: Any, where: str) -> Source:
     """What users have, as a source: (x, y) tensors or arrays, a dictionary of them, or a map-style data set."""
     if isinstance(data, (Tensors, Images, Items)) or (isinstance(data, Source) and not isinstance(data, Tensor)):
         source: Source = data
-    elif isinstance(data, TensorDataset):
+    elif type(data) is TensorDataset:  # a subclass may do more in __getitem__
         source = Tensors(data.tensors)
-    elif isinstance(data, Subset) and isinstance(data.dataset, TensorDataset):
+    elif type(data) is Subset and type(data.dataset) is TensorDataset:
         source = Tensors(data.dataset.tensors, torch.as_tensor(data.indices))
-    elif isinstance(data, Mapping) and data and all(_array(v) for v in data.values()):
-        source = Tensors(_equal({str(k): torch.as_tensor(v) for k, v in data.items()}, where))
-    elif isinstance(data, (tuple, list)) and data and all(_array(v) for v in data):
-        tensors = _equal({str(k): torch.as_tensor(v) for k, v in enumerate(data)}, where)
-        source = Tensors(tuple(tensors.values()))
+    elif isinstance(data, Mapping):
+        source = Tensors(_columns(data, where))
+    elif isinstance(data, (tuple, list)) and data and _array(data[0]) and (isinstance(data, tuple) or len(data) == 2):
+        source = Tensors(tuple(_columns(dict(enumerate(data)), where).values()))
     elif (
         hasattr(data, "__getitem__")
         and hasattr(data, "__len__")
@@ -108,7 +107,19 @@ def _array(value: Any) -> bool:
     return isinstance(value, (Tensor, np.ndarray)) and value.ndim > 0
 
 
-def _equal(tensors: dict[str, Tensor], where: str) -> dict[str, Tensor]:
+def _columns(data: Mapping[Any, Any], where: str) -> dict[Any, Tensor]:
+    tensors = {}
+    for key, values in data.items():
+        try:
+            tensors[key] = torch.as_tensor(values)
+        except (TypeError, ValueError, RuntimeError):
+            tensors[key] = torch.empty(())
+        if not tensors[key].ndim:
+            raise UserError(
+                f"{where}: {key!r} is {type(values).__name__}, which is no tensor, array or list of numbers"
+            )
+    if not tensors:
+        raise UserError(f"{where} is an empty dictionary")
     lengths = {key: len(t) for key, t in tensors.items()}
     if len(set(lengths.values())) > 1:
         raise UserError(f"{where} has tensors of unequal length: {', '.join(f'{k}: {n}' for k, n in lengths.items())}")
@@ -123,11 +134,3 @@ def to_device(batch: Any, device: torch.device) -> Any:
     if isinstance(batch, (tuple, list)):
         return tuple(to_device(value, device) for value in batch)
     return batch
-
-
-def batch_length(batch: Any, fallback: int) -> int:
-    """How many examples a batch holds, by the first tensor in it."""
-    if isinstance(batch, Tensor):
-        return len(batch) if batch.ndim else fallback
-    values = batch.values() if isinstance(batch, Mapping) else batch if isinstance(batch, (tuple, list)) else ()
-    return next((batch_length(v, fallback) for v in values), fallback)

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from fedbcgd.data.sources import Source, to_device
+from fedbcgd.errors import UserError
 from fedbcgd.flat import FlatModel
 from fedbcgd.objective import Objective
 
@@ -64,8 +65,8 @@ class Work:
         """∇f_i(y; ζ) as one flat vector, weight decay included, then clipped. The next call overwrites it."""
         batch = to_device(self._data.gather(rows, self._rng), self._g.device)
         loss = self._objective.loss(self._model.module, batch)
-        grads = torch.autograd.grad(loss, self._model.parameters, allow_unused=True, materialize_grads=True)
-        torch._foreach_copy_(self._views, list(grads))
+        self._put(_gradients(loss, self._model.parameters))
+        self._model.reattach()
         self.evaluations += 1
         self._loss += loss.detach()
         if self._rule.weight_decay:
@@ -75,6 +76,27 @@ class Work:
             self._g.mul_((self._rule.clip_norm / norm.clamp(min=1e-12)).clamp(max=1))
         return self._g
 
+    def _put(self, grads: tuple[Tensor | None, ...]) -> None:
+        """Gradients into the flat vector; a parameter that the loss does not use has gradient zero."""
+        if any(g is None for g in grads):
+            for view, g in zip(self._views, grads, strict=True):
+                view.zero_() if g is None else view.copy_(g)
+        else:
+            torch._foreach_copy_(self._views, list(grads))  # type: ignore[arg-type]
+
     @property
     def mean_loss(self) -> float:
         return float(self._loss) / max(self.evaluations, 1)
+
+
+def _gradients(loss: object, parameters: list[Tensor]) -> tuple[Tensor | None, ...]:
+    if not isinstance(loss, Tensor) or loss.numel() != 1:
+        what = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else type(loss).__name__
+        raise UserError(f"the loss must be a tensor with one number, such as a mean over the batch; it is {what}")
+    if loss.requires_grad:
+        grads = torch.autograd.grad(loss, parameters, allow_unused=True)
+        if any(g is not None for g in grads):
+            return grads
+    raise UserError(
+        "the loss does not depend on any trainable parameter of the model it was given: nothing would be trained"
+    )
