@@ -1,0 +1,251 @@
+"""Worker processes: the same bits as in one process, whatever dies."""
+
+import logging
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import fedbcgd
+from fedbcgd import UserError, simulate
+from fedbcgd.carriers.workers import WorkerLost
+
+
+def state(result):
+    return {k: v.clone() for k, v in result.module.state_dict().items()}
+
+
+def same(a, b):
+    return a.keys() == b.keys() and all(torch.equal(a[k], b[k]) for k in a)
+
+
+def go(net, toys, name="scaffold", workers=2, **kwargs):
+    settings = {"rounds": 3, "cohort": 5, "batch_size": 3, "test": toys((700,))[0]} | kwargs
+    return simulate(net(), toys(), name, workers=workers, **settings)
+
+
+def test_the_same_rows_on_any_number_of_workers(net, toys):
+    """Metrics too: batches of the evaluation are summed in their order, whoever did them."""
+
+    def rows(result):
+        return [{k: v for k, v in row.items() if k != "seconds"} for row in result.rows]
+
+    alone = go(net, toys, workers=0)
+    for workers in (1, 2):
+        spread = go(net, toys, workers=workers)
+        assert same(state(spread), state(alone))
+        assert rows(spread) == rows(alone)
+
+
+def kill_once(flag):
+    """A loss that kills its own process the first time it is called."""
+
+    def loss(model, batch):
+        try:
+            os.close(os.open(flag, os.O_CREAT | os.O_EXCL))
+        except FileExistsError:
+            return F.cross_entropy(model(batch[0]), batch[1])
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    return loss
+
+
+def test_a_worker_killed_in_the_middle_of_a_round_changes_nothing(net, toys, tmp_path, caplog):
+    with caplog.at_level(logging.WARNING, "fedbcgd"):
+        disturbed = go(net, toys, loss=kill_once(str(tmp_path / "flag")))
+    assert (tmp_path / "flag").exists()
+    assert "ended by SIGKILL" in caplog.text
+    assert "its task runs again" in caplog.text
+    assert same(state(disturbed), state(go(net, toys, workers=0)))
+    assert disturbed.ledger.lost == 0
+
+
+def test_a_worker_killed_from_outside_or_while_idle(net, toys, caplog):
+    from fedbcgd.carriers import Workers
+
+    victims = []
+    original = Workers.carry
+
+    def carry(self, server, plan):
+        if server.round == 1:
+            victims.append(self.pids()[0])
+            os.kill(self.pids()[0], signal.SIGKILL)
+        original(self, server, plan)
+
+    Workers.carry = carry
+    try:
+        disturbed = go(net, toys)
+    finally:
+        Workers.carry = original
+    assert victims
+    assert same(state(disturbed), state(go(net, toys, workers=0)))
+    assert "replaced" in caplog.text
+
+
+def test_a_task_that_ends_every_worker_ends_the_run(net, toys):
+    def loss(model, batch):
+        os._exit(3)
+
+    with pytest.raises(WorkerLost, match=r"exit code 3.*workers=0"):
+        go(net, toys, loss=loss)
+
+
+def test_an_error_in_the_users_code_comes_back_as_itself(net, toys):
+    class Mine(Exception):
+        pass
+
+    def loss(model, batch):
+        raise Mine("from a worker")
+
+    with pytest.raises(Mine, match="from a worker") as error:
+        go(net, toys, loss=loss)
+    notes = "\n".join(error.value.__notes__)
+    assert "trained in round 0" in notes
+    assert "in loss" in notes  # the worker's own traceback
+
+
+def test_a_mistake_found_in_a_worker_is_a_users_error(net, toys):
+    with pytest.raises(UserError, match="does not depend"):
+        go(net, toys, loss=lambda m, b: torch.zeros(()))
+
+
+def test_transport_belongs_to_one_process(net, toys):
+    with pytest.raises(UserError, match="workers=0"):
+        go(net, toys, transport=lambda u: u)
+
+
+SCRIPT = """
+    import sys, torch, fedbcgd
+    from torch import nn
+
+    class Net(nn.Module):                       # a class, a lambda and data that only this script knows
+        def __init__(self):
+            super().__init__()
+            torch.manual_seed(0)
+            self.fc = nn.Linear(4, 3)
+        def forward(self, x):
+            return self.fc(x)
+
+    class Lazy:                                 # 100,000 clients, made when they are asked for
+        def __len__(self): return 100_000
+        def __getitem__(self, i):
+            g = torch.Generator().manual_seed(i)
+            return torch.randn(6, 4, generator=g), torch.randint(3, (6,), generator=g)
+
+    result = fedbcgd.simulate(
+        Net(), Lazy(), "scaffold", rounds=3, cohort=6, workers=int(sys.argv[1]), batch_size=2,
+        loss=lambda m, b: nn.functional.cross_entropy(m(b[0]), b[1]),
+    )
+    print(result.module.fc.weight.double().sum().item().hex())
+"""
+
+
+def script(tmp_path, text=SCRIPT):
+    path = tmp_path / "script.py"
+    path.write_text(textwrap.dedent(text))
+    return str(path)
+
+
+def test_code_of_a_script_reaches_the_workers(tmp_path):
+    """No `if __name__ == "__main__"` is needed: workers are fresh interpreters that do not run the script."""
+    path = script(tmp_path)
+    outs = {
+        subprocess.run([sys.executable, path, n], capture_output=True, text=True, check=True, timeout=120).stdout
+        for n in ("0", "2")
+    }
+    assert len(outs) == 1
+    assert outs.pop().startswith(("0x", "-0x"))
+
+
+ENDLESS = """
+    import os, sys, torch, fedbcgd
+    from fedbcgd.carriers import Workers
+    original = Workers.__init__
+    def init(self, *a):
+        original(self, *a)
+        print(*self.pids(), flush=True)
+    Workers.__init__ = init
+    clients = [(torch.randn(5, 4), torch.randint(3, (5,))) for _ in range(8)]
+    def tell(info):
+        print("round", flush=True)
+        {what}
+    fedbcgd.simulate(torch.nn.Linear(4, 3), clients, "scaffold", rounds=10**6, workers=2, cohort=4, callbacks=[tell])
+"""
+
+
+def gone(pid):
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().split(")")[1].split()[0] == "Z"
+    except FileNotFoundError:
+        return True
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc and /dev/shm")
+@pytest.mark.parametrize("end", ["SIGKILL", "SIGTERM", "SIGINT", "error", "exit"])
+def test_nothing_is_left_behind_after_an_exit_of_any_kind(tmp_path, end):
+    before = set(os.listdir("/dev/shm"))
+    what = {"error": "raise RuntimeError('x')", "exit": "os._exit(1)"}.get(end, "pass")
+    path = script(tmp_path, ENDLESS.replace("{what}", what))
+    environment = {**os.environ, "TMPDIR": str(tmp_path)}
+    process = subprocess.Popen(
+        [sys.executable, path], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, env=environment
+    )
+    pids = [int(pid) for pid in process.stdout.readline().split()]
+    assert len(pids) == 2
+    assert process.stdout.readline() == "round\n"
+    if end.startswith("SIG"):
+        process.send_signal(getattr(signal, end))
+    process.wait(30)
+    deadline = time.monotonic() + 15
+    while not all(map(gone, pids)) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert all(map(gone, pids))
+    assert set(os.listdir("/dev/shm")) <= before
+    assert os.listdir(tmp_path) == ["script.py"]
+
+
+def test_of_many_clients_only_those_who_take_part_cost(tmp_path):
+    """100,000 clients, 200 of which take part under SCAFFOLD with d = 100,000: state of the order of 200 vectors, and
+    a table of 200 entries; the parent's memory does not grow with the federation."""
+    import tracemalloc
+
+    from torch import nn
+
+    from fedbcgd.carriers import InProcess
+    from fedbcgd.job import Job
+    from fedbcgd.objective import objective
+    from fedbcgd.server import Server
+    from fedbcgd.state import StateStore
+
+    class Lazy:
+        def __len__(self):
+            return 100_000
+
+        def __getitem__(self, i):
+            return torch.zeros(1, 100), torch.zeros(1).long()
+
+    algorithm = fedbcgd.make_algorithm("scaffold", local_steps=1)
+    model = nn.Linear(100, 1000, bias=False)
+    layout = algorithm.uplink.layout(model)
+    job = Job(algorithm, layout, model, objective(), 0, Lazy())
+    server = Server(algorithm, layout, job.client.model.vector, 100_000, 20, 0)
+    store = StateStore(("c",), layout.dim, layout.dtype, tmp_path / "clients.bin")
+    carrier = InProcess(job, store)
+    tracemalloc.start()
+    for _ in range(10):
+        carrier.carry(server, server.plan())
+        server.commit()
+        store.commit()
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert 190 <= len(store.clients()) <= 200
+    used = os.stat(tmp_path / "clients.bin").st_blocks * 512
+    assert used <= 1.4 * 200 * 4 * layout.dim
+    assert peak < 3e6
