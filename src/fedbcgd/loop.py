@@ -118,10 +118,10 @@ class Loop:
 
     def run(self) -> str:
         """Go on until a stopping rule holds; why it stopped. Ctrl-C leaves everything as after the last whole round."""
-        reason = self.stop.check(self.server, self.rows[-1] if self.rows else None)
         self._lap = time.perf_counter()
         try:
             with one_thread():  # the cores belong to the workers
+                reason = self._pending()
                 while not reason:
                     reason = self._round()
         except BaseException:
@@ -138,13 +138,24 @@ class Loop:
         self._lap = now
         return self.seconds
 
+    def _pending(self) -> str:
+        """What is left to do for rounds before this call: nothing, or the evaluation that an interrupt cut off."""
+        last = self.rows[-1] if self.rows else None
+        if self.server.last is not None and (last is None or last["round"] != self.server.round):
+            return self._after(self.server.last)
+        return self.stop.check(self.server, last)
+
     def _round(self) -> str:
-        server = self.server
-        plan = server.plan()
-        self.carrier.carry(server, plan)
+        plan = self.server.plan()
+        self.carrier.carry(self.server, plan)
         with self.carrier.clock.timing("sums"):
-            report = server.commit()
+            report = self.server.commit()
             self.carrier.store.commit()
+        return self._after(report)
+
+    def _after(self, report: RoundReport) -> str:
+        """Evaluate where it is time to, tell the callbacks, and say whether to stop."""
+        server = self.server
         reason = self.stop.check(server, None)
         row = None
         if reason or server.round % self.every == 0:

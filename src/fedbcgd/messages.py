@@ -1,7 +1,7 @@
 """What passes between server and clients. A payload is bytes by channel and slice; no message knows an algorithm."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from torch import Tensor
 
@@ -83,4 +83,3 @@ class RoundReport:
     lost: Sequence[str]
     idle_blocks: Sequence[int]  # blocks for which nothing arrived: they kept their value and momentum
     train_loss: float
-    notes: Sequence[str] = field(default=())

@@ -105,13 +105,17 @@ def _execute(config: Config, folder: Folder, callbacks: Sequence[Callback]) -> O
                 more = {"metrics": metrics.sync(), "seconds": loop.lap(), "clock": dict(carrier.clock)}
                 checkpoints.save(server, store, more)
 
-        def keep(info: RoundInfo) -> None:
-            if info.row:
+        def write(info: RoundInfo) -> None:
+            if info.row and len(metrics.rows) > metrics.written:
                 metrics.append(info.row)
+
+        def keep(info: RoundInfo) -> None:
+            write(info)  # a row that a callback asked for, by stopping
             if not info.reason and checkpoints.due(server):
                 save()
 
-        loop.callbacks = [*callbacks, *_tensorboard(config, folder), keep]
+        # What was measured is on disk before anybody else hears of it.
+        loop.callbacks = [write, *callbacks, *_tensorboard(config, folder), keep]
         try:
             reason = loop.run()
             save()
@@ -145,6 +149,7 @@ class _Metrics:
             self._file.truncate(size)
             self._file.seek(0)
             self.rows: list[dict[str, float]] = [json.loads(line) for line in self._file.read().splitlines()]
+            self.written = len(self.rows)
         except OSError as error:
             raise UserError(f"{path} could not be opened: {error.strerror}") from error
 
@@ -152,6 +157,7 @@ class _Metrics:
         try:
             self._file.write(json.dumps(row).encode() + b"\n")
             self._file.flush()
+            self.written += 1
         except OSError as error:
             raise UserError(f"{self._path} could not be written: {error.strerror}") from error
 

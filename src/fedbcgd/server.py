@@ -2,6 +2,7 @@
 
 import logging
 import math
+from dataclasses import asdict
 from typing import Any
 
 import torch
@@ -47,6 +48,7 @@ class Server:
         )  # half a precision is no place to sum
         self._sum = torch.zeros_like(self.x, dtype=wide)
         self._control_sums = {name: torch.zeros_like(params, dtype=wide) for name in self.controls}
+        self.last: RoundReport | None = None  # of the last round that was committed
         self._barren = 0
         self._plan: Plan | None = None
 
@@ -239,7 +241,7 @@ class Server:
         idle = [j for j in sorted({task.block for task in plan.tasks}) if not self._weight[j]]
         if idle:
             log.warning("round %d: nothing arrived for block %s", self.round, ", ".join(str(j + 1) for j in idle))
-        report = RoundReport(
+        self.last = report = RoundReport(
             self.round,
             len(self._losses),
             tuple(self._refused),
@@ -291,6 +293,7 @@ class Server:
         tensors = {"x": self.x, **{f"control.{n}": t for n, t in self.controls.items()}}
         tensors |= {f"server.{n}": t for n, t in self.state.items()}
         values = {"round": self.round, "epoch": self.epoch, "barren": self._barren, "ledger": self.ledger.totals()}
+        values["last"] = None if self.last is None else asdict(self.last)
         return {name: t.clone() for name, t in tensors.items()}, values
 
     def restore(self, tensors: dict[str, Tensor], values: dict[str, Any]) -> None:
@@ -300,6 +303,7 @@ class Server:
         for name, t in self.state.items():
             t.copy_(tensors[f"server.{name}"])
         self.round, self.epoch, self._barren = values["round"], values["epoch"], values["barren"]
+        self.last = None if values["last"] is None else RoundReport(**values["last"])
         self.ledger = Ledger.from_totals(values["ledger"])
         self._clear()
 

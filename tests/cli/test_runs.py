@@ -1,0 +1,261 @@
+"""run, compare, sweep, blocks, doctor and init, as real processes."""
+
+import csv
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from fedbcgd import config as configuration
+
+COMMAND = [sys.executable, "-m", "fedbcgd"]
+QUICK = """
+[algorithm]
+local_steps = 1
+batch_size = 4
+
+[run]
+rounds = 2
+cohort = 3
+workers = 0
+evaluate_every = 100
+"""
+
+
+def fedbcgd(*args, cwd, timeout=240, check=0):
+    done = subprocess.run([*COMMAND, *args], capture_output=True, text=True, cwd=cwd, timeout=timeout)
+    assert done.returncode == check, done.stderr + done.stdout
+    assert "Traceback" not in done.stderr
+    return done
+
+
+@pytest.fixture
+def place(tmp_path):
+    (tmp_path / "run.toml").write_text(QUICK)
+    return tmp_path
+
+
+def test_init_run_resume_extend(tmp_path):
+    fedbcgd("init", "first.toml", cwd=tmp_path)
+    assert configuration.load(tmp_path / "first.toml").run.rounds == 100
+    fedbcgd("init", "first.toml", cwd=tmp_path, check=2)
+    sets = [
+        "--set",
+        "run.rounds=2",
+        "--set",
+        "algorithm.local_steps=1",
+        "--set",
+        "run.cohort=2",
+        "--set",
+        "run.workers=1",
+    ]
+    done = fedbcgd("run", "first.toml", "--out", "out", *sets, cwd=tmp_path)
+    assert "stopped by rounds" in done.stdout
+    assert "fedbcgd: started" in done.stderr
+    refused = fedbcgd("run", "first.toml", "--out", "out", *sets, cwd=tmp_path, check=2)
+    assert "--resume" in refused.stderr
+    sets[1] = "run.rounds=3"
+    longer = fedbcgd("run", "first.toml", "--out", "out", "--resume", "--quiet", *sets, cwd=tmp_path)
+    assert longer.stderr == ""
+    assert len((tmp_path / "out" / "metrics.jsonl").read_text().splitlines()) == 3
+
+
+def test_json(place):
+    done = fedbcgd("run", "run.toml", "--out", "out", "--json", cwd=place)
+    lines = [json.loads(line) for line in done.stdout.splitlines()]
+    assert lines[0]["round"] == 2
+    assert lines[-1]["stopped"] == "rounds"
+    assert done.stderr == ""
+
+
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [
+        (["run", "absent.toml", "--out", "x"], "does not exist"),
+        (["run", "run.toml"], "--out"),
+        (["run", "run.toml", "--out", "x", "--set", "run.roundz=3"], "Did you mean 'rounds'"),
+        (["run", "run.toml", "--out", "x", "--set", "algorithm.lr=0"], "lr: input should be greater than 0"),
+        (["run", "run.toml", "--out", "x", "--set", "run.budget=0.01"], "does not pay for one round"),
+        (["run", "run.toml", "--out", "/proc/nowhere"], "/proc/nowhere could not be made"),
+        (["run", "run.toml", "--out", "x", "--set", "algorithm.blocks=1000000"], "larger than d"),
+        (["compare", "run.toml", "--algorithms", "fedavg,fedagv", "--out", "x"], "'fedagv'"),
+        (["compare", "run.toml", "--algorithms", "fedavg,fedavg", "--out", "x"], "twice"),
+        (["compare", "run.toml", "--algorithms", ",", "--out", "x"], "none is named"),
+        (["sweep", "run.toml", "--grid", "lr", "--out", "x"], "--grid lr"),
+        (["sweep", "run.toml", "--grid", "lr=0.1,-1", "--out", "x"], "greater than 0"),
+        (["sweep", "run.toml", "--grid", "blocks=2", "--grid", "blocks=3", "--out", "x"], "twice"),
+        (["blocks", "lenet"], "Did you mean 'lenet5'"),
+        (["blocks", "lenet5", "--blocks", "0"], "greater than or equal to 1"),
+        (["blocks", "lenet5", "--divider", "evn"], "Did you mean 'even'"),
+        (["blocks", "lenet5", "--shape", "32"], "channels,height,width"),
+    ],
+)
+def test_mistakes(place, args, words):
+    done = fedbcgd(*args, cwd=place, check=2)
+    assert words in " ".join(done.stderr.split())
+    assert not (place / "x").exists() or not (place / "x" / "summary.json").exists()
+
+
+def test_compare_keeps_what_is_finished(place):
+    (place / "run.toml").write_text(QUICK + "[compare.fedavg]\nlr = 0.05\n")
+    args = [
+        "compare",
+        "run.toml",
+        "--algorithms",
+        "fedavg,fedbcgd",
+        "--seeds",
+        "2",
+        "--out",
+        "out",
+        "--set",
+        "run.rounds=2",
+    ]
+    done = fedbcgd(*args, cwd=place)
+    assert "±" in done.stdout
+    out = place / "out"
+    rows = list(csv.DictReader((out / "compare.csv").open()))
+    assert [(row["algorithm"], row["seed"]) for row in rows] == [
+        ("fedavg", "0"),
+        ("fedavg", "1"),
+        ("fedbcgd", "0"),
+        ("fedbcgd", "1"),
+    ]
+    assert (out / "compare.png").read_bytes().startswith(b"\x89PNG")
+    config = configuration.load(out / "fedavg" / "seed-1" / "config.toml")
+    assert config.algorithm["lr"] == 0.05
+    assert config.algorithm["batch_size"] == 4
+    assert config.run.seed == 1
+    times = {p: p.stat().st_mtime_ns for p in out.rglob("model.safetensors")}
+    assert len(times) == 4
+    # a finished one is deleted, a new one is asked for: only those two run
+    victim = out / "fedbcgd" / "seed-0" / "summary.json"
+    victim.unlink()
+    args[3] = "fedavg,fedbcgd,fedavgm"
+    again = fedbcgd(*args, cwd=place)
+    assert again.stderr.count("finished before") == 3
+    kept = [p for p, t in times.items() if p.stat().st_mtime_ns == t]
+    assert len(kept) == 3
+
+
+def test_compare_under_a_budget(place):
+    sets = ["--set", "run.rounds=50", "--budget", "1"]
+    done = fedbcgd(
+        "compare", "run.toml", "--algorithms", "fedavg,fedbcgd,fedpaq", "--out", "out", "--json", *sets, cwd=place
+    )
+    rows = {row["algorithm"]: row for row in map(json.loads, done.stdout.splitlines()) if "algorithm" in row}
+    assert {name: row["rounds"] for name, row in rows.items()} == {"fedavg": 1, "fedbcgd": 4, "fedpaq": 3}
+    assert all(row["upload_d"] <= 1 for row in rows.values())
+
+
+def test_sweep_never_looks_at_the_test_set(place):
+    grid = ["--grid", "lr=0.01,0.2", "--grid", "momentum=0,0.5"]
+    done = fedbcgd("sweep", "run.toml", *grid, "--out", "out", cwd=place)
+    assert "best on held-out data" in done.stdout
+    rows = list(csv.DictReader((place / "out" / "sweep.csv").open()))
+    assert len(rows) == 4
+    assert "validation_accuracy" in rows[0]
+    assert not any(key.startswith("test_") for key in rows[0])
+    best = configuration.load(place / "out" / "best.toml")
+    assert best.data.validation == 0
+    top = max(rows, key=lambda row: float(row["validation_accuracy"]))
+    assert top["run"] == f"lr {best.algorithm['lr']}, momentum {best.algorithm['momentum']}"
+    again = fedbcgd("sweep", "run.toml", *grid, "--out", "out", cwd=place)
+    assert again.stderr.count("finished before") == 4
+
+
+def test_blocks(tmp_path):
+    text = fedbcgd(
+        "blocks", "lenet5", "--blocks", "4", "--divider", "layers", "--shape", "3,32,32", cwd=tmp_path
+    ).stdout
+    for word in ("d = 797,962", "conv1", "614,784", "77.04%", "fc3", "1,930"):
+        assert word in text
+    even = fedbcgd("blocks", "lenet5", "--codec", "qsgd", cwd=tmp_path).stdout
+    assert "fc1 (part)" in even
+
+
+def test_doctor(tmp_path):
+    text = fedbcgd("doctor", cwd=tmp_path).stdout
+    for word in ("cores", "memory", "torch", "devices", "worker process", "vector unit"):
+        assert word in text
+
+
+def test_sigterm_writes_a_checkpoint(place):
+    args = ["run", "run.toml", "--out", "out", "--set", "run.rounds=100000", "--set", "run.checkpoint_every=100000"]
+    process = subprocess.Popen(
+        [*COMMAND, *args, "--set", "run.evaluate_every=1"], cwd=place, stderr=subprocess.PIPE, text=True
+    )
+    wait_for_rows(place / "out", 3)
+    process.terminate()
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "--resume goes on from there" in errors
+    assert (place / "out" / "checkpoint" / "server.safetensors").exists()
+
+
+def rows_in(out):
+    try:
+        return len((out / "metrics.jsonl").read_bytes().splitlines())
+    except FileNotFoundError:
+        return 0
+
+
+def wait_for_rows(out, count, process=None):
+    deadline = time.monotonic() + 90
+    while rows_in(out) < count and time.monotonic() < deadline:
+        if process is not None and process.poll() is not None:
+            return
+        time.sleep(0.01)
+    assert rows_in(out) >= count or process is not None
+
+
+def killed_again_and_again(place, kills, seed):
+    """SCAFFOLD on two workers; the whole process group is killed at random moments and the run resumed each time."""
+    draw = random.Random(seed)
+    rounds = 12 * (kills + 1)
+    sets = [
+        "algorithm.name=scaffold",
+        f"run.rounds={rounds}",
+        "run.workers=2",
+        "run.evaluate_every=3",
+        "run.checkpoint_every=2",
+    ]
+    args = [word for item in sets for word in ("--set", item)]
+    fedbcgd("run", "run.toml", "--out", "whole", "--quiet", *args, cwd=place)
+    killed = 0
+    while killed < kills:
+        process = subprocess.Popen(
+            [*COMMAND, "run", "run.toml", "--out", "cut", "--resume", "--quiet", *args],
+            cwd=place,
+            start_new_session=True,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        wait_for_rows(place / "cut", rows_in(place / "cut") + 1, process)
+        time.sleep(draw.random() * 0.6)
+        assert process.poll() is None, process.stderr.read()
+        os.killpg(process.pid, signal.SIGKILL)
+        process.communicate()
+        killed += 1
+    fedbcgd("run", "run.toml", "--out", "cut", "--resume", "--quiet", *args, cwd=place)
+    assert (place / "cut" / "model.safetensors").read_bytes() == (place / "whole" / "model.safetensors").read_bytes()
+
+    def rows(name):
+        lines = (place / name / "metrics.jsonl").read_text().splitlines()
+        return [{k: v for k, v in json.loads(line).items() if k != "seconds"} for line in lines]
+
+    assert rows("cut") == rows("whole")
+
+
+def test_killed_twice_and_resumed(place):
+    killed_again_and_again(place, 2, seed=1)
+
+
+@pytest.mark.slow
+def test_killed_ten_times_and_resumed(place):
+    killed_again_and_again(place, 10, seed=2)

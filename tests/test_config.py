@@ -1,0 +1,122 @@
+"""Configuration: every mistake named with its field, what was given, and what is allowed."""
+
+import tomllib
+
+import pytest
+
+from fedbcgd import UserError, toml
+from fedbcgd import config as configuration
+
+GOOD = """
+[run]
+rounds = 3
+"""
+
+# The text of a file (or what replaces it) and what its one message must contain.
+BROKEN = {
+    "unknown section": (GOOD + "[modle]\n", ["modle", "Did you mean 'model'"]),
+    "unknown key": ("[run]\nroudns = 3\n", ["run.roudns", "Did you mean 'rounds'", "budget"]),
+    "unknown key in data": (GOOD + "[data]\nclient = 5\n", ["data.client", "Did you mean 'clients'"]),
+    "section is a value": ("run = 3\n", ["run", "3"]),
+    "wrong type": ("[run]\nrounds = 'many'\n", ["run.rounds", "'many'", "integer"]),
+    "fraction of a client": ("[run]\nrounds = 3\ncohort = 2.5\n", ["run.cohort", "2.5"]),
+    "out of range": ("[run]\nrounds = 0\n", ["run.rounds", "0", "greater than or equal to 1"]),
+    "negative seed": ("[run]\nrounds = 1\nseed = -1\n", ["run.seed", "-1"]),
+    "not a number": ("[run]\nbudget = nan\n", ["run.budget", "nan"]),
+    "target above 1": ("[run]\ntarget = 85\n", ["run.target", "85", "less than or equal to 1"]),
+    "unknown data set": (GOOD + "[data]\nname = 'mnist'\n", ["data.name", "'mnist'", "fashion-mnist"]),
+    "unknown model": (GOOD + "[model]\nname = 'lenet'\n", ["model.name", "'lenet'", "lenet5"]),
+    "unknown partition": (
+        GOOD + "[data]\npartition = 'shards'\n",
+        ["data.partition", "'shards'", "'dirichlet' or 'iid'"],
+    ),
+    "unknown algorithm": (
+        GOOD + "[algorithm]\nname = 'fedbcdg'\n",
+        ["algorithm", "'fedbcdg'", "Did you mean 'fedbcgd'"],
+    ),
+    "option of another": (
+        GOOD + "[algorithm]\nname = 'fedavg'\nmomentum = 0.9\n",
+        ["fedavg has no option 'momentum'", "server='momentum'"],
+    ),
+    "option out of range": (GOOD + "[algorithm]\nmomentum = 1.0\n", ["momentum", "less than 1", "1.0"]),
+    "unknown codec": (GOOD + "[algorithm]\ncodec = 'zip'\n", ["codec", "'zip'", "qsgd"]),
+    "no end": ("[run]\nseed = 1\n", ["when to stop", "rounds", "budget", "target"]),
+    "cohort too large": ("[run]\nrounds = 1\ncohort = 101\n", ["run.cohort", "101", "100"]),
+    "not TOML": ("rounds: 3\n", ["not valid TOML", "line 1"]),
+    "not text": (b"\xff\xfe\x00", ["not a text file"]),
+    "absent": (None, ["does not exist", "fedbcgd init"]),
+    "a folder": (..., ["is a folder"]),
+}
+
+
+@pytest.mark.parametrize("case", BROKEN)
+def test_broken_files_are_explained_in_one_message(case, tmp_path):
+    content, words = BROKEN[case]
+    path = tmp_path / "run.toml"
+    if content is ...:
+        path.mkdir()
+    elif isinstance(content, bytes):
+        path.write_bytes(content)
+    elif content is not None:
+        path.write_text(content)
+    with pytest.raises(UserError) as error:
+        configuration.load(path)
+    for word in [*words, "run.toml"]:
+        assert word in str(error.value)
+
+
+def load(tmp_path, text=GOOD, *overrides):
+    path = tmp_path / "run.toml"
+    path.write_text(text)
+    return configuration.load(path, overrides)
+
+
+def test_overrides(tmp_path):
+    config = load(
+        tmp_path, GOOD, "algorithm.momentum=0.9", "run.seed=7", "data.partition=iid", "run.tensorboard=true",
+        'algorithm.divider=[["conv*"], ["fc1"], ["fc2"]]', "algorithm.blocks=3", "algorithm.name=fedbcgd",
+    )  # fmt: skip
+    assert config.algorithm["momentum"] == 0.9
+    assert (config.run.seed, config.data.partition, config.run.tensorboard) == (7, "iid", True)
+    assert config.algorithm["divider"] == [["conv*"], ["fc1"], ["fc2"]]
+
+
+@pytest.mark.parametrize("item", ["seed=1", "run.seed", "run.=1", "=1", "run.seed.x=1"])
+def test_broken_overrides(tmp_path, item):
+    with pytest.raises(UserError) as error:
+        load(tmp_path, "[run]\nrounds = 3\nseed = 1\n", item)
+    assert item.split("=")[0] in str(error.value)
+
+
+def test_a_complete_configuration_says_the_same_again(tmp_path):
+    config = configuration.complete(load(tmp_path, GOOD, "algorithm.codec=qsgd", "algorithm.shared=none"))
+    text = config.text()
+    assert "levels = 127" in text
+    assert 'shared = "none"' in text
+    assert configuration.complete(load(tmp_path, text)) == config
+
+
+def test_the_template_is_valid_and_says_the_defaults(tmp_path):
+    config = load(tmp_path, configuration.template())
+    assert config.run.rounds == 100
+    plain = load(tmp_path, "[run]\nrounds = 100\n")
+    assert configuration.complete(config) == configuration.complete(plain)
+
+
+def test_differences(tmp_path):
+    a = configuration.complete(load(tmp_path))
+    b = configuration.complete(
+        load(tmp_path, GOOD, "algorithm.lr=0.2", "run.rounds=9", "run.workers=1", "data.clients=50")
+    )
+    assert configuration.differences(a, b) == ["data.clients: 100 → 50", "algorithm.lr: 0.1 → 0.2"]
+    c = configuration.complete(load(tmp_path, GOOD, "algorithm.name=fedavg"))
+    assert "algorithm.momentum: 0.8 → unset" in configuration.differences(a, c)
+
+
+def test_toml_round_trip():
+    sections = {
+        "a": {"s": 'quote " and \\ ü', "i": 3, "f": 1e-3, "b": True, "l": [["x"], [1, 2.5]], "n": None},
+        "c": {"d": {"e": 1}},
+    }
+    read = tomllib.loads(toml.dumps(sections))
+    assert read == {"a": {k: v for k, v in sections["a"].items() if v is not None}, "c": {"d": {"e": 1}}}
