@@ -40,7 +40,7 @@ demo: $(VENV)/.core
 	@$(BIN)/fedbcgd demo
 
 test: $(VENV)/.dev
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n 2
 
 test-slow: $(VENV)/.dev
 	$(BIN)/python -m pytest -m slow --timeout 3600

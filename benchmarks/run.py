@@ -19,8 +19,9 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 import codecs_copy
 import local_steps
+import one_two_workers
 
-BENCHMARKS = {"local": local_steps.measure, "codecs": codecs_copy.measure}
+BENCHMARKS = {"local": local_steps.measure, "workers": one_two_workers.measure, "codecs": codecs_copy.measure}
 
 
 def main() -> None:

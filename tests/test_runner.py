@@ -253,6 +253,18 @@ def test_when_a_checkpoint_is_due(monkeypatch):
     assert not checkpoint.Checkpoints(Path("unused"), 2).due(server)
 
 
+def test_tensorboard(tmp_path):
+    pytest.importorskip("tensorboard")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    execute(make(rounds=3, evaluate_every=1, tensorboard=True), tmp_path)
+    events = EventAccumulator(str(tmp_path / "tensorboard"))
+    events.Reload()
+    accuracy = events.Scalars("test_accuracy")
+    assert [e.step for e in accuracy] == [1, 2, 3]
+    assert accuracy[-1].value == pytest.approx(rows_of(tmp_path)[-1]["test_accuracy"])
+
+
 def test_tensorboard_without_the_extra_says_which(tmp_path, monkeypatch):
     import sys
 

@@ -8,6 +8,7 @@ Any scale of at least max|v| keeps it unbiased. `max` takes just that, the fines
 theorem. Both obey its bound: E‖Q(v) − v‖² ≤ min(b/s², √b/s)·‖v‖² in a bucket of b values.
 """
 
+from collections.abc import Iterator
 from typing import Literal
 
 import numpy as np
@@ -17,6 +18,8 @@ from torch import Tensor
 
 from fedbcgd.codecs.codec import Codec
 from fedbcgd.codecs.packing import pack, packed_bytes, unpack
+
+_CACHED = 1 << 15  # values worked on at a time
 
 
 class QSGD(Codec):
@@ -33,28 +36,56 @@ class QSGD(Codec):
 
     def encode(self, values: Tensor, rng: np.random.Generator) -> Tensor:
         n, dtype = values.numel(), values.dtype
+        head = self._buckets(n) * dtype.itemsize
+        out = torch.empty(self.nbytes(n, dtype), dtype=torch.uint8, device=values.device)
+        for piece, buckets, codes in self._pieces(n, dtype, head):
+            scale, code = self._round(values[piece], rng)
+            out[buckets] = scale.view(torch.uint8)
+            out[codes] = pack(code, self.bits)
+        return out
+
+    def decode(self, data: Tensor, n: int, dtype: torch.dtype) -> Tensor:
+        head = self._buckets(n) * dtype.itemsize
+        out = torch.empty(n, dtype=dtype, device=data.device)
+        work = dtype if dtype == torch.float64 else torch.float32
+        for piece, buckets, codes in self._pieces(n, dtype, head):
+            count = piece.stop - piece.start
+            level = unpack(data[codes], count, self.bits).to(work).sub_(self.levels).div_(self.levels)
+            rows = torch.nn.functional.pad(level, (0, -count % self.bucket)).view(-1, self.bucket)
+            rows.mul_(data[buckets].clone().view(dtype).to(work)[:, None])
+            out[piece] = rows.view(-1)[:count]
+        return out
+
+    def _pieces(self, n: int, dtype: torch.dtype, head: int) -> Iterator[tuple[slice, slice, slice]]:
+        """Some whole buckets at a time, so that all that is touched stays in the cache: where their values, their
+        scales and their codes are. A piece has a multiple of 8 buckets, so its codes end on a whole byte."""
+        size = self.bucket * 8 * max(1, _CACHED // (8 * self.bucket))
+        for start in range(0, n, size):
+            stop = min(start + size, n)
+            buckets = slice(start // self.bucket * dtype.itemsize, self._buckets(stop) * dtype.itemsize)
+            yield (
+                slice(start, stop),
+                buckets,
+                slice(head + start * self.bits // 8, head + packed_bytes(stop, self.bits)),
+            )
+
+    def _round(self, values: Tensor, rng: np.random.Generator) -> tuple[Tensor, Tensor]:
+        """Scale of each bucket, and each value's level with its sign, counted from 0."""
+        n, dtype = values.numel(), values.dtype
         work = values if dtype == torch.float64 else values.float()
         rows = torch.nn.functional.pad(work, (0, -n % self.bucket)).view(-1, self.bucket)
         scale = self._scale(rows, dtype)
         # A bucket of zeros divides by 1; one that is not finite sends its scale, which tells, and zeros.
-        usable = scale.isfinite() & (scale > 0)
-        divisor = torch.where(usable, scale, 1).to(work.dtype)
-        level = (rows.abs() / divisor[:, None]).mul_(self.levels)
-        level[~scale.isfinite()] = 0
+        finite = scale.isfinite()
+        divisor = torch.where(finite & (scale > 0), scale, 1).to(work.dtype)
+        level = rows.abs().div_(divisor[:, None]).mul_(self.levels)
+        if not finite.all():
+            level[~finite] = 0
         low = level.floor()
         draw = torch.from_numpy(rng.random(rows.shape, dtype=np.float32)).to(rows.device)
         low += draw < level.sub_(low)  # compared with the exact remainder: a value on the grid stays there
         code = low.clamp_(max=self.levels).copysign_(rows).add_(self.levels)
-        packed = pack(code.flatten()[:n].to(torch.uint8 if self.bits <= 8 else torch.int32), self.bits)
-        return torch.cat([scale.view(torch.uint8), packed])
-
-    def decode(self, data: Tensor, n: int, dtype: torch.dtype) -> Tensor:
-        head = self._buckets(n) * dtype.itemsize
-        scale = data[:head].clone().view(dtype)
-        work = dtype if dtype == torch.float64 else torch.float32
-        level = unpack(data[head:], n, self.bits).to(work).sub_(self.levels).div_(self.levels)
-        rows = torch.nn.functional.pad(level, (0, -n % self.bucket)).view(-1, self.bucket)
-        return (rows * scale.to(work)[:, None]).flatten()[:n].to(dtype)
+        return scale, code.view(-1)[:n].to(torch.uint8 if self.bits <= 8 else torch.int32)
 
     def _buckets(self, n: int) -> int:
         return -(-n // self.bucket)

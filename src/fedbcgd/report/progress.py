@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
 if TYPE_CHECKING:
     from fedbcgd.loop import RoundInfo
@@ -35,9 +35,8 @@ class Watch:
         self._skipped = 0
         self._progress = Progress(
             TextColumn("{task.description}"),
-            BarColumn(bar_width=16),
+            BarColumn(bar_width=10),
             TextColumn("{task.fields[status]}"),
-            TimeElapsedColumn(),
             TextColumn("left"),
             TimeRemainingColumn(elapsed_when_finished=False),
             console=console,
@@ -70,9 +69,7 @@ class Watch:
         if info.row:
             self._metric = _metric(info.row)
         ledger = info.ledger
-        status = (
-            f"round {info.server.round}  {self._metric}{ledger.upload_d:.2f} d  {ledger.upload_bytes / 1e6:.1f} MB up"
-        )
+        status = f"round {info.server.round}  {self._metric}{ledger.upload_d:.2f} d  {ledger.upload_bytes / 1e6:.1f} MB"
         if self.live:
             if self._task is not None:
                 self._progress.update(self._task, completed=info.progress, status=status)
