@@ -86,12 +86,12 @@ class Watch:
         if not progress:
             return "time left unknown"
         spent = now - self._started
-        left = f"{spent / progress - spent:.0f} s left"
+        left = spent / progress - spent
         if len(self._names) == 1:
-            return left
+            return f"{left:.0f} s left"
         done = self._now - self._skipped + progress  # what was skipped took no time
-        more = (now - self._first) / done * (len(self._names) - self._now - progress)
-        return f"{left}, {more:.0f} s for all"
+        after = (now - self._first) / done * (len(self._names) - self._now - 1)
+        return f"{left:.0f} s left, {left + after:.0f} s for all"
 
     def _which(self) -> str:
         return f" ({self._now + 1} of {len(self._names)})" if len(self._names) > 1 else ""
