@@ -5,6 +5,7 @@ import json
 import random
 
 import pytest
+import safetensors.torch
 import torch
 from safetensors.torch import load_file
 
@@ -185,7 +186,7 @@ def test_a_full_disk_keeps_the_last_checkpoint(tmp_path, monkeypatch):
     """The disk is full from the third checkpoint on: one message, and the second is whole."""
     execute(make(rounds=6), tmp_path / "whole")
     saves = []
-    original = checkpoint.save_file
+    original = safetensors.torch.save_file
 
     def save(tensors, path, metadata):
         saves.append(path)
@@ -194,7 +195,7 @@ def test_a_full_disk_keeps_the_last_checkpoint(tmp_path, monkeypatch):
             full()
         original(tensors, path, metadata)
 
-    monkeypatch.setattr(checkpoint, "save_file", save)
+    monkeypatch.setattr(safetensors.torch, "save_file", save)
     with pytest.raises(UserError, match=r"No space left on device; the checkpoint of round 2 is whole"):
         execute(make(rounds=6, checkpoint_every=1), tmp_path / "cut")
     monkeypatch.undo()

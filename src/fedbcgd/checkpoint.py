@@ -7,11 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor
 
 from fedbcgd.errors import UserError
-from fedbcgd.files import write_whole
+from fedbcgd.files import write_tensors
 from fedbcgd.server import Server
 from fedbcgd.state import StateStore
 
@@ -38,8 +37,7 @@ class Checkpoints:
         start = time.monotonic()
         tensors, values = server.snapshot()
         values |= {"clients": store.snapshot(), "layout": server.layout.digest, **more}
-        metadata = {"fedbcgd": json.dumps(values)}
-        write_whole(self.path, lambda temporary: save_file(tensors, temporary, metadata))
+        write_tensors(self.path, tensors, {"fedbcgd": json.dumps(values)})
         store.released()
         self._last = time.monotonic()
         self._cost = self._last - start

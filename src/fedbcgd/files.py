@@ -4,8 +4,12 @@ import os
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from fedbcgd.errors import UserError
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 def write_whole(path: Path, write: Callable[[Path], None]) -> None:
@@ -30,6 +34,20 @@ def write_whole(path: Path, write: Callable[[Path], None]) -> None:
 def write_text(path: Path, text: str) -> None:
     def write(temporary: Path) -> None:
         temporary.write_text(text, encoding="utf-8")
+
+    write_whole(path, write)
+
+
+def write_tensors(path: Path, tensors: "dict[str, Tensor]", metadata: dict[str, str] | None = None) -> None:
+    """A safetensors file."""
+    from safetensors import SafetensorError
+    from safetensors.torch import save_file
+
+    def write(temporary: Path) -> None:
+        try:
+            save_file(tensors, temporary, metadata)
+        except SafetensorError as error:  # it wraps what the disk said
+            raise OSError(str(error).removeprefix("Error while serializing: ")) from error
 
     write_whole(path, write)
 

@@ -13,14 +13,13 @@ from typing import Any
 
 import numpy
 import torch
-from safetensors.torch import save_file
 
 from fedbcgd import config as configuration
 from fedbcgd.carriers.workers import cores
 from fedbcgd.checkpoint import Checkpoints
 from fedbcgd.config import Config
 from fedbcgd.errors import UserError
-from fedbcgd.files import make_folder, write_text, write_whole
+from fedbcgd.files import make_folder, write_tensors, write_text
 from fedbcgd.loop import Callback, Loop, Outcome, RoundInfo, Stop
 from fedbcgd.report import plots
 from fedbcgd.simulation import export, make_carrier, make_job, make_server
@@ -119,7 +118,7 @@ def _execute(config: Config, folder: Folder, callbacks: Sequence[Callback]) -> O
         try:
             reason = loop.run()
             save()
-            write_whole(folder.model, lambda temporary: save_file(export(job, server.x), temporary))
+            write_tensors(folder.model, export(job, server.x))
             outcome = Outcome.of(loop, reason)
             summary = outcome.summary() | _circumstances(config, server.layout, dict(carrier.clock))
             write_text(folder.summary, json.dumps(summary, indent=1) + "\n")
