@@ -31,7 +31,7 @@ def measure(console: Console, repeats: int = 7) -> list[dict]:
         algorithm = make_algorithm("fedbcgd", batch_size=10, local_epochs=1, lr_decay=1.0)
         job = make_job(model, clients, algorithm, test, 0)
         server = make_server(job, 10, Stop(rounds=1))
-        store = StateStore(algorithm.local.controls, job.layout.dim, job.layout.dtype)
+        store = StateStore(algorithm.state_names, job.layout.dim, job.layout.dtype)
         loops[name] = Loop(server, make_carrier(job, store, 10, workers), Stop(), every=ROUNDS)
 
     def go(loop: Loop):

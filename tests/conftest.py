@@ -33,7 +33,7 @@ class Federation:
         self.job = Job(algorithm, self.layout, model, objective(loss), seed, clients)
         self.client = self.job.client
         self.server = Server(algorithm, self.layout, self.client.model.vector, len(clients), cohort, seed)
-        self.store = StateStore(algorithm.local.controls, self.layout.dim, self.layout.dtype)
+        self.store = StateStore(algorithm.state_names, self.layout.dim, self.layout.dtype)
         self.carrier = InProcess(self.job, self.store, transport)
 
     def round(self) -> Any:

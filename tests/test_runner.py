@@ -9,7 +9,7 @@ import safetensors.torch
 import torch
 from safetensors.torch import load_file
 
-from fedbcgd import UserError, checkpoint
+from fedbcgd import UserError, algorithm_names, checkpoint
 from fedbcgd import config as configuration
 from fedbcgd.runner import Folder, execute
 
@@ -84,7 +84,16 @@ def test_the_kept_configuration_reproduces_the_run(tmp_path):
     assert model_of(tmp_path / "a") == model_of(tmp_path / "b")
 
 
-@pytest.mark.parametrize("name", ALGORITHMS)
+OTHERS = [name for name in algorithm_names() if name not in ALGORITHMS]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", OTHERS)
+def test_the_same_file_for_the_other_algorithms(tmp_path, name):
+    test_the_same_file_in_process_and_on_one_two_and_three_workers(tmp_path, name)
+
+
+@pytest.mark.parametrize("name", [*ALGORITHMS, "fedbcgd+", "feddc", "topk", "fedadam"])
 def test_ctrl_c_and_resume_give_the_undisturbed_model(tmp_path, name):
     execute(make(name, rounds=6, evaluate_every=2), tmp_path / "whole")
     for stop in (1, 4):

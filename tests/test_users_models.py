@@ -11,6 +11,9 @@ from torch.utils.data import TensorDataset
 
 import fedbcgd
 from fedbcgd import UserError, simulate
+from fedbcgd.codecs import CODECS
+from fedbcgd.local import LOCALS
+from fedbcgd.servers import SERVERS
 
 
 def images(n=6, clients=3, seed=0):
@@ -212,10 +215,10 @@ def test_half_precision_trains(net, toys):
 
 
 def test_every_free_combination_trains(net, toys):
-    for uplink in ("whole", "blocks"):
-        for local in ("sgd", "scaffold"):
-            for server in ("average", "momentum"):
-                for codec in ("plain", "qsgd"):
+    for uplink in ("whole", "blocks", "central"):
+        for local in LOCALS:
+            for server in SERVERS:
+                for codec in CODECS:
                     parts = {"uplink": uplink, "local": local, "server": server, "codec": codec}
                     result = simulate(net(), toys(), "fedavg", rounds=2, cohort=3, batch_size=3, workers=0, **parts)
                     assert result.ledger.refused == 0

@@ -1,7 +1,7 @@
 """A federated algorithm is four independent choices; a named algorithm is one line that puts four together."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
 from fedbcgd.codecs import CODECS, Codec
@@ -12,6 +12,8 @@ from fedbcgd.messages import BUFFERS
 from fedbcgd.parts import Part, Registry, build
 from fedbcgd.servers import SERVERS, ServerRule
 from fedbcgd.uplink import UPLINKS, Uplink
+
+RESIDUAL = "residual"  # the state of error feedback: what was not sent yet
 
 Weighting = Literal["uniform", "examples"]
 
@@ -29,8 +31,13 @@ class Algorithm:
         if self.weighting not in get_args(Weighting):
             raise unknown("weighting", self.weighting, get_args(Weighting))
 
+    @property
+    def state_names(self) -> tuple[str, ...]:
+        """The vectors that each client keeps between rounds."""
+        return self.local.controls + ((RESIDUAL,) if self.codec.residual else ())
+
     def lengths(self, layout: Layout, block: int) -> dict[str, list[int]]:
-        """Bytes of each slice of each channel of an upload of this block."""
+        """Bytes of each slice of each channel of an upload of this block; the most it can be, where that varies."""
         sizes = [s.stop - s.start for s in layout.slices(block)]
         lengths = {channel: [self.codec.nbytes(n, layout.dtype) for n in sizes] for channel in self.local.channels}
         buffers = (layout.size - layout.dim) * layout.dtype.itemsize
@@ -38,6 +45,8 @@ class Algorithm:
 
     def upload_d(self, layout: Layout) -> float:
         """The mean upload of a client in a round, over the blocks, in units of d."""
+        if self.uplink.pooled:
+            return 0.0
         each = [sum(map(sum, self.lengths(layout, j).values())) for j in range(layout.blocks)]
         return sum(each) / len(each) / (layout.dim * layout.dtype.itemsize)
 
@@ -60,6 +69,7 @@ class _Recipe:
     server: str
     codec: str
     summary: str
+    options: Mapping[str, Any] = field(default_factory=dict)  # where the name means more than its four parts
 
 
 _RECIPES = {
@@ -67,7 +77,29 @@ _RECIPES = {
     "fedavgm": _Recipe("whole", "sgd", "momentum", "plain", "FedAvg with server momentum, Hsu et al. 2019"),
     "fedbcgd": _Recipe("blocks", "sgd", "momentum", "plain", "a block per client, momentum per block, Liu et al. 2024"),
     "scaffold": _Recipe("whole", "scaffold", "average", "plain", "control variates, Karimireddy et al. 2020"),
+    "fedbcgd+": _Recipe(
+        "blocks", "svrg+control", "momentum", "plain", "FedBCGD with SVRG and control variates, Liu et al. 2024"
+    ),
+    "fedbcgd+derived": _Recipe(
+        "blocks",
+        "svrg+control",
+        "momentum",
+        "plain",
+        "FedBCGD+ at half the upload: docs/fedbcgd-plus.md",
+        {"derived": True},
+    ),
     "fedpaq": _Recipe("whole", "sgd", "average", "qsgd", "quantised uploads, Reisizadeh et al. 2020"),
+    "qsgd+fedbcgd": _Recipe("blocks", "sgd", "momentum", "qsgd", "FedBCGD with quantised uploads"),
+    "qsgd+fedbcgd+": _Recipe("blocks", "svrg+control", "momentum", "qsgd", "FedBCGD+ with quantised uploads"),
+    "topk": _Recipe("whole", "sgd", "average", "topk", "the largest values with error feedback, Aji and Heafield 2017"),
+    "feddc": _Recipe("whole", "feddc", "average", "plain", "drift decoupling, Gao et al. 2022"),
+    "fedadam": _Recipe("whole", "sgd", "adam", "plain", "adaptive server, Reddi et al. 2021"),
+    "fedyogi": _Recipe("whole", "sgd", "yogi", "plain", "adaptive server, Reddi et al. 2021"),
+    "fedprox": _Recipe("whole", "prox", "average", "plain", "proximal local objective, Li et al. 2020"),
+    "fedbcgd-frozen": _Recipe(
+        "blocks", "frozen", "momentum", "plain", "ablation: only the uploaded block moves locally"
+    ),
+    "central": _Recipe("central", "sgd", "average", "plain", "SGD on all data in one place: no federation, no upload"),
 }
 
 
@@ -100,6 +132,7 @@ def make_algorithm(name: str = "fedbcgd", **options: Any) -> Algorithm:
     """
     if name not in _RECIPES:
         raise unknown("algorithm", name, _RECIPES)
+    options = {**_RECIPES[name].options, **options}
     weighting = options.pop("weighting", "uniform")
     choice: dict[str, Any] = {kind: options.pop(kind, getattr(_RECIPES[name], kind)) for kind in _KINDS}
     classes = {kind: registry.get(choice[kind]) for kind, registry in _KINDS.items() if isinstance(choice[kind], str)}

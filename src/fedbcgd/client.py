@@ -4,11 +4,13 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fedbcgd.algorithm import Algorithm
+from fedbcgd.algorithm import RESIDUAL, Algorithm
 from fedbcgd.data.sources import Source
+from fedbcgd.errors import UserError
 from fedbcgd.flat import FlatModel, Layout
 from fedbcgd.local.work import Work
 from fedbcgd.messages import BUFFERS, Broadcast, StateUpdate, Task, Upload
@@ -20,6 +22,8 @@ class Client:
     """Does the work of any client: one module and a few vectors serve all clients of a process in turn."""
 
     def __init__(self, algorithm: Algorithm, layout: Layout, module: nn.Module, objective: Objective, seed: int):
+        if why := algorithm.local.refuses(module):
+            raise UserError(f"{algorithm.name} cannot train this model: {why}")
         self.algorithm = algorithm
         self.layout = layout
         self.objective = objective
@@ -41,8 +45,13 @@ class Client:
         start = time.perf_counter()
         slices = self.layout.slices(task.block)
         self.model.load(broadcast.x)
-        mine = {n: state[n] if n in state else torch.zeros_like(c) for n, c in broadcast.controls.items()}
+        mine = {n: state[n] if n in state else self._zeros() for n in self.algorithm.state_names}
         rng = stream(self.seed, "batches", *at)
+
+        def draws(k: int) -> np.random.Generator:
+            _seed(torch_seed(self.seed, "draw", *at, k), self.model.vector.device)
+            return stream(self.seed, "augmentation", *at, k)
+
         work = Work(
             rule,
             self.model,
@@ -54,6 +63,7 @@ class Client:
             task.round,
             slices,
             rng,
+            draws,
             self._gradient,
         )
         self._training_mode()
@@ -61,7 +71,7 @@ class Client:
             rule.train(work)
         self.model.gather_buffers()
         trained = time.perf_counter()
-        payload, values = self._encode(work, broadcast, mine, slices, task)
+        payload, values = self._encode(work, broadcast, task)
         self.seconds = {"local": trained - start, "codec": time.perf_counter() - trained}
         upload = Upload(
             task.round, task.client, task.block, payload, len(data), work.steps, work.evaluations, work.mean_loss
@@ -73,31 +83,35 @@ class Client:
         for part in self._evaluating:
             part.training = False
 
+    def _zeros(self) -> Tensor:
+        return torch.zeros_like(self._gradient)
+
     def _encode(
-        self,
-        work: Work,
-        broadcast: Broadcast,
-        mine: Mapping[str, Tensor],
-        slices: tuple[slice, ...],
-        task: Task,
+        self, work: Work, broadcast: Broadcast, task: Task
     ) -> tuple[dict[str, list[Tensor]], dict[str, list[tuple[slice, Tensor]]]]:
         """The payload, and the new state on the uploaded coordinates: what the server will add is added here too."""
         rule, codec, dtype = self.algorithm.local, self.algorithm.codec, self.layout.dtype
         rng = stream(self.seed, "codec", task.round, task.client)
         payload: dict[str, list[Tensor]] = {channel: [] for channel in rule.channels}
-        values: dict[str, list[tuple[slice, Tensor]]] = {name: [] for name in rule.controls}
-        for s in slices:
+        parts: list[tuple[slice, dict[str, Tensor]]] = []
+        residual: list[tuple[slice, Tensor]] = []
+        for s in work.slices:
             sent = {}
             for channel, change in rule.changes(work, s).items():
+                # Error feedback: what an earlier upload left out is added, what this one leaves out is kept.
+                owed = change.add_(work.mine[RESIDUAL][s]).clone() if codec.residual and channel == "dx" else None
                 data = codec.encode(change, rng)
                 payload[channel].append(data)
-                if rule.controls:
+                if self.algorithm.state_names:
                     sent[channel] = codec.decode(data, s.stop - s.start, dtype)
+                if owed is not None:
+                    residual.append((s, owed.sub_(sent[channel])))
             if rule.controls:
                 known = {n: c[s] for n, c in broadcast.controls.items()}
-                sent = rule.complete(sent, known, work.eta, work.steps)
-                for name in rule.controls:
-                    values[name].append((s, mine[name][s] + sent[f"d{name}"]))
+                parts.append((s, rule.complete(sent, known, work.eta, work.steps)))
+        values = rule.keep(work, parts)
+        if codec.residual:
+            values[RESIDUAL] = residual
         if self.layout.size > self.layout.dim:
             payload[BUFFERS] = [self.model.vector[self.layout.buffer_slice].clone().view(torch.uint8)]
         return payload, values
@@ -106,9 +120,12 @@ class Client:
 @contextmanager
 def _seeded(seed: int, device: torch.device) -> Iterator[None]:
     """torch's own generators seeded within, and as they were afterwards."""
-    on_gpu = device.type == "cuda"
-    with torch.random.fork_rng([device] if on_gpu else []):
-        torch.default_generator.manual_seed(seed)
-        if on_gpu:
-            torch.cuda.manual_seed(seed)
+    with torch.random.fork_rng([device] if device.type == "cuda" else []):
+        _seed(seed, device)
         yield
+
+
+def _seed(seed: int, device: torch.device) -> None:
+    torch.default_generator.manual_seed(seed)
+    if device.type == "cuda":
+        torch.cuda.manual_seed(seed)

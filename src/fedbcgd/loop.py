@@ -60,7 +60,7 @@ class Stop:
 
     def progress(self, server: Server) -> float:
         parts = [server.round / self.rounds] if self.rounds else []
-        if self.budget:
+        if self.budget and cost(server):
             affordable = math.floor(self.budget / cost(server) * (1 + 1e-9))
             parts.append(server.ledger.upload_d / max(1, affordable) / cost(server))
         return min(1.0, max(parts, default=0.0))

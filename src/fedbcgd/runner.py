@@ -91,7 +91,7 @@ def _execute(config: Config, folder: Folder, callbacks: Sequence[Callback]) -> O
     stop = Stop(run.rounds, run.budget, None if run.target is None else (f"{task.prefix}_accuracy", ">=", run.target))
     server = make_server(job, run.cohort, stop)
     checkpoints = Checkpoints(folder.checkpoint, run.checkpoint_every)
-    store = StateStore(algorithm.local.controls, job.layout.dim, job.layout.dtype, checkpoints.clients)
+    store = StateStore(algorithm.state_names, job.layout.dim, job.layout.dtype, checkpoints.clients)
     before = checkpoints.restore(server, store)
     with _Metrics(folder.metrics, before["metrics"] if before else 0) as metrics:
         carrier = make_carrier(job, store, server.cohort, run.workers)

@@ -58,7 +58,8 @@ class Server:
         """Sample a cohort, assign blocks, and open the round."""
         self.abandon()
         tasks = self._tasks()
-        self._plan = Plan(Broadcast(self.round, self.epoch, self.x, self.controls), tasks)
+        seen = {name: self.controls[name] for name in self.algorithm.local.broadcasts}
+        self._plan = Plan(Broadcast(self.round, self.epoch, self.x, seen), tasks)
         self._place = {task.client: k for k, task in enumerate(tasks)}
         self._arrived: dict[int, tuple[Upload, list[dict[str, Tensor]], Tensor | None] | None] = {}
         self._next = 0
@@ -78,6 +79,8 @@ class Server:
 
     def next_upload_d(self) -> float:
         """What the next round will upload if nothing is lost, in d."""
+        if self.algorithm.uplink.pooled:
+            return 0.0
         each = [sum(map(sum, self.algorithm.lengths(self.layout, task.block).values())) for task in self._tasks()]
         return sum(each) / len(each) / (self.layout.dim * self.layout.dtype.itemsize)
 
@@ -107,19 +110,23 @@ class Server:
         buffers: Tensor | None = None
         reason = self._misdirected(upload) or self._misshapen(upload)
         if not reason:
-            slices, buffers = self._decode(upload)
-            reason = self._not_finite(slices, buffers)
+            try:
+                slices, buffers = self._decode(upload)
+                reason = self._not_finite(slices, buffers)
+            except ValueError as error:
+                reason = f"it cannot be decoded: {error}"
         floats = sum(s.stop - s.start for s in self._slices(upload.block)) * len(self.algorithm.local.channels)
         # What is sent twice was sent twice; but it was broadcast and computed once.
         first = upload.round == self.round and self._place.get(upload.client, -1) not in {-1, *self._arrived}
+        sends = not self.algorithm.uplink.pooled
         self.ledger.record(
             Entry(
                 self.round,
                 upload.client,
                 upload.block,
-                floats + (self.layout.size - self.layout.dim),
-                upload.nbytes,
-                plan.broadcast.nbytes if first else 0,
+                (floats + self.layout.size - self.layout.dim) * sends,
+                upload.nbytes * sends,
+                plan.broadcast.nbytes * sends if first else 0,
                 accepted=not reason,
             ),
             max(0, int(upload.gradient_evaluations)) if first else 0,
@@ -171,11 +178,18 @@ class Server:
             if not isinstance(pieces, (list, tuple)) or not all(map(_bytes, pieces)):
                 return f"channel {channel!r} is not a list of contiguous uint8 tensors"
             got = [piece.numel() for piece in pieces]
-            if got != lengths:
+            if not self._fit(channel, upload.block, got):
                 return f"channel {channel!r} has slices of {got} bytes, expected were {lengths}"
         if upload.steps < 1 or upload.examples < 1:
             return f"it reports {upload.steps} steps on {upload.examples} examples; both must be positive"
         return ""
+
+    def _fit(self, channel: str, block: int, got: list[int]) -> bool:
+        codec, dtype = self.algorithm.codec, self.layout.dtype
+        if channel == BUFFERS:
+            return got == self.algorithm.lengths(self.layout, block)[BUFFERS]
+        sizes = [s.stop - s.start for s in self.layout.slices(block)]
+        return len(got) == len(sizes) and all(codec.fits(k, n, dtype) for k, n in zip(got, sizes, strict=True))
 
     def _decode(self, upload: Upload) -> tuple[list[dict[str, Tensor]], Tensor | None]:
         rule, codec, dtype = self.algorithm.local, self.algorithm.codec, self.layout.dtype
@@ -233,6 +247,7 @@ class Server:
         parts = [self.layout.block(j) for j in range(self.layout.blocks)] + [self.layout.shared]
         for k, s in enumerate(parts):
             if self._weight[k] and (delta := self._mean(k, s)) is not None:
+                delta = self.algorithm.local.server_change(delta, {n: c[s] for n, c in self.controls.items()})
                 self.algorithm.server.step(self.x[s], delta, {n: v[s] for n, v in self.state.items()})
         buffers = self.layout.buffer_slice
         if self._weight[-1] and (mean := self._mean(-1, buffers)) is not None:

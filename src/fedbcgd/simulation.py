@@ -15,7 +15,7 @@ from fedbcgd.algorithm import Algorithm, make_algorithm
 from fedbcgd.carriers import Carrier, InProcess, Workers
 from fedbcgd.carriers.inprocess import Transport
 from fedbcgd.carriers.workers import cores
-from fedbcgd.data.sources import as_source, to_device
+from fedbcgd.data.sources import Pooled, as_source, to_device
 from fedbcgd.errors import Diverged, UserError
 from fedbcgd.flat import FlatModel
 from fedbcgd.job import Job
@@ -97,7 +97,7 @@ def simulate(
         raise UserError("transport: only the carrier in this process has one (workers=0)")
     job = make_job(model, clients, algorithm, test, seed, loss, metrics, weights, device, channels_last)
     server = make_server(job, cohort, stop)
-    store = StateStore(algorithm.local.controls, job.layout.dim, job.layout.dtype)
+    store = StateStore(algorithm.state_names, job.layout.dim, job.layout.dtype)
     carrier = make_carrier(job, store, server.cohort, 0 if transport is not None else workers, transport)
     try:
         with single(algorithm.name, progress) as bar:
@@ -142,13 +142,17 @@ def make_job(
     if channels_last:
         module = module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     layout = algorithm.uplink.layout(module)
+    if algorithm.uplink.pooled:
+        clients = [Pooled([as_source(c, f"client {i}") for i, c in enumerate(clients)])]
     data = None if test is None else as_source(test, "test")
     return Job(algorithm, layout, module, goal, seed, clients, data)
 
 
 def make_server(job: Job, cohort: int | None, stop: Stop) -> Server:
     x = job.layout.vector(job.module.state_dict(), next(job.module.parameters()).device)
-    size = min(10, len(job.clients)) if cohort is None else cohort
+    size = min(10, len(job.clients)) if cohort is None or job.algorithm.uplink.pooled else cohort
+    if job.algorithm.uplink.pooled and stop.rounds is None and stop.target is None:
+        raise UserError(f"{job.algorithm.name} uploads nothing, so no budget ends it: give rounds or a target")
     _whole("cohort", size, 1)
     server = Server(job.algorithm, job.layout, x, len(job.clients), size, job.seed)
     need = server.next_upload_d()

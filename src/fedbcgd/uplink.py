@@ -1,7 +1,7 @@
 """Uplinks: which coordinates does each client send?"""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from pydantic import Field, field_validator
@@ -14,6 +14,8 @@ from fedbcgd.parts import Part, Registry
 
 class Uplink(Part):
     """Divides the vector, and tells each client of a cohort which block to upload."""
+
+    pooled: ClassVar[bool] = False  # whether all data is in one place, so that nothing is uploaded
 
     def layout(self, model: nn.Module) -> Layout:
         raise NotImplementedError
@@ -34,6 +36,12 @@ class Whole(Uplink):
 
     def layout(self, model: nn.Module) -> Layout:
         return Layout.of(model, divide(model, 1, "even", "none"))
+
+
+class Central(Whole):
+    """There are no clients: all data is in one place and nothing is sent."""
+
+    pooled: ClassVar[bool] = True
 
 
 class Blocks(Uplink):
@@ -57,3 +65,4 @@ class Blocks(Uplink):
 UPLINKS: Registry[Uplink] = Registry("uplink")
 UPLINKS.add("whole", Whole)
 UPLINKS.add("blocks", Blocks)
+UPLINKS.add("central", Central)

@@ -8,7 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedbcgd.codecs import CODECS, QSGD, Plain
+from fedbcgd.codecs import CODECS, QSGD, Half, Plain, TopK
 from fedbcgd.errors import UserError
 from fedbcgd.parts import build
 from fedbcgd.streams import stream
@@ -21,7 +21,13 @@ ALL = [
     QSGD(levels=7, bucket=64, scale="l2"),
     QSGD(levels=3),
     QSGD(levels=999),
+    Half(),
+    Half(bucket=3),
+    TopK(fraction=0.3),
+    TopK(fraction=0.01),
+    TopK(fraction=1),
 ]
+GRIDS = [codec for codec in ALL if isinstance(codec, QSGD)]
 
 special = st.sampled_from([0.0, -0.0, 1e-45, -1e-45, F32.tiny, F32.max, -F32.max, 1.0, -1.0])
 values = st.lists(st.one_of(special, st.floats(width=32, allow_nan=False, allow_infinity=False)), max_size=40)
@@ -30,7 +36,8 @@ values = st.lists(st.one_of(special, st.floats(width=32, allow_nan=False, allow_
 def through(codec, v, seed=0):
     data = codec.encode(v.clone(), stream(seed, "test"))
     assert data.dtype == torch.uint8
-    assert data.numel() == codec.nbytes(v.numel(), v.dtype)
+    assert codec.fits(data.numel(), v.numel(), v.dtype)
+    assert data.numel() <= codec.nbytes(v.numel(), v.dtype)
     out = codec.decode(data, v.numel(), v.dtype)
     assert out.shape == v.shape
     assert out.dtype == v.dtype
@@ -46,7 +53,33 @@ def test_decoded_values_are_finite_and_near(codec, values, dtype, seed):
     assert out.isfinite().all()
     if codec.lossless:
         assert torch.equal(out.view(torch.uint8), v.view(torch.uint8))
-        return
+    elif isinstance(codec, TopK):
+        check_topk(codec, v, out)
+    elif isinstance(codec, Half):
+        check_half(codec, v, out)
+    else:
+        check_grid(codec, v, out)
+
+
+def check_topk(codec, v, out):
+    """What is sent is exact, is k values, and none that is left out is larger."""
+    sent = out != 0
+    assert torch.equal(out[sent], v[sent])
+    assert sent.sum() <= codec.count(len(v))
+    left = v[~sent].float().abs()
+    if left.numel() and left.max() > 0:
+        assert sent.sum() == codec.count(len(v))
+        assert left.max() <= v[sent].float().abs().min()
+
+
+def check_half(codec, v, out):
+    """Eleven bits of each value, or 2^-40 of the largest in its bucket."""
+    for at in range(0, len(v), codec.bucket):
+        piece, got = v[at : at + codec.bucket].double(), out[at : at + codec.bucket].double()
+        assert ((got - piece).abs() <= piece.abs() * 2**-10 + piece.abs().max() * 2**-38 + 3e-45).all()
+
+
+def check_grid(codec, v, out):
     for at in range(0, len(v), codec.bucket):
         piece, got = v[at : at + codec.bucket].double(), out[at : at + codec.bucket].double()
         largest = float(piece.abs().max())
@@ -65,6 +98,9 @@ def test_half_precision_models(codec, dtype):
     if codec.lossless:
         assert torch.equal(out, v)
         return
+    if not isinstance(codec, QSGD):
+        assert out[3] == v[3]  # the largest
+        return
     grid = 1001 / codec.levels
     assert (out[:3].float() - v[:3].float()).abs().max() <= grid + 4  # 4: bfloat16's own grid at 1000
     assert out[3] == v[3]
@@ -77,7 +113,7 @@ def test_what_is_not_finite_stays_so(codec, bad):
     assert not through(codec, torch.tensor([1.0, bad, 2.0])).isfinite().all()
 
 
-@pytest.mark.parametrize("codec", [c for c in ALL if not c.lossless], ids=repr)
+@pytest.mark.parametrize("codec", GRIDS, ids=repr)
 def test_values_on_the_grid_are_exact(codec):
     """±l/s of the scale for every level l, whatever is drawn."""
     # with l2 the norm is 2 and the only levels are 0 and s
@@ -160,3 +196,43 @@ def test_codecs_are_registered():
 def test_plain_decodes_a_misaligned_view():
     data = torch.cat([torch.zeros(1, dtype=torch.uint8), torch.tensor([1.5, 2.5]).view(torch.uint8)])[1:]
     assert Plain().decode(data, 2, torch.float32).tolist() == [1.5, 2.5]
+
+
+@given(n=st.integers(1, 3000), share=st.sampled_from([0.001, 0.01, 0.1, 0.3, 0.9]), seed=st.integers(0, 2**31))
+def test_topk_of_any_length_and_share(n, share, seed):
+    codec = TopK(fraction=share)
+    v = torch.randn(n, generator=torch.Generator().manual_seed(seed))
+    check_topk(codec, v, through(codec, v))
+
+
+def test_topk_places_cost_little():
+    """1 % of a million values at random places: a place has log2(100) + log2(e) = 8.1 bits of entropy; Rice code is within
+    4 % of it, where plain indices would take 32 and a bitmap 100 bits."""
+    n = 1_000_000
+    codec = TopK(fraction=0.01)
+    data = codec.encode(torch.randn(n, generator=torch.Generator().manual_seed(0)), stream(0, "x"))
+    places = data.numel() - 1 - 4 * 10_000
+    assert 8 * places / 10_000 < 8.1 * 1.04
+
+
+def test_topk_takes_a_bitmap_where_that_is_shorter():
+    data = TopK(fraction=0.9).encode(torch.arange(1.0, 81.0), stream(0, "x"))
+    assert data[0] == 255
+    assert data.numel() == 1 + 72 * 4 + 10
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        lambda d: d.__setitem__(0, 3),  # another parameter
+        lambda d: d.__setitem__(0, 255),  # a bitmap that is none
+        lambda d: d[-3:].fill_(0),  # too few places
+        lambda d: d[-30:].fill_(255),  # too many
+    ],
+)
+def test_bytes_that_no_encoder_wrote_are_refused(spoil):
+    codec = TopK(fraction=0.02)
+    data = codec.encode(torch.randn(5000, generator=torch.Generator().manual_seed(0)), stream(0, "x"))
+    spoil(data)
+    with pytest.raises(ValueError, match="places"):
+        codec.decode(data, 5000, torch.float32)

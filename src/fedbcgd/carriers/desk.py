@@ -31,7 +31,7 @@ class Memory:
         self.x = torch.frombuffer(memory, dtype=layout.dtype, count=layout.size)
         self.controls: dict[str, Tensor] = {}
         at = aligned(layout.size * item)
-        for name in algorithm.local.controls:
+        for name in algorithm.local.broadcasts:
             self.controls[name] = torch.frombuffer(memory, dtype=layout.dtype, count=layout.dim, offset=at)
             at += aligned(layout.dim * item)
         self._slots = at
@@ -39,7 +39,7 @@ class Memory:
     @staticmethod
     def size(algorithm: Algorithm, layout: Layout, slots: int) -> int:
         item = layout.dtype.itemsize
-        head = aligned(layout.size * item) + len(algorithm.local.controls) * aligned(layout.dim * item)
+        head = aligned(layout.size * item) + len(algorithm.local.broadcasts) * aligned(layout.dim * item)
         return head + slots * upload_room(algorithm, layout)
 
     def publish(self, broadcast: Broadcast) -> None:

@@ -49,9 +49,11 @@ class _Desk:
         from fedbcgd.state import SlotFile
 
         self.job = thaw(job_fd, job_size, job_length)
-        layout, rule = self.job.layout, self.job.algorithm.local
+        layout = self.job.layout
         self.memory = Memory(mmap.mmap(shared_fd, 0), self.job.algorithm, layout)
-        self.state = SlotFile(state_fd, rule.controls, layout.dim, layout.dtype) if state_fd >= 0 else None
+        self.state = (
+            SlotFile(state_fd, self.job.algorithm.state_names, layout.dim, layout.dtype) if state_fd >= 0 else None
+        )
         self.job.client  # noqa: B018  (build the flat model now, not within the first task)
 
     def fit(

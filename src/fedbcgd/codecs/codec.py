@@ -11,15 +11,21 @@ from fedbcgd.parts import Part
 
 class Codec(Part):
     lossless: ClassVar[bool] = False
+    residual: ClassVar[bool] = False  # whether a client keeps what was not sent and adds it next time
 
     def nbytes(self, n: int, dtype: torch.dtype) -> int:
-        """The length of `n` encoded values."""
+        """The length of `n` encoded values; the largest possible, where it varies."""
         raise NotImplementedError
+
+    def fits(self, nbytes: int, n: int, dtype: torch.dtype) -> bool:
+        """Whether `n` values can have been encoded in so many bytes."""
+        return nbytes == self.nbytes(n, dtype)
 
     def encode(self, values: Tensor, rng: np.random.Generator) -> Tensor:
         """The values as a uint8 tensor. May reuse the memory of `values`."""
         raise NotImplementedError
 
     def decode(self, data: Tensor, n: int, dtype: torch.dtype) -> Tensor:
-        """The `n` values in `data`, whose length was checked. What is not finite shows as NaN or infinity."""
+        """The `n` values in `data`, whose length was checked. What is not finite shows as NaN or infinity; what cannot
+        have been encoded is a ValueError."""
         raise NotImplementedError

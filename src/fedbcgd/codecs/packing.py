@@ -22,7 +22,7 @@ def pack(codes: Tensor, bits: int) -> Tensor:
         for k in range(1, per):
             out |= lanes[:, k] << (k * bits)
         return out
-    values = codes.cpu().numpy()
+    values = codes.cpu().numpy().astype(np.int64)
     shifts = np.arange(bits, dtype=values.dtype)
     pieces = [
         np.packbits((values[at : at + _CHUNK, None] >> shifts & 1).astype(np.uint8), bitorder="little")

@@ -70,6 +70,36 @@ class Images:
         return Images(self.images, self.labels, self.mean, self.std, rows if self.rows is None else self.rows[rows])
 
 
+class Pooled:
+    """Several sources as one, their rows one after the other."""
+
+    def __init__(self, sources: Sequence[Source]):
+        self.sources = sources
+        self._ends = np.cumsum([len(source) for source in sources])
+
+    def __len__(self) -> int:
+        return int(self._ends[-1])
+
+    def gather(self, rows: Tensor, rng: np.random.Generator) -> Any:
+        at = rows.numpy()
+        owner = np.searchsorted(self._ends, at, side="right")
+        pieces, order = [], []
+        for k in np.unique(owner):
+            mine = np.flatnonzero(owner == k)
+            start = self._ends[k] - len(self.sources[k])
+            pieces.append(self.sources[k].gather(torch.from_numpy(at[mine] - start), rng))
+            order.append(mine)
+        return _joined(pieces, torch.from_numpy(np.argsort(np.concatenate(order))))
+
+
+def _joined(pieces: list[Any], order: Tensor) -> Any:
+    if isinstance(pieces[0], Tensor):
+        return torch.cat(pieces)[order]
+    if isinstance(pieces[0], Mapping):
+        return {key: _joined([piece[key] for piece in pieces], order) for key in pieces[0]}
+    return tuple(_joined(list(column), order) for column in zip(*pieces, strict=True))
+
+
 def split(data: Images, parts: Sequence[np.ndarray]) -> list[Images]:
     """One client per part; they share the images' memory."""
     return [data.subset(torch.from_numpy(np.ascontiguousarray(rows))) for rows in parts]

@@ -1,19 +1,22 @@
 """What a local rule is: hyper-parameters, the way it trains, and what it tells the server."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
 from pydantic import Field
-from torch import Tensor
+from torch import Tensor, nn
 
 from fedbcgd.local.work import Work
 from fedbcgd.parts import Part
 
+Channels = dict[str, Tensor]
+
 
 class LocalRule(Part):
     # For each name in `controls` the server keeps a vector that is the mean of one that every client keeps. The change
-    # of control `c` is channel `dc`; the broadcast carries c.
+    # of control `c` is channel `dc`. `broadcasts` says which of them clients need to see.
     controls: ClassVar[tuple[str, ...]] = ()
+    broadcasts: ClassVar[tuple[str, ...]] = ()
 
     lr: float = Field(0.1, gt=0, description="η: local learning rate in round 0")
     lr_decay: float = Field(0.998, gt=0, le=1, description="η is multiplied by this every round")
@@ -35,18 +38,32 @@ class LocalRule(Part):
         """T = E·ceil(n/B), unless given."""
         return self.local_steps or self.local_epochs * -(-examples // self.batch_size)
 
+    def refuses(self, model: nn.Module) -> str:
+        """Why this rule cannot train this model; empty if it can."""
+        return ""
+
+    # -- on a client
+
     def train(self, work: Work) -> None:
         """Move work.y by T steps."""
         raise NotImplementedError
 
-    def changes(self, work: Work, s: slice) -> dict[str, Tensor]:
+    def changes(self, work: Work, s: slice) -> Channels:
         """The channels to send, on one slice. Fresh tensors: a codec may reuse their memory."""
         return {"dx": work.y[s] - work.x[s]}
 
-    def complete(
-        self, sent: dict[str, Tensor], controls: Mapping[str, Tensor], rate: float, steps: int
-    ) -> dict[str, Tensor]:
-        """All channels of a slice, from those that arrived.
+    def keep(self, work: Work, parts: Sequence[tuple[slice, Channels]]) -> dict[str, list[tuple[slice, Tensor]]]:
+        """The client's new controls on what it uploaded: it adds just what the server will add."""
+        return {name: [(s, work.mine[name][s] + sent[f"d{name}"]) for s, sent in parts] for name in self.controls}
 
-        Client and server both compute this, from the decoded values, so that they agree to the bit."""
+    # -- on both ends, from the decoded values, so that they agree to the bit
+
+    def complete(self, sent: Channels, controls: Mapping[str, Tensor], rate: float, steps: int) -> Channels:
+        """All channels of a slice, from those that were sent."""
         return sent
+
+    # -- on the server
+
+    def server_change(self, delta: Tensor, controls: Mapping[str, Tensor]) -> Tensor:
+        """What the server rule gets for a slice: the mean change, unless the rule adds to it."""
+        return delta

@@ -10,12 +10,13 @@ from typing import ClassVar
 from pydantic import Field
 from torch import Tensor
 
-from fedbcgd.local.rule import LocalRule
+from fedbcgd.local.rule import Channels, LocalRule
 from fedbcgd.local.work import Work
 
 
 class Scaffold(LocalRule):
     controls: ClassVar[tuple[str, ...]] = ("c",)
+    broadcasts: ClassVar[tuple[str, ...]] = ("c",)
 
     derived: bool = Field(False, description="send d floats instead of 2d and derive the control change at the server")
 
@@ -28,17 +29,13 @@ class Scaffold(LocalRule):
         for batch in work.minibatches():
             work.y.add_(work.gradient(batch).add_(correction), alpha=-work.eta)
 
-    def changes(self, work: Work, s: slice) -> dict[str, Tensor]:
+    def changes(self, work: Work, s: slice) -> Channels:
         sent = super().changes(work, s)
-        return (
-            sent
-            if self.derived
-            else sent | {"dc": control_change(sent["dx"], work.controls["c"][s], work.eta, work.steps)}
-        )
+        if not self.derived:
+            sent["dc"] = control_change(sent["dx"], work.controls["c"][s], work.eta, work.steps)
+        return sent
 
-    def complete(
-        self, sent: dict[str, Tensor], controls: Mapping[str, Tensor], rate: float, steps: int
-    ) -> dict[str, Tensor]:
+    def complete(self, sent: Channels, controls: Mapping[str, Tensor], rate: float, steps: int) -> Channels:
         return sent | {"dc": control_change(sent["dx"], controls["c"], rate, steps)} if self.derived else sent
 
 

@@ -1,6 +1,7 @@
 """One client's work in one round: what a local rule may touch while it trains."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -14,6 +15,16 @@ from fedbcgd.objective import Objective
 
 if TYPE_CHECKING:
     from fedbcgd.local.rule import LocalRule
+
+Draws = Callable[[int], np.random.Generator]  # seeds everything that is drawn for one minibatch
+
+
+@dataclass(frozen=True)
+class Minibatch:
+    """ζ: some rows and, where a rule needs the same ζ twice, the number of its draw (augmentation, dropout)."""
+
+    rows: Tensor
+    draw: int | None = None
 
 
 class Work:
@@ -29,6 +40,7 @@ class Work:
         round: int,
         slices: tuple[slice, ...],
         rng: np.random.Generator,
+        draws: Draws,
         gradient: Tensor,
     ):
         dim = model.layout.dim
@@ -37,34 +49,48 @@ class Work:
         self.controls = controls  # c, as broadcast
         self.mine = mine  # c_i
         self.slices = slices  # what will be uploaded
+        self.blocks = [model.layout.block(j) for j in range(model.layout.blocks)] + [model.layout.shared]
         self.eta = rule.rate(round)
         self.steps = 0
         self.evaluations = 0
+        self.notes: dict[str, Tensor] = {}  # what a rule's `train` leaves for its `changes`
         self._rule = rule
         self._model = model
         self._objective = objective
         self._data = data
         self._rng = rng
+        self._draws = draws
         self._g = gradient
         self._views = [e.view(gradient) for e in model.layout.parameters]
         self._loss = torch.zeros((), device=gradient.device)
 
-    def minibatches(self) -> Iterator[Tensor]:
-        """T minibatches as row numbers: every epoch a new order, its last batch as small as it comes."""
-        n, size = len(self._data), self._rule.batch_size
-        total = self._rule.steps(n)
+    @property
+    def examples(self) -> int:
+        return len(self._data)
+
+    def minibatches(self) -> Iterator[Minibatch]:
+        """T minibatches: every epoch a new order, its last batch as small as it comes."""
+        total = self._rule.steps(self.examples)
         while self.steps < total:
-            order = torch.from_numpy(self._rng.permutation(n))
-            for rows in order.split(size):
+            for rows in self._order().split(self._rule.batch_size):
                 self.steps += 1
-                yield rows
+                yield Minibatch(rows)
                 if self.steps == total:
                     return
 
-    def gradient(self, rows: Tensor) -> Tensor:
+    def partition(self, first_draw: int = 0) -> list[Minibatch]:
+        """All examples once, in minibatches whose draws are fixed: whoever uses one again gets the very same ζ."""
+        rows = self._order().split(self._rule.batch_size)
+        return [Minibatch(r, first_draw + k) for k, r in enumerate(rows)]
+
+    def _order(self) -> Tensor:
+        return torch.from_numpy(self._rng.permutation(self.examples))
+
+    def gradient(self, batch: Minibatch) -> Tensor:
         """∇f_i(y; ζ) as one flat vector, weight decay included, then clipped. The next call overwrites it."""
-        batch = to_device(self._data.gather(rows, self._rng), self._g.device)
-        loss = self._objective.loss(self._model.module, batch)
+        rng = self._rng if batch.draw is None else self._draws(batch.draw)
+        inputs = to_device(self._data.gather(batch.rows, rng), self._g.device)
+        loss = self._objective.loss(self._model.module, inputs)
         self._put(_gradients(loss, self._model.parameters))
         self._model.reattach()
         self.evaluations += 1
@@ -75,6 +101,14 @@ class Work:
             norm = torch.linalg.vector_norm(self._g)
             self._g.mul_((self._rule.clip_norm / norm.clamp(min=1e-12)).clamp(max=1))
         return self._g
+
+    def gradient_at_anchor(self, batch: Minibatch) -> Tensor:
+        """∇f_i(x; ζ), wherever y is. The next gradient overwrites it."""
+        here = self.y.clone()
+        self.y.copy_(self.x)
+        g = self.gradient(batch)
+        self.y.copy_(here)
+        return g
 
     def _put(self, grads: tuple[Tensor | None, ...]) -> None:
         """Gradients into the flat vector; a parameter that the loss does not use has gradient zero."""

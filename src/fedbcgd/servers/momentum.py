@@ -12,6 +12,9 @@ class Momentum(ServerRule):
     vectors: ClassVar[tuple[str, ...]] = ("v",)
 
     momentum: float = Field(0.8, ge=0, lt=1, description="λ: server momentum; 1/(1−λ) is its effective step")
+    printed_step: bool = Field(False, description="x ← x + Δ + v as printed, to see the difference (erratum 5)")
 
     def step(self, x: Tensor, delta: Tensor, state: dict[str, Tensor]) -> None:
         x.add_(state["v"].mul_(self.momentum).add_(delta))
+        if self.printed_step:
+            x.add_(delta)

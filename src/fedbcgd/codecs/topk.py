@@ -1,0 +1,97 @@
+"""Top-k: the k largest values and where they are; the client keeps the rest and adds it next time (error feedback).
+
+On the wire: a byte that says how the places are written, the k values in the model's dtype, and the places: a bitmap of n
+bits, or the gaps between them in Rice code with parameter b (the gap's high part in unary, its low b bits as they are),
+whichever is shorter.
+"""
+
+from typing import ClassVar
+
+import numpy as np
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from fedbcgd.codecs.codec import Codec
+from fedbcgd.codecs.packing import pack, packed_bytes, unpack
+
+_BITMAP = 255
+
+
+class TopK(Codec):
+    residual: ClassVar[bool] = True
+
+    fraction: float = Field(0.05, gt=0, le=1, description="share of the values that is sent: k = ceil(fraction·n)")
+
+    def count(self, n: int) -> int:
+        return min(n, int(np.ceil(self.fraction * n)))
+
+    def nbytes(self, n: int, dtype: torch.dtype) -> int:
+        return 1 + self.count(n) * dtype.itemsize + packed_bytes(n, 1)
+
+    def fits(self, nbytes: int, n: int, dtype: torch.dtype) -> bool:
+        return 1 + self.count(n) * dtype.itemsize <= nbytes <= self.nbytes(n, dtype)
+
+    def encode(self, values: Tensor, rng: np.random.Generator) -> Tensor:
+        n, k = values.numel(), self.count(values.numel())
+        places = (
+            values.abs().float().topk(k, sorted=False).indices.sort().values if k else torch.empty(0, dtype=torch.long)
+        )
+        kind, coded = _write_places(places.cpu().numpy(), n)
+        kept = values[places].contiguous().view(torch.uint8)
+        return torch.cat([torch.tensor([kind], dtype=torch.uint8), kept.cpu(), torch.from_numpy(coded)]).to(
+            values.device
+        )
+
+    def decode(self, data: Tensor, n: int, dtype: torch.dtype) -> Tensor:
+        k = self.count(n)
+        raw = data.cpu()
+        head = 1 + k * dtype.itemsize
+        places = _read_places(int(raw[0]), raw[head:].numpy(), n, k)
+        out = torch.zeros(n, dtype=dtype)
+        out[torch.from_numpy(places)] = raw[1:head].clone().view(dtype)
+        return out.to(data.device)
+
+
+def _write_places(places: np.ndarray, n: int) -> tuple[int, np.ndarray]:
+    k = len(places)
+    if k:
+        gaps = np.diff(places, prepend=-1) - 1
+        b = _parameter(n, k)
+        high = gaps >> b
+        unary = np.zeros(int(high.sum()) + k, np.uint8)  # `high` zeros and a one, for each gap
+        unary[np.cumsum(high + 1) - 1] = 1
+        if packed_bytes(len(unary), 1) + packed_bytes(k, b) < packed_bytes(n, 1):
+            low = (
+                pack(torch.from_numpy((gaps & ((1 << b) - 1)).astype(np.int32)), b).numpy()
+                if b
+                else np.empty(0, np.uint8)
+            )
+            return b, np.concatenate([low, np.packbits(unary, bitorder="little")])
+    bitmap = np.zeros(n, np.uint8)
+    bitmap[places] = 1
+    return _BITMAP, np.packbits(bitmap, bitorder="little")
+
+
+def _read_places(kind: int, coded: np.ndarray, n: int, k: int) -> np.ndarray:
+    """The k places; a ValueError for bytes that no encoder wrote."""
+    if kind == _BITMAP:
+        places = np.flatnonzero(np.unpackbits(coded, count=min(n, 8 * len(coded)), bitorder="little"))
+    else:
+        if kind != _parameter(n, k):
+            raise ValueError(f"the places are written in an unknown way ({kind})")
+        split = packed_bytes(k, kind)
+        ends = np.flatnonzero(np.unpackbits(coded[split:], bitorder="little"))
+        if len(ends) != k:
+            raise ValueError(f"{len(ends)} places are given, {k} are wanted")
+        high = np.diff(ends, prepend=-1) - 1
+        low = unpack(torch.from_numpy(coded[:split]), k, kind).numpy().astype(np.int64) if kind else 0
+        places = np.cumsum((high << kind) + low + 1) - 1
+    if len(places) != k or (k and not 0 <= places[0] <= places[-1] < n):
+        raise ValueError(f"the places are not {k} of {n}")
+    return places
+
+
+def _parameter(n: int, k: int) -> int:
+    """Rice's b for gaps of mean n/k: about log2 of ln 2 times the mean."""
+    return max(0, int(np.floor(np.log2(max(1.0, np.log(2) * n / max(1, k))))))

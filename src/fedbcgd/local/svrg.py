@@ -1,0 +1,162 @@
+"""FedBCGD+'s local rule: SVRG against the noise of minibatches and, on top, control variates against client drift.
+
+    g = ∇f_i(y; ζ) − ∇f_i(x; ζ) + ∇f_i(x)  − c_i + c        (the paper's Eq. 4 with the signs of its proof, erratum 1)
+        \\_______ SVRG, same ζ ________/     \\_ SCAFFOLD _/
+
+ζ is the same rows with the same augmentation and dropout in both gradients. ∇f_i(x) is the mean of ∇f_i(x; ζ) over the
+client's minibatches, weighted by their size. At the first step y = x, so g = ∇f_i(x) − c_i + c without a further gradient.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import ClassVar, Literal
+
+import torch
+from pydantic import Field, field_validator, model_validator
+from torch import Tensor, nn
+
+from fedbcgd.local.rule import Channels, LocalRule
+from fedbcgd.local.scaffold import control_change
+from fedbcgd.local.work import Minibatch, Work
+
+
+class SVRG(LocalRule):
+    """Variance reduction alone: d/N floats a round."""
+
+    fixed_batches: bool = Field(True, description="the minibatches of a round are the same in each of its epochs")
+    cache_mb: float = Field(
+        512, ge=0, description="memory for gradients at the anchor; beyond it they are computed again"
+    )
+
+    printed: bool = Field(False, description="the signs as printed in Eq. 4, to see the difference (erratum 1)")
+
+    def refuses(self, model: nn.Module) -> str:
+        for name, part in model.named_modules():
+            if isinstance(part, nn.modules.batchnorm._BatchNorm) and part.training and part.track_running_stats:
+                return (
+                    f"{name!r} is a BatchNorm in training mode, with which the gradient at the anchor, that this rule is "
+                    "built on, is not defined. Use GroupNorm, or keep it in evaluation mode"
+                )
+        return ""
+
+    def train(self, work: Work) -> None:
+        anchor = _Anchor(work, self.cache_mb)
+        work.notes["full"] = anchor.full
+        correction = self.correction(work, anchor.full)
+        for batch in self._minibatches(work, anchor.batches):
+            at_start = work.steps == 1 and not self.printed
+            g = work.notes["full"].clone() if at_start else self._reduced(work, anchor, batch)
+            work.y.add_(g if correction is None else g.add_(correction), alpha=-work.eta)
+
+    def correction(self, work: Work, full: Tensor) -> Tensor | None:
+        return None
+
+    def _reduced(self, work: Work, anchor: "_Anchor", batch: Minibatch) -> Tensor:
+        at_x = anchor.gradient(batch)
+        g = work.gradient(batch)
+        if self.printed:
+            return g.add_(at_x).sub_(anchor.full)
+        return g.sub_(at_x).add_(anchor.full)
+
+    def _minibatches(self, work: Work, first: list[Minibatch]) -> Iterator[Minibatch]:
+        total, batches = self.steps(work.examples), first
+        while True:
+            for batch in batches:
+                work.steps += 1
+                yield batch
+                if work.steps == total:
+                    return
+            if not self.fixed_batches:
+                batches = work.partition(first_draw=work.steps)
+
+
+class SVRGControl(SVRG):
+    """FedBCGD+: with control variates. Δc = ∇f_i(x) − c_i on what is uploaded; 2d/N floats a round.
+
+    `derived` sends d/N: Δc = −c + (x − y)/(Tη), known to the server from y − x, as in SCAFFOLD. That is the mean of the
+    variance-reduced gradients along the client's path, minus c_i; the fixed point is the same.
+
+    `damping` weighs c − c_i. A control that is out of date misleads; the weight that fits best is that of a regression of
+    ∇f_i(x), which the client knows whole, on c_i: w = ⟨∇f_i(x), c_i⟩/⟨c_i, c_i⟩, within 0 and 1, for each block. A client
+    that never took part has w = 0; as controls settle, w goes to 1, so the exact fixed point stays.
+    """
+
+    controls: ClassVar[tuple[str, ...]] = ("c",)
+    broadcasts: ClassVar[tuple[str, ...]] = ("c",)
+
+    derived: bool = Field(
+        False, description="send d/N floats instead of 2d/N and derive the control change at the server"
+    )
+    damping: float | Literal["adaptive"] = Field(1.0, description="weight of c − c_i: from 0 to 1, or adaptive")
+    printed_refresh: bool = Field(False, description="c_i ← ∇f_i(x) on all coordinates, as printed (erratum 2)")
+
+    @field_validator("damping")
+    @classmethod
+    def _share(cls, value: float | str) -> float | str:
+        if isinstance(value, float) and not 0 <= value <= 1:
+            raise ValueError("from 0 to 1, or adaptive")
+        return value
+
+    @model_validator(mode="after")
+    def _consistent(self) -> "SVRGControl":
+        if self.derived and (self.damping != 1 or self.printed or self.printed_refresh):
+            raise ValueError(
+                "derived: the server can derive the control change only where c − c_i was added whole, so not together with "
+                "damping, printed or printed_refresh"
+            )
+        return self
+
+    @property
+    def channels(self) -> tuple[str, ...]:
+        return ("dx",) if self.derived else ("dx", "dc")
+
+    def correction(self, work: Work, full: Tensor) -> Tensor | None:
+        c, mine = work.controls["c"], work.mine["c"]
+        if self.printed:
+            return mine - c
+        shift = c - mine
+        if self.damping != "adaptive":
+            return shift.mul_(self.damping)
+        for s in work.blocks:
+            shift[s].mul_(_fit(full[s], mine[s]))
+        return shift
+
+    def changes(self, work: Work, s: slice) -> Channels:
+        sent = super().changes(work, s)
+        return sent if self.derived else sent | {"dc": work.notes["full"][s] - work.mine["c"][s]}
+
+    def complete(self, sent: Channels, controls: Mapping[str, Tensor], rate: float, steps: int) -> Channels:
+        return sent | {"dc": control_change(sent["dx"], controls["c"], rate, steps)} if self.derived else sent
+
+    def keep(self, work: Work, parts: Sequence[tuple[slice, Channels]]) -> dict[str, list[tuple[slice, Tensor]]]:
+        if self.printed_refresh:
+            return {"c": [(slice(0, len(work.x)), work.notes["full"])]}
+        return super().keep(work, parts)
+
+
+def _fit(gradient: Tensor, control: Tensor) -> Tensor:
+    """The weight of `control` that explains `gradient` best, within 0 and 1; 0 for a control that is nothing."""
+    size = torch.dot(control, control)
+    weight = torch.dot(gradient, control) / size.clamp(min=torch.finfo(size.dtype).tiny)
+    return torch.where(size > 0, weight.clamp(0, 1), 0)
+
+
+class _Anchor:
+    """Gradients at the anchor x: their mean, and each of them, kept as far as memory allows."""
+
+    def __init__(self, work: Work, cache_mb: float):
+        self.work = work
+        self.batches = work.partition()
+        self.full = torch.zeros_like(work.x)
+        room = int(cache_mb * 2**20 // (work.x.numel() * work.x.element_size()))
+        self._kept: dict[int, Tensor] = {}
+        for batch in self.batches:  # y = x still, so no model has to be put aside
+            g = work.gradient(batch)
+            self.full.add_(g, alpha=len(batch.rows) / work.examples)
+            if len(self._kept) < room and batch.draw is not None:
+                self._kept[batch.draw] = g.clone()
+
+    def gradient(self, batch: Minibatch) -> Tensor:
+        """∇f_i(x; ζ): kept, or computed again to the same bits."""
+        if batch.draw in self._kept:
+            return self._kept[batch.draw]
+        return self.work.gradient_at_anchor(batch).clone()
