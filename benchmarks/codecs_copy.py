@@ -6,7 +6,7 @@ import torch
 from interleave import interleaved, ratios
 from rich.console import Console
 
-from fedbcgd.codecs import QSGD, Plain
+from fedbcgd.codecs import QSGD, Half, Plain, TopK
 from fedbcgd.streams import stream
 
 N = 4_000_000
@@ -17,6 +17,7 @@ def measure(console: Console, repeats: int = 9) -> list[dict]:
     torch.set_num_threads(1)
     v, target = torch.randn(N), torch.empty(N)
     codecs = {"plain": Plain(), "qsgd 8 bits": QSGD(), "qsgd 4 bits": QSGD(levels=7), "qsgd 3 bits": QSGD(levels=3)}
+    codecs |= {"float16": Half(), "top 1 %": TopK(fraction=0.01), "top 10 %": TopK(fraction=0.1)}
     ways = {"copy": lambda: target.copy_(v)}
     for name, codec in codecs.items():
         rng = stream(0, "bench")

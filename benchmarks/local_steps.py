@@ -20,6 +20,18 @@ from fedbcgd.objective import objective
 from fedbcgd.streams import stream
 
 
+def one_client(name: str, images: int, **options):
+    """A call that trains one client of LeNet-5, as a worker does."""
+    train, _ = fashion_mnist()
+    algorithm = make_algorithm(name, **options)
+    module = LeNet5(10, (1, 28, 28)).to(memory_format=torch.channels_last)
+    layout = algorithm.uplink.layout(module)
+    client = Client(algorithm, layout, module, objective(), 0)
+    plan = Server(algorithm, layout, client.model.vector, 1, 1, 0).plan()
+    data = train.subset(torch.arange(images))
+    return lambda: client.fit(plan.broadcast, plan.tasks[0], data, {})
+
+
 def measure(console: Console, repeats: int = 15) -> list[dict]:
     console.print(f"local training of one client, {repeats} turns", highlight=False)
     torch.set_num_threads(1)
@@ -35,24 +47,15 @@ def measure(console: Console, repeats: int = 15) -> list[dict]:
             F.cross_entropy(model(a), b).backward()
             optimizer.step()
 
-    def ours(name: str):
-        algorithm = make_algorithm(name, batch_size=10, local_epochs=1)
-        module = copy.deepcopy(base).to(memory_format=torch.channels_last)
-        layout = algorithm.uplink.layout(module)
-        client = Client(algorithm, layout, module, objective(), 0)
-        server = Server(algorithm, layout, client.model.vector, 1, 1, 0)
-        plan = server.plan()
-        data = train.subset(torch.arange(100))
-        return lambda: client.fit(plan.broadcast, plan.tasks[0], data, {})
-
+    options = {"batch_size": 10, "local_epochs": 1}
     loader = DataLoader(TensorDataset(x, y), batch_size=10, shuffle=True)
     ways = {
         "dataloader": lambda: plain(loader),
         "tensors": lambda: plain((x[k], y[k]) for k in torch.randperm(100).split(10)),
-        "fedbcgd: fedavg": ours("fedavg"),
-        "fedbcgd: fedbcgd": ours("fedbcgd"),
-        "fedbcgd: fedpaq": ours("fedpaq"),
-        "fedbcgd: scaffold": ours("scaffold"),
+        "fedbcgd: fedavg": one_client("fedavg", 100, **options),
+        "fedbcgd: fedbcgd": one_client("fedbcgd", 100, **options),
+        "fedbcgd: fedpaq": one_client("fedpaq", 100, **options),
+        "fedbcgd: scaffold": one_client("scaffold", 100, **options),
     }
     seconds = interleaved(ways, repeats)
     fast = ratios(seconds, "dataloader")

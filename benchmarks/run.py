@@ -18,10 +18,16 @@ from rich.table import Table
 sys.path.insert(0, str(Path(__file__).parent))
 
 import codecs_copy
+import fedbcgd_plus_cost
 import local_steps
 import one_two_workers
 
-BENCHMARKS = {"local": local_steps.measure, "workers": one_two_workers.measure, "codecs": codecs_copy.measure}
+BENCHMARKS = {
+    "local": local_steps.measure,
+    "plus": fedbcgd_plus_cost.measure,
+    "workers": one_two_workers.measure,
+    "codecs": codecs_copy.measure,
+}
 
 
 def main() -> None:

@@ -2,8 +2,8 @@
 
     python results/fedbcgd_plus.py           # about 15 minutes on one core; writes results/fedbcgd-plus/
 
-1. Multinomial logistic regression on the embedded Fashion-MNIST images: M = 100, S = 10, N = 5, Dirichlet 0.1, E = 1, B = 50.
-   Each variant's learning rate and momentum are chosen by the train loss at 60 d with seed 0; the curves are seeds 1, 2, 3.
+1. Multinomial logistic regression on the embedded Fashion-MNIST images: M = 100, S = 10, N = 5, Dirichlet 0.1, E = 1,
+   B = 50. Each variant's learning rate and momentum are chosen by the train loss at 60 d with seed 0; curves: seeds 1, 2, 3.
 2. Heterogeneous quadratics with a known optimum: M = 40, S = 8, N = 4, float64; the gap over the rounds.
 """
 
@@ -69,8 +69,8 @@ def study_regression() -> None:
         search += [{"variant": variant, "lr": lr, "momentum": m, "train_loss": v} for (lr, m), v in losses.items()]
         lr, momentum = min(losses, key=losses.__getitem__)
         for seed in SEEDS:
-            for row in regression(variant, lr, momentum, seed, 2 if name in ("fedavg", "scaffold") else 10):
-                curves.append({"variant": variant, "lr": lr, "momentum": momentum, "seed": seed, **row})
+            rows = regression(variant, lr, momentum, seed, 2 if name in ("fedavg", "scaffold") else 10)
+            curves += [{"variant": variant, "lr": lr, "momentum": momentum, "seed": seed, **row} for row in rows]
         last = [[r for r in curves if r["variant"] == variant and r["seed"] == s][-1]["test_loss"] for s in SEEDS]
         print(
             f"{variant}: lr {lr}, momentum {momentum}, train loss {np.mean(last):.4f} ± {np.std(last, ddof=1):.4f}",

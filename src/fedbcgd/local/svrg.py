@@ -40,22 +40,20 @@ class SVRG(LocalRule):
 
     def train(self, work: Work) -> None:
         anchor = _Anchor(work, self.cache_mb)
-        work.notes["full"] = anchor.full
-        correction = self.correction(work, anchor.full)
+        work.notes["full"] = full = anchor.full
+        sign = -1 if self.printed else 1
+        offset = sign * full + self.correction(work, full)
         for batch in self._minibatches(work, anchor.batches):
-            at_start = work.steps == 1 and not self.printed
-            g = work.notes["full"].clone() if at_start else self._reduced(work, anchor, batch)
-            work.y.add_(g if correction is None else g.add_(correction), alpha=-work.eta)
+            if work.steps == 1 and not self.printed:
+                work.y.add_(offset, alpha=-work.eta)  # y = x: the two gradients of ζ are the same
+                continue
+            at_x = anchor.gradient(batch)
+            g = work.gradient(batch).sub_(at_x, alpha=sign).add_(offset)
+            work.y.add_(g, alpha=-work.eta)
 
-    def correction(self, work: Work, full: Tensor) -> Tensor | None:
-        return None
-
-    def _reduced(self, work: Work, anchor: "_Anchor", batch: Minibatch) -> Tensor:
-        at_x = anchor.gradient(batch)
-        g = work.gradient(batch)
-        if self.printed:
-            return g.add_(at_x).sub_(anchor.full)
-        return g.sub_(at_x).add_(anchor.full)
+    def correction(self, work: Work, full: Tensor) -> Tensor | float:
+        """What is added to the variance-reduced gradient."""
+        return 0.0
 
     def _minibatches(self, work: Work, first: list[Minibatch]) -> Iterator[Minibatch]:
         total, batches = self.steps(work.examples), first
@@ -109,7 +107,7 @@ class SVRGControl(SVRG):
     def channels(self) -> tuple[str, ...]:
         return ("dx",) if self.derived else ("dx", "dc")
 
-    def correction(self, work: Work, full: Tensor) -> Tensor | None:
+    def correction(self, work: Work, full: Tensor) -> Tensor | float:
         c, mine = work.controls["c"], work.mine["c"]
         if self.printed:
             return mine - c
