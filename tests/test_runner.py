@@ -141,6 +141,20 @@ def test_extending_a_finished_run(tmp_path):
     assert (tmp_path / "longer" / "metrics.jsonl").read_text() == before
 
 
+def test_a_run_cannot_be_shortened(tmp_path):
+    execute(make(rounds=3), tmp_path)
+    with pytest.raises(UserError, match=r"at round 3 .* past what is asked for"):
+        execute(make(rounds=2), tmp_path, resume=True)
+
+
+def test_a_configuration_that_fails_leaves_no_folder(tmp_path):
+    config = make("fedbcgd", rounds=1)
+    config = config.model_copy(update={"algorithm": {**config.algorithm, "blocks": 10**7}})
+    with pytest.raises(UserError, match="larger than d"):
+        execute(config, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
 def test_metrics_are_cut_back_to_the_checkpoint(tmp_path):
     """Rows after the checkpoint, and half a line, as a kill leaves them."""
     run = {"rounds": 6, "evaluate_every": 1}

@@ -59,6 +59,7 @@ class Algorithm:
 
 
 _KINDS: dict[str, Registry[Any]] = {"uplink": UPLINKS, "local": LOCALS, "server": SERVERS, "codec": CODECS}
+KINDS = frozenset(_KINDS)
 _BASES: dict[str, type[Part]] = {"uplink": Uplink, "local": LocalRule, "server": ServerRule, "codec": Codec}
 
 
@@ -120,6 +121,9 @@ def algorithm_names() -> dict[str, str]:
 def option_names(name: str, choice: Mapping[str, Any]) -> set[str]:
     """What options the named algorithm takes, when `choice` says which parts replace its own."""
     chosen = {kind: choice.get(kind, getattr(_RECIPES[name], kind)) for kind in _KINDS}
+    for kind, part in chosen.items():
+        if not isinstance(part, str):
+            raise UserError(f"{kind}: a name is wanted ({', '.join(_KINDS[kind])}), given {part!r}")
     parts = {option for kind, part in chosen.items() for option in _KINDS[kind].get(part).options()}
     return parts | {"weighting"}
 
@@ -130,8 +134,8 @@ def make_algorithm(name: str = "fedbcgd", **options: Any) -> Algorithm:
     `uplink`, `local`, `server` and `codec` replace a whole part, by name or by a part made elsewhere; every other
     option goes to the part that has it: `make_algorithm("fedbcgd", blocks=10, codec="qsgd", levels=7)`.
     """
-    if name not in _RECIPES:
-        raise unknown("algorithm", name, _RECIPES)
+    if not isinstance(name, str) or name not in _RECIPES:
+        raise unknown("algorithm", str(name), _RECIPES)
     options = {**_RECIPES[name].options, **options}
     weighting = options.pop("weighting", "uniform")
     choice: dict[str, Any] = {kind: options.pop(kind, getattr(_RECIPES[name], kind)) for kind in _KINDS}

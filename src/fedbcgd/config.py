@@ -15,7 +15,7 @@ from fedbcgd.errors import UserError
 
 
 class Section(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, strict=True)
 
 
 class Data(Section):
@@ -43,7 +43,9 @@ class Run(Section):
     )
     cohort: int = Field(10, ge=1, description="S: clients sampled in a round")
     rounds: int | None = Field(None, ge=1, description="stop after so many rounds")
-    budget: float | None = Field(None, gt=0, description="stop at so much upload, in units of the model's size d")
+    budget: float | None = Field(
+        None, gt=0, le=1e9, description="stop at so much upload, in units of the model's size d"
+    )
     target: float | None = Field(None, gt=0, le=1, description="stop at this accuracy")
     evaluate_every: int = Field(1, ge=1, description="rounds between evaluations")
     checkpoint_every: int | None = Field(
@@ -71,8 +73,8 @@ class Config(Section):
 EXTENDABLE = {"run.rounds", "run.budget", "run.target", "run.workers", "run.checkpoint_every", "run.tensorboard"}
 
 
-def load(path: Path, overrides: Sequence[str] = ()) -> Config:
-    """Read a TOML file and apply `section.key=value` overrides."""
+def load(path: Path, overrides: Sequence[str] = (), run: Mapping[str, Any] | None = None) -> Config:
+    """Read a TOML file and apply `section.key=value` overrides, then values of `[run]` (None unsets)."""
     try:
         raw = tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -87,6 +89,8 @@ def load(path: Path, overrides: Sequence[str] = ()) -> Config:
         raise UserError(f"{path} is not valid TOML: {error}") from None
     for item in overrides:
         _override(raw, item)
+    if run and isinstance(raw.setdefault("run", {}), dict):
+        raw["run"] = {k: v for k, v in (raw["run"] | dict(run)).items() if v is not None}
     return check(raw, str(path))
 
 
@@ -129,6 +133,7 @@ def differences(a: Config, b: Config) -> list[str]:
 def template() -> str:
     """A commented file that says the same as an empty one."""
     from fedbcgd.algorithm import algorithm_names, make_algorithm
+    from fedbcgd.local import LocalRule
 
     parts = [
         "# A run of fedbcgd: `fedbcgd run THIS-FILE --out FOLDER`. What is commented out shows the default or a choice."
@@ -140,8 +145,15 @@ def template() -> str:
     lines = [f'[algorithm]\n# One of:\n{names}\nname = "fedbcgd"']
     for part in (chosen.uplink, chosen.local, chosen.server):
         for key, info in type(part).model_fields.items():
-            lines.append(_line(key, getattr(part, key), info.description))
-    lines.append(_line("codec", "plain", "how floats become bytes: plain, or qsgd (then also levels, bucket, scale)"))
+            line = _line(key, getattr(part, key), info.description)
+            # what every algorithm has stands; what only some have is a comment, so that `name` can be changed alone
+            lines.append(line if key in LocalRule.model_fields or line.startswith("#") else f"# {line}")
+    lines.append(
+        "# "
+        + _line(
+            "codec", "plain", "how floats become bytes: plain, float16, qsgd (levels, bucket, scale), topk (fraction)"
+        )
+    )
     lines.append(_line("weighting", "uniform", "of clients in a mean: uniform, or examples"))
     parts.append("\n".join(lines))
     parts.append(_section("run", Run).replace("# rounds = …", "rounds = 100"))

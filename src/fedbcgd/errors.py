@@ -15,6 +15,10 @@ class Diverged(RuntimeError):
     result: Any = None
 
 
+class WorkerLost(RuntimeError):
+    """One task ended several worker processes."""
+
+
 def unknown(kind: str, given: str, allowed: Iterable[str]) -> UserError:
     """An unknown name, with the nearest valid one and the whole list."""
     names = sorted(allowed)

@@ -1,10 +1,12 @@
 """Files are written whole or not at all."""
 
+import json
+import math
 import os
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from fedbcgd.errors import UserError
 
@@ -36,6 +38,19 @@ def write_text(path: Path, text: str) -> None:
         temporary.write_text(text, encoding="utf-8")
 
     write_whole(path, write)
+
+
+def as_json(value: Any, indent: int | None = None) -> str:
+    """Strict JSON: what is not a number is null."""
+
+    def plain(v: Any) -> Any:
+        if isinstance(v, float) and not math.isfinite(v):
+            return None
+        if isinstance(v, dict):
+            return {k: plain(item) for k, item in v.items()}
+        return [plain(item) for item in v] if isinstance(v, (list, tuple)) else v
+
+    return json.dumps(plain(value), indent=indent, allow_nan=False)
 
 
 def write_tensors(path: Path, tensors: "dict[str, Tensor]", metadata: dict[str, str] | None = None) -> None:

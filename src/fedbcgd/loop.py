@@ -11,6 +11,7 @@ from fedbcgd.errors import unknown
 from fedbcgd.ledger import Ledger
 from fedbcgd.messages import RoundReport
 from fedbcgd.server import Server
+from fedbcgd.signals import uninterrupted
 from fedbcgd.threads import one_thread
 
 Row = dict[str, float]
@@ -125,9 +126,10 @@ class Loop:
                 while not reason:
                     reason = self._round()
         except BaseException:
-            self.server.abandon()
-            self.carrier.store.abandon()
-            self.lap()
+            with uninterrupted():
+                self.server.abandon()
+                self.carrier.store.abandon()
+                self.lap()
             raise
         return reason
 
@@ -146,9 +148,10 @@ class Loop:
         return self.stop.check(self.server, last)
 
     def _round(self) -> str:
-        plan = self.server.plan()
+        with uninterrupted():
+            plan = self.server.plan()
         self.carrier.carry(self.server, plan)
-        with self.carrier.clock.timing("sums"):
+        with self.carrier.clock.timing("sums"), uninterrupted():
             report = self.server.commit()
             self.carrier.store.commit()
         return self._after(report)

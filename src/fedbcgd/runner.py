@@ -18,10 +18,12 @@ from fedbcgd import config as configuration
 from fedbcgd.carriers.workers import cores
 from fedbcgd.checkpoint import Checkpoints
 from fedbcgd.config import Config
-from fedbcgd.errors import UserError
-from fedbcgd.files import make_folder, write_tensors, write_text
+from fedbcgd.errors import Diverged, UserError
+from fedbcgd.files import as_json, make_folder, write_tensors, write_text
 from fedbcgd.loop import Callback, Loop, Outcome, RoundInfo, Stop
 from fedbcgd.report import plots
+from fedbcgd.server import Server
+from fedbcgd.signals import uninterrupted
 from fedbcgd.simulation import export, make_carrier, make_job, make_server
 from fedbcgd.state import StateStore
 from fedbcgd.task import make_task
@@ -56,14 +58,17 @@ class Folder:
 
     def finished(self, config: Config) -> Outcome | None:
         """The outcome, if this very run is finished here."""
-        if not self.summary.exists() or not self.config.exists():
+        if not self.summary.exists() or not self.config.exists() or not self.metrics.exists():
             return None
         there = configuration.load(self.config)
         same = not configuration.differences(there, config)
         goals = ("rounds", "budget", "target")
         if not same or any(getattr(there.run, goal) != getattr(config.run, goal) for goal in goals):
             return None
-        return self.outcome()
+        try:
+            return self.outcome()
+        except (ValueError, KeyError, TypeError):
+            return None  # damaged: it is made again from the checkpoint
 
     def outcome(self) -> Outcome:
         """What a finished run left."""
@@ -72,27 +77,52 @@ class Folder:
         return Outcome.from_summary(summary, rows)
 
 
+def examine(config: Config, path: Path) -> None:
+    """Find what is wrong with a run before it is begun, or anything is written."""
+    config = configuration.complete(config)
+    _refuse_foreign(Folder(path), config, resume=True)
+    _Prepared(config)
+
+
 def execute(config: Config, path: Path, *, resume: bool = False, callbacks: Sequence[Callback] = ()) -> Outcome:
     """Run a configuration in a folder, or go on with what is there."""
     config = configuration.complete(config)
+    if (path / "config.toml").exists():
+        _refuse_foreign(Folder(path), config, resume)
+    prepared = _Prepared(config)  # what is wrong with the configuration shows before anything is written
     folder = Folder(make_folder(path))
     with _alone(folder.path):
         _refuse_foreign(folder, config, resume)
         make_folder(folder.checkpoint)
+        _sweep_up(folder)
+        folder.summary.unlink(missing_ok=True)  # it says that a run is finished, which this one is not yet
         write_text(folder.config, config.text())
-        return _execute(config, folder, callbacks)
+        return _execute(prepared, folder, callbacks)
 
 
-def _execute(config: Config, folder: Folder, callbacks: Sequence[Callback]) -> Outcome:
-    task = make_task(config)
-    algorithm = configuration.algorithm_of(config, "configuration")
-    run = config.run
-    job = make_job(task.model, task.clients, algorithm, task.test, run.seed, device=run.device)
-    stop = Stop(run.rounds, run.budget, None if run.target is None else (f"{task.prefix}_accuracy", ">=", run.target))
-    server = make_server(job, run.cohort, stop)
+class _Prepared:
+    """A configuration made into things."""
+
+    def __init__(self, config: Config):
+        run = config.run
+        self.config = config
+        self.task = make_task(config)
+        algorithm = configuration.algorithm_of(config, "configuration")
+        self.job = make_job(self.task.model, self.task.clients, algorithm, self.task.test, run.seed, device=run.device)
+        goal = None if run.target is None else (f"{self.task.prefix}_accuracy", ">=", run.target)
+        self.stop = Stop(run.rounds, run.budget, goal)
+        self.server = make_server(self.job, run.cohort, self.stop)
+        if why := algorithm.local.refuses(self.job.module):
+            raise UserError(f"{algorithm.name} cannot train this model: {why}")
+
+
+def _execute(prepared: _Prepared, folder: Folder, callbacks: Sequence[Callback]) -> Outcome:
+    config, task, job = prepared.config, prepared.task, prepared.job
+    stop, server, algorithm, run = prepared.stop, prepared.server, prepared.job.algorithm, config.run
     checkpoints = Checkpoints(folder.checkpoint, run.checkpoint_every)
     store = StateStore(algorithm.state_names, job.layout.dim, job.layout.dtype, checkpoints.clients)
     before = checkpoints.restore(server, store)
+    _refuse_past(folder, server, stop)
     with _Metrics(folder.metrics, before["metrics"] if before else 0) as metrics:
         carrier = make_carrier(job, store, server.cohort, run.workers)
         carrier.clock.add(before["clock"] if before else {})
@@ -113,6 +143,10 @@ def _execute(config: Config, folder: Folder, callbacks: Sequence[Callback]) -> O
             if not info.reason and checkpoints.due(server):
                 save()
 
+        def summarise(outcome: Outcome) -> None:
+            summary = outcome.summary() | _circumstances(config, server.layout, dict(carrier.clock))
+            write_text(folder.summary, as_json(summary, indent=1) + "\n")
+
         # What was measured is on disk before anybody else hears of it.
         loop.callbacks = [write, *callbacks, *_tensorboard(config, folder), keep]
         try:
@@ -120,8 +154,7 @@ def _execute(config: Config, folder: Folder, callbacks: Sequence[Callback]) -> O
             save()
             write_tensors(folder.model, export(job, server.x))
             outcome = Outcome.of(loop, reason)
-            summary = outcome.summary() | _circumstances(config, server.layout, dict(carrier.clock))
-            write_text(folder.summary, json.dumps(summary, indent=1) + "\n")
+            summarise(outcome)
             plots.curves({algorithm.name: outcome.rows}, folder.path / "curve.png")
             return outcome
         except KeyboardInterrupt:
@@ -129,6 +162,9 @@ def _execute(config: Config, folder: Folder, callbacks: Sequence[Callback]) -> O
             raise KeyboardInterrupt(
                 f"interrupted after round {server.round}; --resume goes on from there ({folder.path})"
             ) from None
+        except Diverged:
+            summarise(Outcome.of(loop, "diverged"))
+            raise
         except UserError as error:
             saved = checkpoints.load()
             kept = f"the checkpoint of round {saved[1]['round']} is whole" if saved else "no checkpoint was written yet"
@@ -145,24 +181,32 @@ class _Metrics:
         self._path = path
         try:
             self._file = path.open("a+b")
+            if self._file.seek(0, os.SEEK_END) < size:
+                raise UserError(f"{path} is shorter than its checkpoint says: this run cannot go on")
             self._file.truncate(size)
             self._file.seek(0)
             self.rows: list[dict[str, float]] = [json.loads(line) for line in self._file.read().splitlines()]
             self.written = len(self.rows)
         except OSError as error:
             raise UserError(f"{path} could not be opened: {error.strerror}") from error
+        except json.JSONDecodeError:
+            raise UserError(f"{path} is damaged: it holds lines that are not JSON. This run cannot go on") from None
 
     def append(self, row: dict[str, float]) -> None:
         try:
-            self._file.write(json.dumps(row).encode() + b"\n")
-            self._file.flush()
-            self.written += 1
+            with uninterrupted():
+                self._file.write(as_json(row).encode() + b"\n")
+                self._file.flush()
+                self.written += 1
         except OSError as error:
             raise UserError(f"{self._path} could not be written: {error.strerror}") from error
 
     def sync(self) -> int:
         """Make what was written durable; its length."""
-        os.fsync(self._file.fileno())
+        try:
+            os.fsync(self._file.fileno())
+        except OSError as error:
+            raise UserError(f"{self._path} could not be written: {error.strerror}") from error
         return self._file.seek(0, os.SEEK_END)
 
     def __enter__(self) -> "_Metrics":
@@ -190,10 +234,24 @@ def _alone(path: Path) -> Iterator[None]:
         yield
 
 
+def _sweep_up(folder: Folder) -> None:
+    """Temporary files that a kill in the middle of writing left behind."""
+    for place in (folder.path, folder.checkpoint):
+        for stem, suffix in (
+            ("server", ".safetensors"),
+            ("model", ".safetensors"),
+            ("config", ".toml"),
+            ("summary", ".json"),
+            ("curve", ".png"),
+        ):
+            for path in place.glob(f".{stem}-*{suffix}"):
+                path.unlink(missing_ok=True)
+
+
 def _refuse_foreign(folder: Folder, config: Config, resume: bool) -> None:
     if not folder.config.exists():
-        if folder.metrics.exists():
-            raise UserError(f"{folder.path} has metrics but no config.toml: this is not a folder of ours to write into")
+        if folder.metrics.exists() or folder.checkpoint.exists():
+            raise UserError(f"{folder.path} has parts of a run but no config.toml; another --out begins a new run")
         return
     if not resume:
         raise UserError(f"{folder.path} holds a run already: --resume goes on with it, another --out begins a new one")
@@ -202,6 +260,18 @@ def _refuse_foreign(folder: Folder, config: Config, resume: bool) -> None:
         lines = "\n  ".join(changed)
         raise UserError(
             f"{folder.path} was begun with another configuration, so it cannot go on with this one:\n  {lines}"
+        )
+
+
+def _refuse_past(folder: Folder, server: Server, stop: Stop) -> None:
+    """A run can be extended, not shortened: what it has computed cannot be taken back."""
+    spent = server.ledger.upload_d
+    if (stop.rounds is not None and server.round > stop.rounds) or (
+        stop.budget is not None and spent > stop.budget * (1 + 1e-9)
+    ):
+        raise UserError(
+            f"{folder.path} is at round {server.round} with {spent:.4g} d uploaded already, past what is asked for; "
+            "another --out begins a new run"
         )
 
 

@@ -59,6 +59,7 @@ class Server:
         self.abandon()
         tasks = self._tasks()
         seen = {name: self.controls[name] for name in self.algorithm.local.broadcasts}
+        self._before = self.ledger.totals()
         self._plan = Plan(Broadcast(self.round, self.epoch, self.x, seen), tasks)
         self._place = {task.client: k for k, task in enumerate(tasks)}
         self._arrived: dict[int, tuple[Upload, list[dict[str, Tensor]], Tensor | None] | None] = {}
@@ -67,7 +68,6 @@ class Server:
         self._losses: list[float] = []
         self._refused: list[str] = []
         self._lost: list[str] = []
-        self._before = self.ledger.totals()
         self.ledger.open_round()
         return self._plan
 

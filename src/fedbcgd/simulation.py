@@ -167,8 +167,7 @@ def make_carrier(
     job: Job, store: StateStore, cohort: int, workers: int | None, transport: Transport | None = None
 ) -> Carrier:
     """Worker processes, one per core unless told otherwise; this process where 0 is asked for or a GPU computes."""
-    if workers is not None and workers < 0:
-        raise UserError(f"workers: 0 (this process) or more, given {workers}")
+    _whole("workers", 0 if workers is None else workers, 0)
     on_cpu = next(job.module.parameters()).device.type == "cpu"
     if workers == 0 or not on_cpu:
         return InProcess(job, store, transport)

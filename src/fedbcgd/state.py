@@ -138,7 +138,10 @@ class StateStore:
     def snapshot(self) -> dict[str, Any]:
         """Make all slots durable; the table to keep in the checkpoint."""
         if self.file is not None:
-            os.fsync(self.file.fd)
+            try:
+                os.fsync(self.file.fd)
+            except OSError as error:
+                raise UserError(f"client state could not be written: {error.strerror}") from error
         return {str(client): list(entry) for client, entry in self._table.items()}
 
     def released(self) -> None:

@@ -39,8 +39,8 @@ def parse_shape(text: str) -> tuple[int, int, int]:
         channels, height, width = (int(n) for n in text.split(","))
     except ValueError:
         raise UserError(f"shape: wanted is channels,height,width such as 3,32,32; given {text!r}") from None
-    if min(channels, height, width) < 1:
-        raise UserError(f"shape: each must be at least 1, given {text!r}")
+    if not all(1 <= n <= 4096 for n in (channels, height, width)):
+        raise UserError(f"shape: each must be from 1 to 4096, given {text!r}")
     return channels, height, width
 
 

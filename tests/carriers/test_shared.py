@@ -49,6 +49,16 @@ def test_a_storage_is_kept_once_however_many_views_it_has():
     assert out[0].untyped_storage().data_ptr() == out[1].untyped_storage().data_ptr()
 
 
+def test_two_storages_at_one_address_are_two():
+    """A view of an array and the array itself, both made by from_numpy: one begins where the other does and ends later."""
+    array = np.arange(1000.0)
+    short, long = torch.from_numpy(array[:10]), torch.from_numpy(array)
+    for order in ([short, long], [long, short]):
+        out, _ = through([*order, torch.full((500,), -1.0)])
+        for a, b in zip(out, order, strict=False):
+            assert torch.equal(a, b)
+
+
 def test_one_object_stays_one_object():
     t = torch.ones(3)
     out, _ = through([t, t, torch.ones(3)])

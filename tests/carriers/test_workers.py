@@ -15,7 +15,7 @@ import torch.nn.functional as F
 
 import fedbcgd
 from fedbcgd import UserError, simulate
-from fedbcgd.carriers.workers import WorkerLost
+from fedbcgd.errors import WorkerLost
 
 
 def state(result):
@@ -114,6 +114,29 @@ def test_an_error_in_the_users_code_comes_back_as_itself(net, toys):
 def test_a_mistake_found_in_a_worker_is_a_users_error(net, toys):
     with pytest.raises(UserError, match="does not depend"):
         go(net, toys, loss=lambda m, b: torch.zeros(()))
+
+
+def test_what_cannot_be_sent_is_said_so_and_leaves_nothing(net, toys):
+    import threading
+
+    lock = threading.Lock()
+    before = len(os.listdir("/proc/self/fd"))
+
+    def loss(model, batch):
+        with lock:
+            return F.cross_entropy(model(batch[0]), batch[1])
+
+    with pytest.raises(UserError, match=r"cannot be sent to worker processes.*workers=0"):
+        go(net, toys, loss=loss)
+    assert len(os.listdir("/proc/self/fd")) <= before + 1
+
+
+def test_sys_exit_in_a_loss_does_not_end_the_parent(net, toys):
+    def loss(model, batch):
+        sys.exit(3)
+
+    with pytest.raises(RuntimeError, match="SystemExit"):
+        go(net, toys, loss=loss)
 
 
 def test_transport_belongs_to_one_process(net, toys):

@@ -37,7 +37,7 @@ class _Freeze(cloudpickle.Pickler):
         self.buffers: list[memoryview] = []
         self.arrays: list[tuple[int, int]] = []  # (offset, bytes) of what pickle itself keeps out of its stream
         self.size = 0
-        self._at: dict[int, int] = {}
+        self._at: dict[tuple[int, int], int] = {}
         self._alive: list[Any] = []  # ids and addresses stay unique only while their owners live
 
     def _add(self, view: memoryview) -> int:
@@ -55,7 +55,7 @@ class _Freeze(cloudpickle.Pickler):
         storage = obj.untyped_storage()
         if not storage.nbytes():
             return None
-        key = storage.data_ptr()
+        key = storage.data_ptr(), storage.nbytes()  # of two at one address, one may reach further
         if key not in self._at:
             view = torch.empty(0, dtype=torch.uint8).set_(storage)
             self._at[key] = self._add(view.numpy().data)

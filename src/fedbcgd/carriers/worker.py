@@ -16,7 +16,7 @@ from typing import Any
 
 
 def main() -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # blocked already; ignored also by whatever a user's code starts
     parent, connection_fd, job_fd, job_size, job_length, shared_fd, state_fd = map(int, sys.argv[1:])
     _die_with(parent)
     connection = Connection(connection_fd)

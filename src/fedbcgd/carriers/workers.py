@@ -22,7 +22,7 @@ from torch import Tensor
 from fedbcgd.carriers.desk import Memory
 from fedbcgd.carriers.shared import freeze, nameless
 from fedbcgd.clock import Clock
-from fedbcgd.errors import UserError
+from fedbcgd.errors import UserError, WorkerLost
 from fedbcgd.evaluation import Batch, combine, spans
 from fedbcgd.job import Job
 from fedbcgd.messages import Plan, Upload
@@ -48,10 +48,6 @@ def cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-class WorkerLost(RuntimeError):
-    """One task ended several workers."""
-
-
 class _Worker:
     """One process and the connection to it. `doing` is what it was last told to do."""
 
@@ -59,7 +55,10 @@ class _Worker:
         self.number = number
         self.doing: tuple[Any, ...] | None = None
         ours, theirs = socket.socketpair()
-        with theirs:
+        # Ctrl-C is the parent's to handle: it is blocked in the child from its first moment on.
+        blocked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        with theirs, contextlib.ExitStack() as stack:
+            stack.callback(signal.pthread_sigmask, signal.SIG_SETMASK, blocked)
             self.process = subprocess.Popen(
                 [sys.executable, "-P", "-m", "fedbcgd.carriers.worker"]
                 + [str(n) for n in (os.getpid(), theirs.fileno(), *arguments)],
@@ -103,19 +102,27 @@ class Workers:
         size = Memory.size(job.algorithm, job.layout, self._places)
         self._fds = [nameless(size)]
         self._memory = Memory(mmap.mmap(self._fds[0], size), job.algorithm, job.layout)
-        job_fd, job_size, job_length = freeze(job)
-        self._fds.append(job_fd)
-        state = [] if store.file is None else [store.file.fd]
-        arguments = [job_fd, job_size, job_length, self._fds[0], *(state or [-1])]
-        self._start = lambda number: _Worker(number, arguments, [*self._fds, *state])
         self._workers: list[_Worker] = []
         self._deaths: Counter[Any] = Counter()
         try:
+            try:
+                job_fd, job_size, job_length = freeze(job)
+            except (pickle.PicklingError, TypeError, AttributeError) as error:
+                raise UserError(
+                    f"the model, the loss or the data cannot be sent to worker processes ({error}); with workers=0 they stay"
+                ) from error
+            self._fds.append(job_fd)
+            state = [] if store.file is None else [store.file.fd]
+            self._arguments = [job_fd, job_size, job_length, self._fds[0], *(state or [-1])]
+            self._inherited = [*self._fds, *state]
             for number in range(workers):
                 self._workers.append(self._start(number))
         except BaseException:
             self.close()
             raise
+
+    def _start(self, number: int) -> _Worker:
+        return _Worker(number, self._arguments, self._inherited)
 
     def pids(self) -> list[int]:
         return [worker.process.pid for worker in self._workers]
@@ -156,7 +163,7 @@ class Workers:
             places.extend(held.pop(p) for p in list(held) if p < server.settled)
             self.clock.add(seconds)
 
-        self._work(next_words, again, done, len(plan.tasks))
+        self._work(next_words, again, done, len(plan.tasks), "waiting")
 
     def evaluate(self, x: Tensor) -> dict[str, float]:
         if self.job.test is None:
@@ -172,10 +179,12 @@ class Workers:
             index, span = todo.popleft()
             return "evaluate", index, *span
 
-        self._work(next_words, lambda words: todo.appendleft((words[1], words[2:])), results.__setitem__, len(batches))
+        self._work(
+            next_words, lambda words: todo.appendleft((words[1], words[2:])), results.__setitem__, len(batches), None
+        )
         return combine([results[k] for k in range(len(batches))])
 
-    def _work(self, next_words: Any, again: Any, done: Any, count: int) -> None:
+    def _work(self, next_words: Any, again: Any, done: Any, count: int, waiting: str | None) -> None:
         """Keep every worker busy until `count` answers are in."""
         self._deaths.clear()
         while count:
@@ -183,14 +192,14 @@ class Workers:
                 if worker.ready and worker.doing is None and (words := next_words()) is not None:
                     worker.tell(*words)
             open_now = {worker.connection: k for k, worker in enumerate(self._workers)}
-            with self.clock.timing("waiting"):
+            with self.clock.timing(waiting) if waiting else contextlib.nullcontext():
                 ready = wait(list(open_now))
             for connection in ready:
                 k = open_now[connection]  # type: ignore[index]
                 worker = self._workers[k]
                 try:
                     word, *answer = worker.connection.recv()
-                except (EOFError, ConnectionResetError):
+                except (EOFError, OSError):
                     if worker.doing is not None:
                         again(worker.doing)
                     self._replace(k, worker.doing)
@@ -224,7 +233,9 @@ class Workers:
     @staticmethod
     def _raise(body: bytes, text: str) -> None:
         """A user's code failed in a worker: the same error here, with the worker's traceback as a note."""
-        error: BaseException = pickle.loads(body) if body else RuntimeError("a worker failed")
+        error: BaseException = pickle.loads(body) if body else RuntimeError(text.strip().splitlines()[-1])
+        if not isinstance(error, Exception):  # such as SystemExit: not this process's to follow
+            error = RuntimeError(f"the work ended with {error!r}")
         error.add_note(f"In a worker process:\n{text}")
         raise error
 

@@ -13,13 +13,13 @@ class Commands(TyperGroup):
     """A user's mistake is one message and exit code 2, never a traceback."""
 
     def invoke(self, ctx: Any) -> Any:
-        from fedbcgd.errors import Diverged, UserError
+        from fedbcgd.errors import Diverged, UserError, WorkerLost
 
         try:
             return super().invoke(ctx)
         except UserError as error:
             code, message = 2, str(error)
-        except Diverged as error:
+        except (Diverged, WorkerLost) as error:
             code, message = 1, str(error)
         except KeyboardInterrupt as stopped:
             code, message = 130, str(stopped) or "interrupted"

@@ -1,6 +1,5 @@
 """What commands share: options, and how progress and results are shown."""
 
-import json
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -9,6 +8,8 @@ from types import FrameType
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+
+from fedbcgd.files import as_json
 
 if TYPE_CHECKING:
     from fedbcgd.loop import RoundInfo
@@ -34,11 +35,11 @@ class JsonLines:
         self._now = index
 
     def skip(self, index: int, why: str) -> None:
-        print(json.dumps({"run": self._names[index], "skipped": why}), flush=True)
+        print(as_json({"run": self._names[index], "skipped": why}), flush=True)
 
     def __call__(self, info: "RoundInfo") -> None:
         if info.row:
-            print(json.dumps({"run": self._names[self._now], **info.row}), flush=True)
+            print(as_json({"run": self._names[self._now], **info.row}), flush=True)
 
 
 class Silent:
@@ -81,4 +82,4 @@ def terminable() -> Iterator[None]:
 
 
 def say_json(**values: Any) -> None:
-    print(json.dumps(values), flush=True)
+    print(as_json(values), flush=True)

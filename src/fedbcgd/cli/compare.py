@@ -1,5 +1,6 @@
 """`fedbcgd compare` and `fedbcgd sweep`: several runs with one configuration."""
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -13,7 +14,10 @@ def compare(
     config: ConfigFile,
     algorithms: Annotated[str, typer.Option(help="Names, with commas: fedavg,fedavgm,fedbcgd", show_default=False)],
     out: Out,
-    budget: Annotated[float | None, typer.Option(help="Upload budget for each, in d; default: as in the file.")] = None,
+    budget: Annotated[
+        float | None,
+        typer.Option(help="Upload budget for each, in d, in the place of the file's run.budget, rounds and target."),
+    ] = None,
     seeds: Annotated[int, typer.Option(min=1, help="So many seeds, from run.seed on.")] = 1,
     set_: Sets = None,
     quiet: Quiet = False,
@@ -29,7 +33,9 @@ def compare(
     from fedbcgd.files import make_folder
     from fedbcgd.report.progress import wide_console
 
-    settings = configuration.load(config, [*(set_ or []), *([] if budget is None else [f"run.budget={budget!r}"])])
+    settings = configuration.load(
+        config, set_ or [], {} if budget is None else {"budget": budget, "rounds": None, "target": None}
+    )
     names = [name.strip() for name in algorithms.split(",") if name.strip()]
     runs = experiment.plan(settings, names, seeds)
     folder = make_folder(out)
@@ -42,7 +48,9 @@ def compare(
     else:
         console = wide_console()
         console.print(experiment.table(outcomes))
-        console.print(f"{folder}/compare.csv, {folder}/compare.png, and a folder for each run", highlight=False)
+        console.print(
+            f"{folder}/compare.csv, {folder}/compare.png, and a folder for each run", highlight=False, markup=False
+        )
 
 
 @app.command()
@@ -51,7 +59,7 @@ def sweep(
     grid: Annotated[
         list[str], typer.Option(help="option=value,value,… of the algorithm. May be repeated.", show_default=False)
     ],
-    out: Out,
+    out: Annotated[Path, typer.Option("--out", help="Folder for everything the runs leave.")] = Path("runs/sweep"),
     validation: Annotated[float, typer.Option(min=0.001, max=0.9, help="Share of the training set held out.")] = 0.1,
     set_: Sets = None,
     quiet: Quiet = False,
@@ -81,4 +89,4 @@ def sweep(
     else:
         console = wide_console()
         console.print(experiment.table(runs, outcomes))
-        console.print(f"best on held-out data: {best.label}; {folder}/best.toml runs it", highlight=False)
+        console.print(f"best on held-out data: {best.label}; {folder}/best.toml runs it", highlight=False, markup=False)

@@ -1,5 +1,7 @@
 """Several runs, one after the other: finished ones are kept, unfinished ones go on."""
 
+import csv
+import io
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -7,8 +9,9 @@ from typing import Any
 
 from fedbcgd import config as configuration
 from fedbcgd.config import Config
+from fedbcgd.errors import Diverged
 from fedbcgd.loop import Outcome
-from fedbcgd.runner import Folder, execute
+from fedbcgd.runner import Folder, examine, execute
 
 
 @dataclass(frozen=True)
@@ -20,15 +23,37 @@ class Planned:
 
 
 def run_all(runs: Sequence[Planned], folder: Path, shown: Any) -> dict[str, Outcome]:
-    """The outcome of each, by label."""
-    outcomes = {}
-    for k, planned in enumerate(runs):
-        place = folder / planned.folder
-        done = Folder(place).finished(configuration.complete(planned.config))
+    """The outcome of each, by label. What is wrong with any of them is said before the first begins."""
+    outcomes: dict[str, Outcome] = {}
+    for planned in runs:
+        done = Folder(folder / planned.folder).finished(configuration.complete(planned.config))
         if done is not None:
+            outcomes[planned.label] = done
+    examined = set()
+    for planned in runs:
+        if planned.label not in outcomes and planned.group not in examined:
+            examine(planned.config, folder / planned.folder)
+            examined.add(planned.group)  # its other seeds differ in nothing that could fail
+    for k, planned in enumerate(runs):
+        if planned.label in outcomes:
             shown.skip(k, "finished before")
-        else:
-            shown.begin(k)
-            done = execute(planned.config, place, resume=True, callbacks=[shown])
-        outcomes[planned.label] = done
+            continue
+        shown.begin(k)
+        place = folder / planned.folder
+        try:
+            outcomes[planned.label] = execute(planned.config, place, resume=True, callbacks=[shown])
+        except Diverged:
+            outcomes[planned.label] = Folder(place).outcome()
+            shown.skip(k, "diverged")
+        except KeyboardInterrupt:
+            raise KeyboardInterrupt(f"interrupted; the same command goes on from there ({folder})") from None
     return outcomes
+
+
+def as_csv(rows: Sequence[dict[str, Any]]) -> str:
+    """Rows whose keys may differ."""
+    text = io.StringIO()
+    writer = csv.DictWriter(text, list(dict.fromkeys(key for row in rows for key in row)), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    return text.getvalue()

@@ -1,7 +1,5 @@
 """Algorithms side by side: the same data, the same budget, the same seeds."""
 
-import csv
-import io
 import statistics
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -9,10 +7,10 @@ from typing import Any
 
 from rich.table import Table
 
-from fedbcgd.algorithm import algorithm_names, option_names
+from fedbcgd.algorithm import KINDS, algorithm_names, option_names
 from fedbcgd.config import Config, check
 from fedbcgd.errors import UserError, unknown
-from fedbcgd.experiments.batch import Planned, run_all
+from fedbcgd.experiments.batch import Planned, as_csv, run_all
 from fedbcgd.files import write_text
 from fedbcgd.loop import Outcome
 from fedbcgd.report import plots
@@ -29,6 +27,11 @@ def plan(config: Config, names: Sequence[str], seeds: int) -> list[Planned]:
             raise unknown("algorithm", name, algorithm_names())
     if len(set(names)) < len(names):
         raise UserError(f"algorithms: one is named twice: {', '.join(names)}")
+    for kind in KINDS & set(config.algorithm):
+        raise UserError(f"algorithm.{kind}: in a comparison each algorithm has its own; [compare.NAME] sets it for one")
+    for name, own in config.compare.items():
+        if "name" in own:
+            raise UserError(f"compare.{name}.name: [compare.{name}] is {name}; it cannot be another")
     runs = []
     for name in names:
         own = config.compare.get(name, {})
@@ -68,17 +71,14 @@ def rows(outcomes: Outcomes) -> list[dict[str, Any]]:
 
 def write(outcomes: Outcomes, folder: Path) -> None:
     table_rows = rows(outcomes)
-    text = io.StringIO()
-    writer = csv.DictWriter(text, list(table_rows[0]), lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(table_rows)
-    write_text(folder / "compare.csv", text.getvalue())
-    plots.bands({name: [o.rows for o in group.values()] for name, group in outcomes.items()}, folder / "compare.png")
+    write_text(folder / "compare.csv", as_csv(table_rows))
+    curves = {name: [o.rows for o in group.values() if o.rows] for name, group in outcomes.items()}
+    plots.bands({name: rows for name, rows in curves.items() if rows}, folder / "compare.png")
 
 
 def table(outcomes: Outcomes) -> Table:
     out = Table(title="mean ± standard deviation over seeds", title_justify="left")
-    out.add_column("algorithm")
+    out.add_column("algorithm", no_wrap=True)
     for column in (
         "seeds",
         "accuracy",
@@ -93,11 +93,12 @@ def table(outcomes: Outcomes) -> Table:
     for name, by_seed in outcomes.items():
         group = list(by_seed.values())
         metric = "validation" if "validation_loss" in group[0].final else "test"
+        nan = float("nan")
         out.add_row(
             name,
             str(len(group)),
-            _spread([o.final[f"{metric}_accuracy"] for o in group]),
-            _spread([o.final[f"{metric}_loss"] for o in group]),
+            _spread([o.final.get(f"{metric}_accuracy", nan) for o in group]),
+            _spread([o.final.get(f"{metric}_loss", nan) for o in group]),
             _spread([o.rounds for o in group], 0),
             _spread([o.ledger.upload_d for o in group], 2),
             f"{max(o.ledger.upload_max_bytes for o in group) / 1e6:.3f}",

@@ -1,7 +1,5 @@
 """Hyper-parameters chosen on data held out of the training set; the test set is never looked at."""
 
-import csv
-import io
 import itertools
 import tomllib
 from collections.abc import Mapping, Sequence
@@ -12,7 +10,7 @@ from rich.table import Table
 
 from fedbcgd.config import Config, check
 from fedbcgd.errors import UserError
-from fedbcgd.experiments.batch import Planned, run_all
+from fedbcgd.experiments.batch import Planned, as_csv, run_all
 from fedbcgd.files import write_text
 from fedbcgd.loop import Outcome
 
@@ -56,12 +54,10 @@ def rows(runs: Sequence[Planned], outcomes: Mapping[str, Outcome]) -> list[dict[
 def write(runs: Sequence[Planned], outcomes: Mapping[str, Outcome], folder: Path) -> Planned:
     """sweep.csv and best.toml; the best run (of equal ones the first)."""
     table_rows = rows(runs, outcomes)
-    text = io.StringIO()
-    writer = csv.DictWriter(text, list(table_rows[0]), lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(table_rows)
-    write_text(folder / "sweep.csv", text.getvalue())
-    best = max(runs, key=lambda planned: outcomes[planned.label].final[METRIC])
+    write_text(folder / "sweep.csv", as_csv(table_rows))
+    best = max(runs, key=lambda planned: _score(outcomes[planned.label]))
+    if _score(outcomes[best.label]) < 0:
+        raise UserError("every run diverged: the grid's learning rates are too high")
     whole = best.config.model_copy(update={"data": best.config.data.model_copy(update={"validation": 0.0})})
     note = f"# Chosen by {METRIC.replace('_', ' ')} among {len(runs)} runs; trains on the whole training set.\n"
     write_text(folder / "best.toml", note + whole.text())
@@ -73,17 +69,21 @@ def table(runs: Sequence[Planned], outcomes: Mapping[str, Outcome]) -> Table:
     out.add_column("options")
     for column in ("accuracy", "loss", "rounds", "upload, d"):
         out.add_column(column, justify="right")
-    for planned in sorted(runs, key=lambda p: -outcomes[p.label].final[METRIC]):
+    for planned in sorted(runs, key=lambda p: -_score(outcomes[p.label])):
         o = outcomes[planned.label]
         final = o.final
         out.add_row(
             planned.label,
-            f"{final[METRIC]:.4f}",
-            f"{final['validation_loss']:.4f}",
+            f"{final[METRIC]:.4f}" if _score(o) >= 0 else o.stopped,
+            f"{final.get('validation_loss', float('nan')):.4f}",
             str(o.rounds),
             f"{o.ledger.upload_d:.2f}",
         )
     return out
+
+
+def _score(outcome: Outcome) -> float:
+    return -1.0 if outcome.stopped == "diverged" else outcome.final[METRIC]
 
 
 def _value(text: str) -> Any:

@@ -48,9 +48,9 @@ def bands(groups: Mapping[str, Sequence[Sequence[Row]]], path: Path, title: str 
         panels = figure.subplots(1, len(AXES), sharey=True)
         for panel, (axis, label) in zip(panels, AXES.items(), strict=True):
             for k, (name, runs) in enumerate(groups.items()):
-                length = min(map(len, runs))
-                x = np.array([[row[axis] for row in rows[:length]] for rows in runs]).mean(0)
-                y = np.array([[row[metric] for row in rows[:length]] for rows in runs])
+                shared = set.intersection(*({row["round"] for row in rows if metric in row} for rows in runs))
+                x = np.array([[row[axis] for row in rows if row["round"] in shared] for rows in runs]).mean(0)
+                y = np.array([[row[metric] for row in rows if row["round"] in shared] for rows in runs])
                 line = panel.plot(x, y.mean(0), label=name, linewidth=1.8, **look(name, k))[0]
                 if len(runs) > 1:
                     spread = y.std(0, ddof=1)

@@ -31,6 +31,7 @@ class Watch:
         self._names = names
         self._now = 0
         self._metric = ""
+        self._base: float | None = None
         self._first = self._started = self._said = time.monotonic()
         self._skipped = 0
         self._progress = Progress(
@@ -50,6 +51,7 @@ class Watch:
         """From now on, what is reported is run number `index`."""
         self._now = index
         self._metric = ""
+        self._base = None  # a resumed run does not begin at zero
         self._started = self._said = time.monotonic()
         if self._task is not None and len(self._names) > LISTED:
             self._progress.remove_task(self._task)  # so many would not fit on a screen
@@ -68,6 +70,8 @@ class Watch:
     def __call__(self, info: "RoundInfo") -> None:
         if info.row:
             self._metric = _metric(info.row)
+        if self._base is None:
+            self._base, self._started = info.progress, time.monotonic()
         ledger = info.ledger
         status = f"round {info.server.round}  {self._metric}{ledger.upload_d:.2f} d  {ledger.upload_bytes / 1e6:.1f} MB"
         if self.live:
@@ -83,10 +87,10 @@ class Watch:
             self._say(f"{self._names[self._now]}: {status}  {info.progress:.0%}  {self._left(now, info.progress)}")
 
     def _left(self, now: float, progress: float) -> str:
-        if not progress:
+        gained = progress - (self._base or 0.0)
+        if not gained and progress < 1:
             return "time left unknown"
-        spent = now - self._started
-        left = spent / progress - spent
+        left = (now - self._started) / gained * (1 - progress) if gained else 0.0
         if len(self._names) == 1:
             return f"{left:.0f} s left"
         done = self._now - self._skipped + progress  # what was skipped took no time

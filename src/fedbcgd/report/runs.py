@@ -11,7 +11,7 @@ from fedbcgd.loop import Outcome
 
 def table(results: Mapping[str, Outcome], title: str = "") -> Table:
     out = Table(title=title or None, title_justify="left")
-    out.add_column("algorithm")
+    out.add_column("algorithm", no_wrap=True)
     for column in (
         "accuracy",
         "rounds",
@@ -26,7 +26,7 @@ def table(results: Mapping[str, Outcome], title: str = "") -> Table:
         ledger = result.ledger
         out.add_row(
             name,
-            f"{result.final.get('test_accuracy', float('nan')):.4f}",
+            f"{_accuracy(result):.4f}",
             str(result.rounds),
             f"{ledger.upload_d:.2f}",
             f"{ledger.upload_bytes / 1e6:.1f}",
@@ -35,6 +35,10 @@ def table(results: Mapping[str, Outcome], title: str = "") -> Table:
             f"{result.seconds:.0f}",
         )
     return out
+
+
+def _accuracy(outcome: Outcome) -> float:
+    return outcome.final.get("test_accuracy", outcome.final.get("validation_accuracy", float("nan")))
 
 
 def as_csv(results: Mapping[str, Outcome]) -> str:

@@ -1,0 +1,61 @@
+"""Signals wait for safe moments."""
+
+import os
+import signal
+import threading
+
+import pytest
+
+from fedbcgd.signals import uninterrupted
+
+
+def test_a_signal_within_is_handled_right_after():
+    done = []
+    with pytest.raises(KeyboardInterrupt), uninterrupted():
+        os.kill(os.getpid(), signal.SIGINT)
+        for _ in range(1000):
+            pass
+        done.append("whole")
+    assert done == ["whole"]
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_an_error_within_comes_through():
+    with pytest.raises(ZeroDivisionError), uninterrupted():
+        _ = 1 / 0
+
+
+def test_other_threads_are_left_alone():
+    seen = []
+
+    def work():
+        with uninterrupted():
+            seen.append(1)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    assert seen == [1]
+
+
+def test_an_interrupt_in_the_middle_of_a_commit_comes_after_it(federation, net, toys, monkeypatch):
+    """The server and the store move together or not at all."""
+    from fedbcgd import make_algorithm
+    from fedbcgd.loop import Loop, Stop
+    from fedbcgd.server import Server
+
+    f = federation(make_algorithm("scaffold", batch_size=3), net(), toys(), cohort=4)
+    original = Server._move_controls
+
+    def interrupted(self):
+        os.kill(os.getpid(), signal.SIGINT)
+        original(self)
+
+    monkeypatch.setattr(Server, "_move_controls", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        Loop(f.server, f.carrier, Stop(rounds=5)).run()
+    assert f.server.round == 1
+    assert len(f.store.clients()) == 4
+    import torch
+
+    torch.testing.assert_close(f.server.controls["c"], f.controls().mean(0))
