@@ -12,13 +12,12 @@ import itertools
 from pathlib import Path
 
 import numpy as np
-import torch
 from matplotlib.figure import Figure
-from torch import nn
 
 import fedbcgd
 from fedbcgd.data import dirichlet, fashion_mnist, split
 from fedbcgd.files import make_folder, write_text, write_whole
+from fedbcgd.models import Logistic
 from fedbcgd.problems import quadratics
 
 OUT = Path(__file__).parent / "fedbcgd-plus"
@@ -33,17 +32,6 @@ VARIANTS = {
     "FedBCGD+ derived (d/N)": ("fedbcgd+derived", {"blocks": 5}),
 }
 COLOURS = ["#000000", "#0072B2", "#D55E00", "#E69F00", "#CC79A7", "#56B4E9", "#009E73"]
-
-
-class Logistic(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.fc = nn.Linear(784, 10)
-        nn.init.zeros_(self.fc.weight)
-        nn.init.zeros_(self.fc.bias)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.fc(x.flatten(1))
 
 
 def regression(variant: str, lr: float, momentum: float, seed: int, every: int) -> list[dict[str, float]]:

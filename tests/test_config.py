@@ -40,6 +40,12 @@ BROKEN = {
     ),
     "option out of range": (GOOD + "[algorithm]\nmomentum = 1.0\n", ["momentum", "less than 1", "1.0"]),
     "unknown codec": (GOOD + "[algorithm]\ncodec = 'zip'\n", ["codec", "'zip'", "qsgd"]),
+    "quadratics without a point": (GOOD + "[data]\nname = 'quadratics'\n", ["model.name", "quadratics want point"]),
+    "quadratics upside down": (
+        GOOD + "[data]\nname = 'quadratics'\n[model]\nname = 'point'\n[quadratics]\nmu = 5.0\nbeta = 2.0\n",
+        ["quadratics.mu", "beta = 2", "5"],
+    ),
+    "unknown key in quadratics": (GOOD + "[quadratics]\nbetta = 2.0\n", ["quadratics.betta", "Did you mean 'beta'"]),
     "no end": ("[run]\nseed = 1\n", ["when to stop", "rounds", "budget", "target"]),
     "cohort too large": ("[run]\nrounds = 1\ncohort = 101\n", ["run.cohort", "101", "100"]),
     "not TOML": ("rounds: 3\n", ["not valid TOML", "line 1"]),

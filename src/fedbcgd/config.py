@@ -19,8 +19,9 @@ class Section(BaseModel):
 
 
 class Data(Section):
-    name: Literal["fashion-mnist"] = Field(
-        "fashion-mnist", description="10,000 train and 2,000 test images, in the package"
+    name: Literal["fashion-mnist", "quadratics"] = Field(
+        "fashion-mnist",
+        description="10,000 train and 2,000 test images, in the package; or quadratics, see [quadratics]",
     )
     clients: int = Field(100, ge=1, description="M: clients in the federation")
     partition: Literal["dirichlet", "iid"] = Field("dirichlet", description="how the training set is split over them")
@@ -34,7 +35,20 @@ class Data(Section):
 
 
 class Model(Section):
-    name: Literal["lenet5"] = Field("lenet5", description="LeNet-5 as in the paper")
+    name: Literal["lenet5", "logistic", "point"] = Field(
+        "lenet5", description="LeNet-5 as in the paper; logistic regression; or point, the only one for quadratics"
+    )
+
+
+class Quadratics(Section):
+    """A problem with a known optimum; its metric is `gap`."""
+
+    dim: int = Field(20, ge=1, description="d")
+    beta: float = Field(10.0, gt=0, description="β: the largest curvature")
+    mu: float = Field(1.0, gt=0, description="μ: the smallest curvature")
+    sigma: float = Field(1.0, ge=0, description="σ: deviation of a single example's gradient from its client's")
+    G: float = Field(5.0, ge=0, description="G: root mean square of the clients' gradients at the optimum")
+    examples: int = Field(10, ge=1, description="of each client")
 
 
 class Run(Section):
@@ -61,13 +75,16 @@ class Config(Section):
     model: Model = Model()
     algorithm: dict[str, Any] = {"name": "fedbcgd"}
     run: Run = Run()
+    quadratics: Quadratics | None = None
     compare: dict[str, dict[str, Any]] = Field(
         default_factory=dict, description="options for one algorithm alone in `fedbcgd compare`"
     )
 
     def text(self) -> str:
-        return toml.dumps(self.model_dump())
+        return toml.dumps({k: v for k, v in self.model_dump().items() if v is not None})
 
+
+SECTIONS: dict[str, type[Section]] = {"data": Data, "model": Model, "run": Run, "quadratics": Quadratics}
 
 # What may differ between a run and its continuation.
 EXTENDABLE = {"run.rounds", "run.budget", "run.target", "run.workers", "run.checkpoint_every", "run.tensorboard"}
@@ -192,6 +209,16 @@ def _impossible(config: Config) -> list[str]:
     out = []
     if run.rounds is None and run.budget is None and run.target is None:
         out.append("run: say when to stop: rounds, budget or target")
+    if (data.name == "quadratics") != (config.model.name == "point"):
+        out.append(
+            f"model.name: data {data.name!r} and model {config.model.name!r} do not go together; quadratics want point"
+        )
+    if config.quadratics is not None and data.name != "quadratics":
+        out.append("quadratics: this section belongs to data.name = 'quadratics'")
+    if config.quadratics is not None and config.quadratics.mu > config.quadratics.beta:
+        out.append(f"quadratics.mu: at most beta = {config.quadratics.beta:g}, given {config.quadratics.mu:g}")
+    if data.name == "quadratics" and (data.validation or run.target is not None):
+        out.append("data.validation and run.target need images: the metric of quadratics is the gap to the optimum")
     if run.cohort > data.clients:
         out.append(f"run.cohort: {run.cohort} clients cannot be sampled of data.clients = {data.clients}")
     return out
@@ -203,7 +230,7 @@ def _explain(error: Any) -> str:
     if error["type"] == "extra_forbidden":
         section: Any = Config
         for step in path[:-1]:
-            section = section.model_fields[step].annotation
+            section = SECTIONS[step]
         names = list(section.model_fields)
         near = get_close_matches(path[-1], names, n=1, cutoff=0.5)
         hint = f" Did you mean {near[0]!r}?" if near else ""

@@ -108,7 +108,10 @@ class _Prepared:
         self.config = config
         self.task = make_task(config)
         algorithm = configuration.algorithm_of(config, "configuration")
-        self.job = make_job(self.task.model, self.task.clients, algorithm, self.task.test, run.seed, device=run.device)
+        task = self.task
+        self.job = make_job(
+            task.model, task.clients, algorithm, task.test, run.seed, task.loss, task.metrics, device=run.device
+        )
         goal = None if run.target is None else (f"{self.task.prefix}_accuracy", ">=", run.target)
         self.stop = Stop(run.rounds, run.budget, goal)
         self.server = make_server(self.job, run.cohort, self.stop)

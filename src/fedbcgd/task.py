@@ -1,5 +1,6 @@
 """What a configuration names, made: data, model, clients."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -7,21 +8,25 @@ import numpy as np
 import torch
 from torch import nn
 
-from fedbcgd.config import Config
+from fedbcgd.config import Config, Quadratics
 from fedbcgd.data import dirichlet, fashion_mnist, iid, split
 from fedbcgd.data.embedded import CLASSES
 from fedbcgd.data.sources import Images
 from fedbcgd.errors import UserError, unknown
 from fedbcgd.models import MODELS
+from fedbcgd.objective import Loss, Metrics
+from fedbcgd.problems import quadratics
 from fedbcgd.streams import stream
 
 
 @dataclass
 class Task:
     model: nn.Module
-    clients: list[Images]
-    test: Images
+    clients: Sequence[Any]
+    test: Any
     prefix: str  # of its metrics: test, or validation
+    loss: Loss | None = None  # classification, unless the problem says otherwise
+    metrics: Metrics | None = None
 
 
 def make_model(
@@ -46,8 +51,12 @@ def parse_shape(text: str) -> tuple[int, int, int]:
 
 def make_task(config: Config) -> Task:
     """The training set of the run, split over its clients, and what it is measured on."""
-    train, test = fashion_mnist()
     seed, data = config.run.seed, config.data
+    if data.name == "quadratics":
+        chosen = config.quadratics or Quadratics()
+        p = quadratics(data.clients, seed=seed, **chosen.model_dump())
+        return Task(p.model, p.clients, p.test, "test", p.loss, p.metrics)
+    train, test = fashion_mnist()
     prefix = "test"
     if data.validation:
         rows = stream(seed, "validation").permutation(len(train))
