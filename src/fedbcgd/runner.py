@@ -1,6 +1,7 @@
 """A run in a folder: configuration, metrics, checkpoints, model and summary; interrupted work goes on where it stopped."""
 
 import json
+import math
 import os
 import platform
 import sys
@@ -73,7 +74,7 @@ class Folder:
     def outcome(self) -> Outcome:
         """What a finished run left."""
         summary = json.loads(self.summary.read_text(encoding="utf-8"))
-        rows = [json.loads(line) for line in self.metrics.read_text(encoding="utf-8").splitlines()]
+        rows = [_row(line) for line in self.metrics.read_text(encoding="utf-8").splitlines()]
         return Outcome.from_summary(summary, rows)
 
 
@@ -177,6 +178,11 @@ def _execute(prepared: _Prepared, folder: Folder, callbacks: Sequence[Callback])
             store.close()
 
 
+def _row(line: str | bytes) -> dict[str, float]:
+    """A row of metrics; null stands for what was not a number."""
+    return {name: math.nan if value is None else value for name, value in json.loads(line).items()}
+
+
 class _Metrics:
     """metrics.jsonl: a row per evaluation, cut back to the checkpoint when a run goes on."""
 
@@ -188,7 +194,7 @@ class _Metrics:
                 raise UserError(f"{path} is shorter than its checkpoint says: this run cannot go on")
             self._file.truncate(size)
             self._file.seek(0)
-            self.rows: list[dict[str, float]] = [json.loads(line) for line in self._file.read().splitlines()]
+            self.rows: list[dict[str, float]] = [_row(line) for line in self._file.read().splitlines()]
             self.written = len(self.rows)
         except OSError as error:
             raise UserError(f"{path} could not be opened: {error.strerror}") from error

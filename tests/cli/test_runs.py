@@ -170,6 +170,16 @@ def test_a_diverging_run_is_recorded_and_the_others_go_on(place):
     assert again.stderr.count("finished before") == 2
 
 
+def test_a_diverging_algorithm_is_one_row_of_a_comparison(place):
+    (place / "run.toml").write_text(QUICK + "[compare.fedavg]\nlr = 1e4\n")
+    sets = ["--set", "run.rounds=8", "--set", "run.evaluate_every=1"]
+    for _ in range(2):  # the second time from what was kept
+        done = fedbcgd("compare", "run.toml", "--algorithms", "fedavg,fedbcgd", "--out", "out", *sets, cwd=place)
+        assert "fedbcgd" in done.stdout
+        rows = list(csv.DictReader((place / "out" / "compare.csv").open()))
+        assert [row["stopped"] for row in rows] == ["diverged", "rounds"]
+
+
 def test_what_is_wrong_with_any_run_is_said_before_the_first(place):
     args = ["--algorithms", "fedavg,scaffold", "--budget", "1.5", "--out", "out"]
     done = fedbcgd("compare", "run.toml", *args, cwd=place, check=2)

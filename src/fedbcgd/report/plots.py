@@ -14,12 +14,23 @@ from fedbcgd.loop import Row
 # Okabe and Ito's colours, with a line style each, so that a figure survives a grey printer.
 LOOKS = {
     "fedavg": ("#000000", "-"),
-    "fedavgm": ("#E69F00", "--"),
+    "fedavgm": ("#000000", "--"),
+    "fedprox": ("#000000", ":"),
+    "fedadam": ("#999999", "-"),
+    "fedyogi": ("#999999", "--"),
+    "central": ("#999999", ":"),
     "fedbcgd": ("#D55E00", "-"),
-    "fedpaq": ("#009E73", "-."),
-    "scaffold": ("#0072B2", ":"),
+    "qsgd+fedbcgd": ("#D55E00", "--"),
+    "fedbcgd-frozen": ("#D55E00", ":"),
+    "fedbcgd+": ("#E69F00", "-"),
+    "fedbcgd+derived": ("#CC79A7", "-"),
+    "qsgd+fedbcgd+": ("#E69F00", "--"),
+    "scaffold": ("#0072B2", "-"),
+    "feddc": ("#0072B2", "--"),
+    "fedpaq": ("#009E73", "-"),
+    "topk": ("#56B4E9", "-"),
 }
-_MORE = [("#56B4E9", "-"), ("#CC79A7", "--"), ("#F0E442", "-."), ("#999999", ":")]
+_MORE = [("#F0E442", "-"), ("#F0E442", "--"), ("#009E73", "--"), ("#56B4E9", "--")]
 STYLE: dict[Any, Any] = {"font.size": 10, "axes.spines.top": False, "axes.spines.right": False}
 AXES = {
     "upload_d": "upload (in d)",
@@ -60,7 +71,10 @@ def bands(groups: Mapping[str, Sequence[Sequence[Row]]], path: Path, title: str 
             panel.set_xlabel(label)
             panel.grid(alpha=0.25)
         panels[0].set_ylabel(metric.replace("_", " "))
-        panels[0].legend(frameon=False)
+        if len(groups) <= 6:
+            panels[0].legend(frameon=False)
+        else:
+            figure.legend(*panels[0].get_legend_handles_labels(), loc="outside right center", frameon=False)
         if title:
             figure.suptitle(title)
         _save(figure, path)
