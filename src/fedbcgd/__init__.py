@@ -1,4 +1,4 @@
-"""Federated learning over slow uplinks: FedBCGD and its baselines under one upload ledger.
+"""Federated learning over slow uplinks: FedBCGD, FedBCGD+ and their baselines under one upload ledger.
 
 import fedbcgd
 result = fedbcgd.simulate(model, clients, algorithm="fedbcgd", blocks=5, test=test, rounds=100)

@@ -342,7 +342,7 @@ def wait_for_rows(out, count, process=None):
     assert rows_in(out) >= count or process is not None
 
 
-def killed_again_and_again(place, kills, seed):
+def check_killed_and_resumed(place, kills, seed):
     """SCAFFOLD on two workers; the whole process group is killed at random moments and the run resumed each time."""
     draw = random.Random(seed)
     rounds = 12 * (kills + 1)
@@ -382,9 +382,9 @@ def killed_again_and_again(place, kills, seed):
 
 
 def test_killed_twice_and_resumed(place):
-    killed_again_and_again(place, 2, seed=1)
+    check_killed_and_resumed(place, 2, seed=1)
 
 
 @pytest.mark.slow
 def test_killed_ten_times_and_resumed(place):
-    killed_again_and_again(place, 10, seed=2)
+    check_killed_and_resumed(place, 10, seed=2)

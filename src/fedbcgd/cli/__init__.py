@@ -30,7 +30,7 @@ class Commands(TyperGroup):
 app = typer.Typer(
     name="fedbcgd",
     cls=Commands,
-    help="Federated learning over slow uplinks: FedBCGD and its baselines under one upload ledger.",
+    help="Federated learning over slow uplinks: FedBCGD, FedBCGD+ and their baselines under one upload ledger.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
