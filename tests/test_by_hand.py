@@ -1,5 +1,6 @@
 """Every algorithm against numbers worked by hand: two clients, two steps."""
 
+import copy
 import math
 
 import pytest
@@ -248,6 +249,8 @@ def test_batchnorm_is_refused_with_advice(toys):
     model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Linear(4, 3))
     with pytest.raises(UserError, match=r"'1' is a BatchNorm in training mode.*GroupNorm"):
         fedbcgd.simulate(model, toys((6, 6)), "fedbcgd+", rounds=1, blocks=2, workers=0)
+    with pytest.raises(UserError, match="BatchNorm"):  # the whole model in evaluation mode is trained all the same
+        fedbcgd.simulate(copy.deepcopy(model).eval(), toys((6, 6)), "fedbcgd+", rounds=1, blocks=2, workers=0)
     model[1].eval()
     assert fedbcgd.simulate(model, toys((6, 6)), "fedbcgd+", rounds=1, blocks=2, workers=0).rounds == 1
 

@@ -41,6 +41,10 @@ def stop_after(rounds):
 
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_the_same_file_in_process_and_on_one_two_and_three_workers(tmp_path, name):
+    check_same_file(tmp_path, name)
+
+
+def check_same_file(tmp_path, name):
     files = set()
     for workers in (0, 1, 2, 3):
         path = tmp_path / str(workers)
@@ -120,7 +124,7 @@ OTHERS = [name for name in algorithm_names() if name not in ALGORITHMS]
 @pytest.mark.slow
 @pytest.mark.parametrize("name", OTHERS)
 def test_the_same_file_for_the_other_algorithms(tmp_path, name):
-    test_the_same_file_in_process_and_on_one_two_and_three_workers(tmp_path, name)
+    check_same_file(tmp_path, name)
 
 
 STATEFUL = ["fedbcgd+", "feddc", "topk", "fedadam"]
@@ -129,11 +133,15 @@ STATEFUL = ["fedbcgd+", "feddc", "topk", "fedadam"]
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name in OTHERS if name not in STATEFUL])
 def test_resume_for_the_other_algorithms(tmp_path, name):
-    test_ctrl_c_and_resume_give_the_undisturbed_model(tmp_path, name)
+    check_resume(tmp_path, name)
 
 
 @pytest.mark.parametrize("name", [*ALGORITHMS, *STATEFUL])
 def test_ctrl_c_and_resume_give_the_undisturbed_model(tmp_path, name):
+    check_resume(tmp_path, name)
+
+
+def check_resume(tmp_path, name):
     execute(make(name, rounds=6, evaluate_every=2), tmp_path / "whole")
     for stop in (1, 4):
         with pytest.raises(KeyboardInterrupt, match=f"after round {stop}; --resume"):
@@ -184,6 +192,8 @@ def test_a_run_cannot_be_shortened(tmp_path):
     execute(make(rounds=3), tmp_path)
     with pytest.raises(UserError, match=r"at round 3 .* past what is asked for"):
         execute(make(rounds=2), tmp_path, resume=True)
+    assert (tmp_path / "summary.json").exists()  # and what was there stays as it was
+    assert configuration.load(tmp_path / "config.toml").run.rounds == 3
 
 
 def test_a_configuration_that_fails_leaves_no_folder(tmp_path):

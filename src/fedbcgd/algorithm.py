@@ -4,6 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
+from torch import nn
+
 from fedbcgd.codecs import CODECS, Codec
 from fedbcgd.errors import UserError, unknown
 from fedbcgd.flat import Layout
@@ -30,6 +32,11 @@ class Algorithm:
     def __post_init__(self) -> None:
         if self.weighting not in get_args(Weighting):
             raise unknown("weighting", self.weighting, get_args(Weighting))
+
+    def check(self, model: nn.Module) -> None:
+        """Refuse a model that this algorithm cannot train, with the reason."""
+        if why := self.local.refuses(model):
+            raise UserError(f"{self.name} cannot train this model: {why}")
 
     @property
     def state_names(self) -> tuple[str, ...]:

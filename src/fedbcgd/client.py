@@ -10,7 +10,6 @@ from torch import Tensor, nn
 
 from fedbcgd.algorithm import RESIDUAL, Algorithm
 from fedbcgd.data.sources import Source
-from fedbcgd.errors import UserError
 from fedbcgd.flat import FlatModel, Layout
 from fedbcgd.local.work import Work
 from fedbcgd.messages import BUFFERS, Broadcast, StateUpdate, Task, Upload
@@ -22,8 +21,7 @@ class Client:
     """Does the work of any client: one module and a few vectors serve all clients of a process in turn."""
 
     def __init__(self, algorithm: Algorithm, layout: Layout, module: nn.Module, objective: Objective, seed: int):
-        if why := algorithm.local.refuses(module):
-            raise UserError(f"{algorithm.name} cannot train this model: {why}")
+        algorithm.check(module)
         self.algorithm = algorithm
         self.layout = layout
         self.objective = objective

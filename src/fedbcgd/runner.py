@@ -96,8 +96,6 @@ def execute(config: Config, path: Path, *, resume: bool = False, callbacks: Sequ
         _refuse_foreign(folder, config, resume)
         make_folder(folder.checkpoint)
         _sweep_up(folder)
-        folder.summary.unlink(missing_ok=True)  # it says that a run is finished, which this one is not yet
-        write_text(folder.config, config.text())
         return _execute(prepared, folder, callbacks)
 
 
@@ -116,8 +114,6 @@ class _Prepared:
         goal = None if run.target is None else (f"{self.task.prefix}_accuracy", ">=", run.target)
         self.stop = Stop(run.rounds, run.budget, goal)
         self.server = make_server(self.job, run.cohort, self.stop)
-        if why := algorithm.local.refuses(self.job.module):
-            raise UserError(f"{algorithm.name} cannot train this model: {why}")
 
 
 def _execute(prepared: _Prepared, folder: Folder, callbacks: Sequence[Callback]) -> Outcome:
@@ -127,6 +123,8 @@ def _execute(prepared: _Prepared, folder: Folder, callbacks: Sequence[Callback])
     store = StateStore(algorithm.state_names, job.layout.dim, job.layout.dtype, checkpoints.clients)
     before = checkpoints.restore(server, store)
     _refuse_past(folder, server, stop)
+    folder.summary.unlink(missing_ok=True)  # it says that a run is finished, which this one is not yet
+    write_text(folder.config, config.text())
     with _Metrics(folder.metrics, before["metrics"] if before else 0) as metrics:
         carrier = make_carrier(job, store, server.cohort, run.workers)
         carrier.clock.add(before["clock"] if before else {})
@@ -259,7 +257,7 @@ def _sweep_up(folder: Folder) -> None:
 
 def _refuse_foreign(folder: Folder, config: Config, resume: bool) -> None:
     if not folder.config.exists():
-        if folder.metrics.exists() or folder.checkpoint.exists():
+        if folder.metrics.exists() or any(folder.checkpoint.glob("*.safetensors")):
             raise UserError(f"{folder.path} has parts of a run but no config.toml; another --out begins a new run")
         return
     if not resume:

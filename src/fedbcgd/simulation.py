@@ -136,6 +136,7 @@ def make_job(
             module.load_state_dict(dict(weights))
         except RuntimeError as error:
             raise UserError(f"weights: {error}") from None
+    algorithm.check(module)  # here too, so that it is said before any worker starts
     goal = objective(loss, metrics)
     if channels_last is None:
         channels_last = _likes_channels_last(module, clients, goal)

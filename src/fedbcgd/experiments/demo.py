@@ -17,7 +17,7 @@ from fedbcgd.report.progress import watch
 from fedbcgd.simulation import Interrupted, Result, simulate
 
 CLIENTS, COHORT, RHO = 100, 10, 0.6
-# The same local training for each. lr is the best of 0.03, 0.06, 0.1 for FedAvg; λ the better of 0.5 and 0.8.
+# The same local training for each. lr is the best of 0.03, 0.06, 0.1 for FedAvg; λ the better of 0.5, 0.8.
 LOCAL: dict[str, Any] = {"lr": 0.1, "local_epochs": 1, "batch_size": 10, "weight_decay": 1e-3, "lr_decay": 0.998}
 ALGORITHMS: dict[str, dict[str, Any]] = {
     "fedavg": {},

@@ -31,7 +31,10 @@ class SVRG(LocalRule):
 
     def refuses(self, model: nn.Module) -> str:
         for name, part in model.named_modules():
-            if isinstance(part, nn.modules.batchnorm._BatchNorm) and part.training and part.track_running_stats:
+            trains = (
+                part.training or not model.training
+            )  # a model that comes in evaluation mode is trained all the same
+            if isinstance(part, nn.modules.batchnorm._BatchNorm) and trains and part.track_running_stats:
                 return (
                     f"{name!r} is a BatchNorm in training mode, with which the gradient at the anchor, that this rule is "
                     "built on, is not defined. Use GroupNorm, or keep it in evaluation mode"
