@@ -4,13 +4,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from itertools import accumulate, groupby, pairwise
+from typing import Any
 
 from torch import nn
 from torch.nn.parameter import UninitializedParameter
 
 from fedbcgd.errors import UserError, unknown
 
-DIVIDERS = ("auto", "layers", "even")
+DIVIDERS = ("auto", "layers", "even", "paper")
 LARGEST = 1.5  # `auto` leaves layers for `even` cuts when the largest block would exceed this many times d/N
 
 Patterns = Sequence[str]
@@ -47,13 +48,17 @@ def divide(
 
     divider: `layers` (contiguous layers, the largest block as small as possible), `even` (cut anywhere; blocks differ
         by at most one element), `auto` (layers, or even where layers are too few or too unequal), or a list with the
-        name patterns of each block, such as `[["conv*"], ["fc1", "fc2"]]`.
+        name patterns of each block, such as `[["conv*"], ["fc1", "fc2"]]`; or `paper`, the paper's table for the model,
+        which then must have `paper_blocks` (name patterns of each block, or the number of even ones) and `paper_shared`.
     shared: `last` (the last layer; nothing if it is the whole model), "none" or None for an empty one, or name patterns.
     """
     if not isinstance(model, nn.Module):
         raise UserError(f"model: an nn.Module is wanted, given {model!r}")
     if not isinstance(blocks, int):
         raise UserError(f"blocks: a whole number is wanted, given {blocks!r}")
+    printed = divider == "paper"
+    if printed:
+        divider, shared = _of_the_paper(model, blocks)
     sizes = _trainable(model)
     dim = sum(sizes.values())
     if blocks < 1:
@@ -77,7 +82,24 @@ def divide(
     else:
         names, cuts, tail = _by_patterns(model, sizes, blocks, divider, shared)
         divider = "patterns"
-    return Division((*names, *tail), tuple(cuts), dim, divider)
+    return Division((*names, *tail), tuple(cuts), dim, "paper" if printed else divider)
+
+
+def paper_blocks(model: nn.Module) -> int:
+    """N in the paper's division of this model."""
+    table = getattr(model, "paper_blocks", None)
+    if table is None:
+        raise UserError(f"divider: the paper has no division of {type(model).__name__}; take layers, even or auto")
+    return table if isinstance(table, int) else len(table)
+
+
+def _of_the_paper(model: nn.Module, blocks: int) -> tuple[str | Sequence[str | Patterns], Patterns]:
+    count = paper_blocks(model)
+    if blocks != count:
+        raise UserError(f"blocks: the paper divides {type(model).__name__} into {count} blocks, not {blocks}")
+    table: Any = model.paper_blocks
+    shared: Any = model.paper_shared
+    return ("even" if isinstance(table, int) else table), shared
 
 
 def _trainable(model: nn.Module) -> dict[str, int]:

@@ -10,6 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from fedbcgd import toml
 from fedbcgd.errors import UserError
+from fedbcgd.names import EMBEDDED, QUADRATICS
 
 # `[algorithm]` is checked by make_algorithm: which keys it may have depends on the algorithm.
 
@@ -19,25 +20,46 @@ class Section(BaseModel):
 
 
 class Data(Section):
-    name: Literal["fashion-mnist", "quadratics"] = Field(
-        "fashion-mnist",
-        description="10,000 train and 2,000 test images, in the package; or quadratics, see [quadratics]",
+    name: str = Field(
+        EMBEDDED,
+        description="embedded: 10,000 train and 2,000 test images of Fashion-MNIST, in the package; a name that `fedbcgd "
+        "data list` shows; module:attribute of your own loader; or quadratics, see [quadratics]",
     )
     clients: int = Field(100, ge=1, description="M: clients in the federation")
-    partition: Literal["dirichlet", "iid"] = Field("dirichlet", description="how the training set is split over them")
+    partition: Literal["dirichlet", "dirichlet-unequal", "iid", "shards", "quantity", "group"] = Field(
+        "dirichlet",
+        description="how the training set is split over them: also dirichlet-unequal, iid, shards, quantity, group",
+    )
     dirichlet: float = Field(0.6, gt=0, description="ρ: small for few labels per client")
+    shards: int = Field(2, ge=1, description="for shards: how many each client gets of the examples sorted by label")
+    spread: float = Field(0.5, gt=0, description="for quantity: small for clients of very unequal size")
+    positive: int | None = Field(None, ge=0, description="this label against all others: two classes, 1 and 0")
     validation: float = Field(
         0.0,
         ge=0,
         lt=1,
         description="share of the training set held out; if positive, metrics are of it and not of the test set",
     )
+    augment: bool = Field(False, description="training images moved by up to 4 pixels, and mirrored at random")
+    resize: int | None = Field(None, ge=1, le=4096, description="the side that images are scaled to")
+    crop: int | None = Field(
+        None, ge=1, le=4096, description="the side then cut out: at random with augment, else from the middle"
+    )
+    options: dict[str, Any] = Field(default_factory=dict, description="arguments of your own loader")
 
 
 class Model(Section):
-    name: Literal["lenet5", "logistic", "point"] = Field(
-        "lenet5", description="LeNet-5 as in the paper; logistic regression; or point, the only one for quadratics"
+    name: str = Field(
+        "lenet5",
+        description="lenet5, vgg11, vgg19, resnet18, vit-base, vit-small, logistic, binary-logistic, binary-sigmoid; "
+        "module:attribute of your own factory; hf:FOLDER with a transformers configuration; point, for quadratics",
     )
+    width: float | None = Field(None, gt=0, le=16, description="channels of a convolutional network, times this")
+    norm: Literal["none", "group", "batch"] | None = Field(None, description="of resnet18 (group) and vgg (none)")
+    weights: str | None = Field(
+        None, description="a file to start from; for vit-base also a Hugging Face id, timm's and transformers' names"
+    )
+    options: dict[str, Any] = Field(default_factory=dict, description="arguments of your own factory")
 
 
 class Quadratics(Section):
@@ -179,7 +201,11 @@ def template() -> str:
 
 
 def _section(name: str, section: type[Section]) -> str:
-    lines = [_line(key, info.default, info.description) for key, info in section.model_fields.items()]
+    lines = [
+        _line(key, info.default, info.description)
+        for key, info in section.model_fields.items()
+        if info.default_factory is None
+    ]
     return "\n".join([f"[{name}]", *lines])
 
 
@@ -209,15 +235,15 @@ def _impossible(config: Config) -> list[str]:
     out = []
     if run.rounds is None and run.budget is None and run.target is None:
         out.append("run: say when to stop: rounds, budget or target")
-    if (data.name == "quadratics") != (config.model.name == "point"):
+    if (data.name == QUADRATICS) != (config.model.name == "point"):
         out.append(
             f"model.name: data {data.name!r} and model {config.model.name!r} do not go together; quadratics want point"
         )
-    if config.quadratics is not None and data.name != "quadratics":
+    if config.quadratics is not None and data.name != QUADRATICS:
         out.append("quadratics: this section belongs to data.name = 'quadratics'")
     if config.quadratics is not None and config.quadratics.mu > config.quadratics.beta:
         out.append(f"quadratics.mu: at most beta = {config.quadratics.beta:g}, given {config.quadratics.mu:g}")
-    if data.name == "quadratics" and (data.validation or run.target is not None):
+    if data.name == QUADRATICS and (data.validation or run.target is not None):
         out.append("data.validation and run.target need images: the metric of quadratics is the gap to the optimum")
     if run.cohort > data.clients:
         out.append(f"run.cohort: {run.cohort} clients cannot be sampled of data.clients = {data.clients}")

@@ -6,7 +6,7 @@ import os
 import platform
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -85,12 +85,21 @@ def examine(config: Config, path: Path) -> None:
     _Prepared(config)
 
 
-def execute(config: Config, path: Path, *, resume: bool = False, callbacks: Sequence[Callback] = ()) -> Outcome:
-    """Run a configuration in a folder, or go on with what is there."""
+def execute(
+    config: Config,
+    path: Path,
+    *,
+    resume: bool = False,
+    callbacks: Sequence[Callback] = (),
+    say: Callable[[str], None] | None = None,
+) -> Outcome:
+    """Run a configuration in a folder, or go on with what is there. `say` gets what a person should know about it."""
     config = configuration.complete(config)
     if (path / "config.toml").exists():
         _refuse_foreign(Folder(path), config, resume)
     prepared = _Prepared(config)  # what is wrong with the configuration shows before anything is written
+    for note in prepared.task.notes if say is not None else ():
+        say(note)
     folder = Folder(make_folder(path))
     with _alone(folder.path):
         _refuse_foreign(folder, config, resume)
@@ -122,6 +131,8 @@ def _execute(prepared: _Prepared, folder: Folder, callbacks: Sequence[Callback])
     checkpoints = Checkpoints(folder.checkpoint, run.checkpoint_every)
     store = StateStore(algorithm.state_names, job.layout.dim, job.layout.dtype, checkpoints.clients)
     before = checkpoints.restore(server, store)
+    if before and before["data"] != task.digest:
+        raise UserError(f"{folder.path} was begun with other data under the name {config.data.name!r}: it cannot go on")
     _refuse_past(folder, server, stop)
     folder.summary.unlink(missing_ok=True)  # it says that a run is finished, which this one is not yet
     write_text(folder.config, config.text())
@@ -134,6 +145,7 @@ def _execute(prepared: _Prepared, folder: Folder, callbacks: Sequence[Callback])
         def save() -> None:
             with carrier.clock.timing("checkpoint"):
                 more = {"metrics": metrics.sync(), "seconds": loop.lap(), "clock": dict(carrier.clock)}
+                more["data"] = task.digest
                 checkpoints.save(server, store, more)
 
         def write(info: RoundInfo) -> None:
@@ -147,6 +159,7 @@ def _execute(prepared: _Prepared, folder: Folder, callbacks: Sequence[Callback])
 
         def summarise(outcome: Outcome) -> None:
             summary = outcome.summary() | _circumstances(config, server.layout, dict(carrier.clock))
+            summary["notes"] = list(task.notes)
             write_text(folder.summary, as_json(summary, indent=1) + "\n")
 
         # What was measured is on disk before anybody else hears of it.
@@ -158,6 +171,8 @@ def _execute(prepared: _Prepared, folder: Folder, callbacks: Sequence[Callback])
             outcome = Outcome.of(loop, reason)
             summarise(outcome)
             plots.curves({algorithm.name: outcome.rows}, folder.path / "curve.png")
+            if task.counts is not None:
+                plots.holdings(task.counts, folder.path / "holdings.png", task.classes)
             return outcome
         except KeyboardInterrupt:
             save()
@@ -250,6 +265,7 @@ def _sweep_up(folder: Folder) -> None:
             ("config", ".toml"),
             ("summary", ".json"),
             ("curve", ".png"),
+            ("holdings", ".png"),
         ):
             for path in place.glob(f".{stem}-*{suffix}"):
                 path.unlink(missing_ok=True)

@@ -1,22 +1,25 @@
 """What a configuration names, made: data, model, clients."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from fedbcgd.config import Config, Quadratics
-from fedbcgd.data import dirichlet, fashion_mnist, iid, split
-from fedbcgd.data.embedded import CLASSES
-from fedbcgd.data.sources import Images
-from fedbcgd.errors import UserError, unknown
-from fedbcgd.models import MODELS
+from fedbcgd.config import Config, Data, Quadratics
+from fedbcgd.data import partition, store
+from fedbcgd.data.images import Images
+from fedbcgd.data.sources import Tensors, as_source, split
+from fedbcgd.errors import UserError
+from fedbcgd.models.make import call, load_attribute, make_model
+from fedbcgd.names import QUADRATICS
 from fedbcgd.objective import Loss, Metrics
 from fedbcgd.problems import quadratics
 from fedbcgd.streams import stream
+
+Splittable = Images | Tensors
 
 
 @dataclass
@@ -27,16 +30,23 @@ class Task:
     prefix: str  # of its metrics: test, or validation
     loss: Loss | None = None  # classification, unless the problem says otherwise
     metrics: Metrics | None = None
+    counts: np.ndarray | None = None  # labels of each client, where there are labels
+    classes: tuple[str, ...] = ()
+    digest: str = ""  # of the data set
+    notes: tuple[str, ...] = ()  # what a user should hear
 
 
-def make_model(
-    name: str, shape: tuple[int, int, int] = (1, 28, 28), classes: int = len(CLASSES), seed: int = 0
-) -> nn.Module:
-    if name not in MODELS:
-        raise unknown("model", name, MODELS)
-    with torch.random.fork_rng([]):
-        torch.manual_seed(seed)
-        return MODELS[name](classes, shape)
+@dataclass
+class Loaded:
+    """A data set of whatever origin, before it is split over clients."""
+
+    train: Splittable
+    test: Splittable
+    labels: np.ndarray  # of the training examples
+    groups: np.ndarray | None
+    classes: tuple[str, ...]
+    shape: tuple[int, int, int]
+    digest: str
 
 
 def parse_shape(text: str) -> tuple[int, int, int]:
@@ -51,27 +61,137 @@ def parse_shape(text: str) -> tuple[int, int, int]:
 
 def make_task(config: Config) -> Task:
     """The training set of the run, split over its clients, and what it is measured on."""
-    seed, data = config.run.seed, config.data
-    if data.name == "quadratics":
+    seed, data, model = config.run.seed, config.data, config.model
+    if data.name == QUADRATICS:
         chosen = config.quadratics or Quadratics()
         p = quadratics(data.clients, seed=seed, **chosen.model_dump())
         return Task(p.model, p.clients, p.test, "test", p.loss, p.metrics)
-    train, test = fashion_mnist()
-    prefix = "test"
+    loaded = load_data(data)
+    rows, held, prefix = np.arange(len(loaded.train)), None, "test"
     if data.validation:
-        rows = stream(seed, "validation").permutation(len(train))
-        held = round(len(train) * data.validation)
-        if not 0 < held < len(train):
-            raise UserError(f"data.validation: {data.validation:g} of {len(train)} examples leaves one side empty")
-        train, test, prefix = _rows(train, rows[held:]), _rows(train, rows[:held]), "validation"
-    labels = train.labels.numpy() if train.rows is None else train.labels[train.rows].numpy()
-    parts: list[np.ndarray[Any, Any]]
-    if data.partition == "iid":
-        parts = iid(len(train), data.clients, seed)
+        order = stream(seed, "validation").permutation(len(rows))
+        count = round(len(order) * data.validation)
+        if not 0 < count < len(order):
+            raise UserError(f"data.validation: {data.validation:g} of {len(order)} examples leaves one side empty")
+        rows, held, prefix = np.sort(order[count:]), np.sort(order[:count]), "validation"
+    parts = [rows[part] for part in divide_up(loaded, data, rows, seed)]
+    counts = partition.label_counts(loaded.labels, parts)
+    test = loaded.test if held is None else _plainly(loaded.train).subset(torch.from_numpy(held))
+    options = {k: v for k in ("width", "norm") if (v := getattr(model, k)) is not None} | model.options
+    made = make_model(model.name, loaded.shape, len(loaded.classes), seed, model.weights, options)
+    return Task(
+        made.module,
+        split(loaded.train, parts),
+        test,
+        prefix,
+        made.loss,
+        made.metrics,
+        counts,
+        loaded.classes,
+        loaded.digest,
+        (*made.notes, str(partition.Heterogeneity.of(counts))),
+    )
+
+
+def load_data(data: Data) -> Loaded:
+    """The data set that a configuration names, prepared as it says."""
+    loaded = _from_user(data) if ":" in data.name else _from_store(data)
+    if data.positive is not None:
+        if data.positive >= len(loaded.classes):
+            raise UserError(f"data.positive: the labels are 0 to {len(loaded.classes) - 1}, given {data.positive}")
+        _two_classes(loaded, data.positive)
+    return loaded
+
+
+def divide_up(loaded: Loaded, data: Data, rows: np.ndarray, seed: int) -> list[np.ndarray]:
+    """Positions in `rows` for each client."""
+    labels = loaded.labels[rows]
+    match data.partition:
+        case "iid":
+            return partition.iid(len(rows), data.clients, seed)
+        case "dirichlet":
+            return partition.dirichlet(labels, data.clients, data.dirichlet, seed)
+        case "dirichlet-unequal":
+            return partition.dirichlet_unequal(labels, data.clients, data.dirichlet, seed)
+        case "shards":
+            return partition.shards(labels, data.clients, data.shards, seed)
+        case "quantity":
+            return partition.quantity(len(rows), data.clients, data.spread, seed)
+        case "group":
+            if loaded.groups is None:
+                raise UserError(
+                    f"data.partition: {data.name} has no group column; `fedbcgd data add` takes one from an .npz file "
+                    "(group_train)"
+                )
+            return partition.by_group(loaded.groups[rows], data.clients, seed)
+
+
+def _from_store(data: Data) -> Loaded:
+    if data.options:
+        raise UserError("data.options: they are for a loader of your own (data.name = 'module:attribute')")
+    found = store.load(data.name)
+    if data.crop is not None and data.crop > min(data.resize or n for n in found.shape[1:]):
+        raise UserError(f"data.crop: {data.crop} cannot be cut out of {data.resize or found.shape[1]} pixels")
+    train = found.train.shown_as(data.augment, data.resize, data.crop)
+    test = found.test.shown_as(False, data.resize, data.crop)
+    return Loaded(train, test, train.labels.numpy(), found.groups, found.classes, train.shape, found.digest)
+
+
+def _from_user(data: Data) -> Loaded:
+    """A loader gives (train, test), each a pair (x, y) or a dictionary of tensors with `labels`."""
+    for option in ("augment", "resize", "crop"):
+        if getattr(data, option):
+            raise UserError(f"data.{option}: a loader of your own prepares its data itself")
+    found = load_attribute(data.name, "data")
+    made = call(found, data.name, "data", {}, data.options)
+    if not isinstance(made, tuple) or len(made) not in (2, 3):
+        raise UserError(
+            f"data: {data.name} gives {type(made).__name__}; wanted is (train, test) or (train, test, groups)"
+        )
+    sides = []
+    for side, where in zip(made[:2], ("train", "test"), strict=True):
+        source = as_source(side, f"data: {data.name}: {where}")
+        if not isinstance(source, (Tensors, Images)):
+            raise UserError(f"data: {data.name}: {where} must be a pair (x, y) or a dictionary of tensors")
+        sides.append(source)
+    train, test = sides
+    labels = _labels_of(train)
+    groups = np.asarray(made[2]) if len(made) == 3 else None
+    if groups is not None and len(groups) != len(train):
+        raise UserError(f"data: {data.name}: {len(groups)} groups for {len(train)} examples")
+    classes = tuple(str(c) for c in range(int(labels.max()) + 1))
+    return Loaded(train, test, labels, groups, classes, _shape_of(train), "")
+
+
+def _labels_of(source: Splittable) -> np.ndarray:
+    if isinstance(source, Images):
+        labels = source.labels
     else:
-        parts = dirichlet(labels, data.clients, data.dirichlet, seed)
-    return Task(make_model(config.model.name, seed=seed), split(train, parts), test, prefix)
+        t = source.tensors
+        labels = t.get("labels", next(reversed(list(t.values())))) if isinstance(t, Mapping) else t[-1]
+    if labels.ndim != 1 or labels.is_floating_point():  # not classes: one label for all, for partitions that need none
+        labels = torch.zeros(len(labels), dtype=torch.int64)
+    return labels.numpy() if source.rows is None else labels[source.rows].numpy()
 
 
-def _rows(images: Images, rows: np.ndarray[Any, Any]) -> Images:
-    return images.subset(torch.from_numpy(np.sort(rows)))
+def _shape_of(source: Splittable) -> tuple[int, int, int]:
+    if isinstance(source, Images):
+        return source.shape
+    t = source.tensors
+    first: Tensor = next(iter(t.values())) if isinstance(t, Mapping) else t[0]
+    shape = tuple(first.shape[1:])
+    return shape if len(shape) == 3 else (1, 1, int(np.prod(shape)) if shape else 1)
+
+
+def _two_classes(loaded: Loaded, positive: int) -> None:
+    for side in (loaded.train, loaded.test):
+        if not isinstance(side, Images):
+            raise UserError("data.positive: only for data sets of images")
+        side.labels = (side.labels == positive).long()
+    loaded.labels = (loaded.labels == positive).astype(np.int64)
+    loaded.classes = ("others", loaded.classes[positive])
+
+
+def _plainly(source: Splittable) -> Splittable:
+    """Without augmentation: for measuring."""
+    return source.shown_as(False, source.resize, source.crop) if isinstance(source, Images) else source

@@ -49,7 +49,7 @@ class Blocks(Uplink):
 
     blocks: int = Field(5, ge=1, description="N: parameter blocks, the shared block not counted")
     divider: str | Sequence[str | Sequence[str]] = Field(
-        "auto", description="layers, even, auto, or name patterns for each block"
+        "auto", description="layers, even, auto, paper (its table for its networks), or name patterns for each block"
     )
     shared: str | Sequence[str] = Field("last", description="the shared block: last (layer), none, or name patterns")
 

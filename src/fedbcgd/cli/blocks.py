@@ -9,21 +9,40 @@ from fedbcgd.cli import app
 
 @app.command()
 def blocks(
-    model: Annotated[str, typer.Argument(help="A model's name: lenet5", show_default=False)],
-    blocks: Annotated[int, typer.Option("--blocks", help="N, the shared block not counted.")] = 5,
-    divider: Annotated[str, typer.Option(help="auto, layers or even.")] = "auto",
+    model: Annotated[
+        str,
+        typer.Argument(
+            help="lenet5, vgg11, vgg19, resnet18, vit-base, vit-small, logistic, binary-logistic, binary-sigmoid; "
+            "module:attribute or file.py:attribute of your own factory; hf:FOLDER with a transformers configuration.",
+            show_default=False,
+        ),
+    ],
+    blocks: Annotated[
+        int | None, typer.Option("--blocks", help="N, the shared block not counted. Default 5, or the paper's.")
+    ] = None,
+    divider: Annotated[str, typer.Option(help="auto, layers, even, or paper (its table for its networks).")] = "auto",
     shared: Annotated[str, typer.Option(help="last, none, or name patterns with commas.")] = "last",
-    shape: Annotated[str, typer.Option(help="Input shape: channels,height,width.")] = "1,28,28",
-    classes: Annotated[int, typer.Option(min=1, help="Outputs of the last layer.")] = 10,
-    codec: Annotated[str, typer.Option(help="plain or qsgd.")] = "plain",
+    shape: Annotated[
+        str | None, typer.Option(help="Input shape: channels,height,width. Default: the paper's for the model.")
+    ] = None,
+    classes: Annotated[int | None, typer.Option(min=1, help="Outputs of the last layer. Default 10.")] = None,
+    width: Annotated[float | None, typer.Option(help="Scales a convolutional network.")] = None,
+    norm: Annotated[str | None, typer.Option(help="none, group or batch, for resnet18 and vgg.")] = None,
+    codec: Annotated[str, typer.Option(help="plain, float16, qsgd or topk.")] = "plain",
 ) -> None:
     """Show the division of a model into blocks: layers, parameters, share of d, bytes per upload."""
     from fedbcgd.algorithm import make_algorithm
+    from fedbcgd.blocks import paper_blocks
+    from fedbcgd.models.make import make_model
     from fedbcgd.report.division import table
     from fedbcgd.report.progress import wide_console
-    from fedbcgd.task import make_model, parse_shape
+    from fedbcgd.task import parse_shape
 
+    options = {k: v for k, v in (("width", width), ("norm", norm)) if v is not None}
+    default = "3,224,224" if model == "vit-base" else "3,32,32"
+    outputs = classes or (2 if model.startswith("binary-") else 10)
+    module = make_model(model, parse_shape(shape or default), outputs, options=options).module
+    count = blocks if blocks is not None else paper_blocks(module) if divider == "paper" else 5
     patterns = shared if shared in ("last", "none") else [p.strip() for p in shared.split(",")]
-    algorithm = make_algorithm("fedbcgd", blocks=blocks, divider=divider, shared=patterns, codec=codec)
-    module = make_model(model, parse_shape(shape), classes)
+    algorithm = make_algorithm("fedbcgd", blocks=count, divider=divider, shared=patterns, codec=codec)
     wide_console().print(table(algorithm, algorithm.uplink.layout(module), model))

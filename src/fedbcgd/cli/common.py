@@ -37,6 +37,9 @@ class JsonLines:
     def skip(self, index: int, why: str) -> None:
         print(as_json({"run": self._names[index], "skipped": why}), flush=True)
 
+    def say(self, line: str) -> None:
+        pass  # it is in summary.json
+
     def __call__(self, info: "RoundInfo") -> None:
         if info.row:
             print(as_json({"run": self._names[self._now], **info.row}), flush=True)
@@ -44,6 +47,9 @@ class JsonLines:
 
 class Silent:
     def begin(self, index: int) -> None:
+        pass
+
+    def say(self, line: str) -> None:
         pass
 
     def skip(self, index: int, why: str) -> None:

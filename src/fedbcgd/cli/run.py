@@ -35,7 +35,7 @@ def run(
     name = settings.algorithm["name"]
     with display([name], quiet, as_json) as shown, terminable():
         shown.begin(0)
-        outcome = execute(settings, out, resume=resume, callbacks=[shown])
+        outcome = execute(settings, out, resume=resume, callbacks=[shown], say=shown.say)
     if as_json:
         say_json(run=name, out=str(out), stopped=outcome.stopped, rounds=outcome.rounds, final=outcome.final)
         return

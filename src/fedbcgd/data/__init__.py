@@ -1,7 +1,8 @@
 """Data: what a client holds, how a data set is split over clients, and real images in the package."""
 
 from fedbcgd.data.embedded import fashion_mnist
+from fedbcgd.data.images import Images
 from fedbcgd.data.partition import dirichlet, iid, label_counts
-from fedbcgd.data.sources import Images, Source, as_source, split
+from fedbcgd.data.sources import Source, as_source, split
 
 __all__ = ["Images", "Source", "as_source", "dirichlet", "fashion_mnist", "iid", "label_counts", "split"]

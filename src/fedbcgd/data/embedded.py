@@ -5,7 +5,7 @@ from importlib.resources import files
 import numpy as np
 import torch
 
-from fedbcgd.data.sources import Images
+from fedbcgd.data.images import Images
 
 MEAN, STD = 0.2860, 0.3530  # of the full training set
 CLASSES = ("T-shirt", "trouser", "pullover", "dress", "coat", "sandal", "shirt", "sneaker", "bag", "boot")

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Subset, TensorDataset, default_collate
 
+from fedbcgd.data.images import Images
 from fedbcgd.errors import UserError
 
 
@@ -37,6 +38,9 @@ class Tensors:
             return {key: t[at] for key, t in self.tensors.items()}
         return tuple(t[at] for t in self.tensors)
 
+    def subset(self, rows: Tensor) -> "Tensors":
+        return Tensors(self.tensors, rows if self.rows is None else self.rows[rows])
+
 
 class Items:
     """Any map-style data set, item by item."""
@@ -49,25 +53,6 @@ class Items:
 
     def gather(self, rows: Tensor, rng: np.random.Generator) -> Any:
         return default_collate([self.dataset[i] for i in rows.tolist()])
-
-
-class Images:
-    """Images resident as one uint8 tensor (n, channels, height, width), scaled to floats batch by batch."""
-
-    def __init__(self, images: Tensor, labels: Tensor, mean: Tensor, std: Tensor, rows: Tensor | None = None):
-        self.images, self.labels, self.mean, self.std, self.rows = images, labels, mean, std, rows
-        self._scale = (1 / (255 * std)).view(1, -1, 1, 1)
-        self._shift = (-mean / std).view(1, -1, 1, 1)
-
-    def __len__(self) -> int:
-        return len(self.labels) if self.rows is None else len(self.rows)
-
-    def gather(self, rows: Tensor, rng: np.random.Generator) -> tuple[Tensor, Tensor]:
-        at = rows if self.rows is None else self.rows[rows]
-        return self.images[at].float().mul_(self._scale).add_(self._shift), self.labels[at]
-
-    def subset(self, rows: Tensor) -> "Images":
-        return Images(self.images, self.labels, self.mean, self.std, rows if self.rows is None else self.rows[rows])
 
 
 class Pooled:
@@ -100,8 +85,8 @@ def _joined(pieces: list[Any], order: Tensor) -> Any:
     return tuple(_joined(list(column), order) for column in zip(*pieces, strict=True))
 
 
-def split(data: Images, parts: Sequence[np.ndarray]) -> list[Images]:
-    """One client per part; they share the images' memory."""
+def split(data: Images | Tensors, parts: Sequence[np.ndarray]) -> list[Images | Tensors]:
+    """One client per part; they share the data's memory."""
     return [data.subset(torch.from_numpy(np.ascontiguousarray(rows))) for rows in parts]
 
 

@@ -57,7 +57,7 @@ class Watch:
             self._progress.remove_task(self._task)  # so many would not fit on a screen
         self._task = self._progress.add_task(self._names[index], total=1.0, status="")
         if not self.live:
-            self._say(f"{self._names[index]}: started{self._which()}")
+            self.say(f"{self._names[index]}: started{self._which()}")
 
     def skip(self, index: int, why: str) -> None:
         """Run number `index` need not run."""
@@ -65,7 +65,7 @@ class Watch:
         self._now = index
         if self.live and self._all is not None:
             self._progress.update(self._all, completed=index + 1, status=f"{index + 1} of {len(self._names)}")
-        self._say(f"{self._names[index]}: {why}{self._which()}")
+        self.say(f"{self._names[index]}: {why}{self._which()}")
 
     def __call__(self, info: "RoundInfo") -> None:
         if info.row:
@@ -84,7 +84,7 @@ class Watch:
         now = time.monotonic()
         if now - self._said >= PLAIN_EVERY or info.reason:
             self._said = now
-            self._say(f"{self._names[self._now]}: {status}  {info.progress:.0%}  {self._left(now, info.progress)}")
+            self.say(f"{self._names[self._now]}: {status}  {info.progress:.0%}  {self._left(now, info.progress)}")
 
     def _left(self, now: float, progress: float) -> str:
         gained = progress - (self._base or 0.0)
@@ -100,7 +100,7 @@ class Watch:
     def _which(self) -> str:
         return f" ({self._now + 1} of {len(self._names)})" if len(self._names) > 1 else ""
 
-    def _say(self, line: str) -> None:
+    def say(self, line: str) -> None:
         self.console.print(line, markup=False, highlight=False, soft_wrap=True)
 
 

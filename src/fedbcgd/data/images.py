@@ -1,0 +1,109 @@
+"""Images resident as bytes, scaled to floats batch by batch, and augmented on the way if wanted."""
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from numpy.lib.stride_tricks import as_strided
+from torch import Tensor
+
+PAD = 4
+
+
+class Images:
+    """One uint8 tensor (n, channels, height, width), quickest as a view of (n, height, width, channels).
+
+    mean, std: of each channel, of values from 0 to 1. rows: restricts to these without a copy.
+    augment: a random crop after padding with 4 black pixels, and a horizontal flip of every other image.
+    resize: the side that images are scaled to. crop: the side that is then cut out, at random when augmenting, else from
+    the middle.
+    """
+
+    def __init__(
+        self,
+        images: Tensor,
+        labels: Tensor,
+        mean: Tensor,
+        std: Tensor,
+        rows: Tensor | None = None,
+        *,
+        augment: bool = False,
+        resize: int | None = None,
+        crop: int | None = None,
+    ):
+        self.images, self.labels, self.mean, self.std, self.rows = images, labels, mean, std, rows
+        self.augment, self.resize, self.crop = augment, resize, crop
+        pixels = images.permute(0, 2, 3, 1).contiguous()  # no copy where it lies so already
+        self._size = tuple(pixels.shape[1:])
+        flat = pixels.reshape(len(pixels), -1)
+        # Rows are copied as the widest words that fit: eight times as fast as byte by byte.
+        self._flat = flat.view(torch.int64) if flat.shape[1] % 8 == 0 else flat
+        area = self._size[0] * self._size[1]
+        # One scale for each byte of an image: a loop over three channels would not vectorise.
+        self._scale = (1 / (255 * std)).repeat(area)
+        self._shift = (-mean / std).repeat(area)
+
+    def __len__(self) -> int:
+        return len(self.labels) if self.rows is None else len(self.rows)
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """(channels, height, width) of what `gather` gives."""
+        height, width, channels = self._size
+        if self.resize is not None:
+            height = width = self.resize
+        if self.crop is not None:
+            height = width = self.crop
+        return channels, height, width
+
+    def gather(self, rows: Tensor, rng: np.random.Generator) -> tuple[Tensor, Tensor]:
+        at = rows if self.rows is None else self.rows[rows]
+        pixels = self._flat.index_select(0, at).view(torch.uint8).view(-1, *self._size)
+        if self.augment:
+            pixels = torch.from_numpy(crop_and_flip(pixels.numpy(), rng))
+        x = pixels.view(len(at), -1).float()
+        torch.addcmul(self._shift, x, self._scale, out=x)
+        x = x.view(-1, *self._size).permute(0, 3, 1, 2)
+        if self.resize is not None:
+            x = F.interpolate(x, (self.resize, self.resize), mode="bilinear", antialias=self.resize < self._size[0])
+        if self.crop is not None:
+            x = self._cropped(x, rng)
+        return x, self.labels[at]
+
+    def _cropped(self, x: Tensor, rng: np.random.Generator) -> Tensor:
+        assert self.crop is not None
+        side = self.crop
+        room = x.shape[2] - side, x.shape[3] - side
+        if not self.augment:
+            top, left = room[0] // 2, room[1] // 2
+            return x[:, :, top : top + side, left : left + side]
+        tops, lefts = (rng.integers(0, r + 1, len(x)) for r in room)
+        return torch.stack([image[:, t : t + side, u : u + side] for image, t, u in zip(x, tops, lefts, strict=True)])
+
+    def subset(self, rows: Tensor) -> "Images":
+        return self._with(rows=rows if self.rows is None else self.rows[rows])
+
+    def shown_as(self, augment: bool = False, resize: int | None = None, crop: int | None = None) -> "Images":
+        """The same images, prepared in another way."""
+        return self._with(augment=augment, resize=resize, crop=crop)
+
+    def _with(self, **changes: object) -> "Images":
+        other = object.__new__(Images)  # shares everything, the scales too: a client costs no more than its rows
+        other.__dict__ = self.__dict__ | changes
+        return other
+
+
+def crop_and_flip(pixels: np.ndarray, rng: np.random.Generator, pad: int = PAD) -> np.ndarray:
+    """Each image (height, width, channels) moved by up to `pad` pixels over a black border, and half of them mirrored."""
+    count, height, width, channels = pixels.shape
+    padded = np.zeros((count, height + 2 * pad, width + 2 * pad, channels), np.uint8)
+    padded[:, pad : pad + height, pad : pad + width] = pixels
+    down, right = rng.integers(0, 2 * pad + 1, (2, count))
+    # A line of an image is one run of bytes: every line of every image is a window on the padded memory.
+    image, line = padded.strides[:2]
+    starts = np.arange(count) * image + down * line + right * channels
+    lines = as_strided(padded.reshape(-1), (padded.size - width * channels + 1, width * channels), (1, 1))
+    out = lines[starts[:, None] + np.arange(height) * line].reshape(pixels.shape)
+    mirrored = np.flatnonzero(rng.random(count) < 0.5)
+    whole = out.view(f"V{channels}")[..., 0]  # a pixel as one thing
+    whole[mirrored] = whole[mirrored][:, :, ::-1]
+    return out

@@ -1,0 +1,181 @@
+"""The user's data sets: one file each, mapped into memory, in the cache folder (FEDBCGD_DATA overrides)."""
+
+import json
+import os
+import re
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedbcgd.data.catalog import KNOWN
+from fedbcgd.data.embedded import CLASSES as EMBEDDED_CLASSES
+from fedbcgd.data.embedded import fashion_mnist
+from fedbcgd.data.formats import read
+from fedbcgd.data.images import Images
+from fedbcgd.data.raw import Raw, Step, nothing
+from fedbcgd.errors import UserError
+from fedbcgd.files import make_folder, write_tensors
+from fedbcgd.names import EMBEDDED, QUADRATICS
+from fedbcgd.streams import stream
+
+NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
+VERSION = "1"
+
+
+@dataclass(frozen=True)
+class DataSet:
+    name: str
+    train: Images
+    test: Images
+    classes: tuple[str, ...]
+    digest: str  # of its content
+    groups: np.ndarray | None = None  # of the training examples
+    about: str = ""  # where it comes from
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        return self.train.shape
+
+
+def folder() -> Path:
+    """Where data sets are kept."""
+    if chosen := os.environ.get("FEDBCGD_DATA"):
+        return Path(chosen).expanduser()
+    if sys.platform == "win32":
+        base = os.environ.get("LOCALAPPDATA") or str(Path.home() / "AppData" / "Local")
+    elif sys.platform == "darwin":
+        base = str(Path.home() / "Library" / "Caches")
+    else:
+        base = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
+    return Path(base) / "fedbcgd"
+
+
+def place(name: str) -> Path:
+    if not NAME.fullmatch(name):
+        raise UserError(f"{name!r} is no name for a data set: small letters, digits, '.', '_' and '-' are wanted")
+    return folder() / f"{name}.safetensors"
+
+
+def kept() -> list[str]:
+    """The names of the data sets in the folder."""
+    return sorted(path.stem for path in folder().glob("*.safetensors")) if folder().is_dir() else []
+
+
+def add(
+    name: str, path: Path, size: int | None = None, test_share: float | None = None, step: Step = nothing
+) -> DataSet:
+    """Read what is at `path`, check it, and keep it under `name`."""
+    place(name)
+    if name in (EMBEDDED, QUADRATICS):
+        raise UserError(f"{name!r} has a meaning of its own in configurations; take another name")
+    return keep(name, read(path, name, size, step), str(path), test_share, step)
+
+
+def keep(name: str, raw: Raw, where: str, test_share: float | None = None, step: Step = nothing) -> DataSet:
+    step("checking", 0, 0)
+    if raw.test is None or test_share is not None:
+        raw = _with_test(raw, where, test_share)
+    assert raw.test is not None
+    known = KNOWN.get(name)
+    if known is not None:
+        known.check(name, raw, where)
+    digests = [split.digest for split in (raw.train, raw.test)]
+    mean, std = _moments(raw.train.pixels)
+    classes = known.names if known is not None and known.names else raw.classes
+    tensors = {
+        "x_train": _tensor(raw.train.pixels),
+        "y_train": _tensor(raw.train.labels),
+        "x_test": _tensor(raw.test.pixels),
+        "y_test": _tensor(raw.test.labels),
+        "mean": torch.from_numpy(mean),
+        "std": torch.from_numpy(std),
+    }
+    if raw.train.groups is not None:
+        tensors["groups"] = torch.from_numpy(np.unique(raw.train.groups, return_inverse=True)[1].astype(np.int64))
+    about = {
+        "version": VERSION,
+        "classes": json.dumps(classes),
+        "digest": json.dumps(digests),
+        "about": Path(where).name,
+    }
+    step("writing", 0, 0)
+    make_folder(folder())
+    write_tensors(place(name), tensors, about)
+    return load(name)
+
+
+def load(name: str) -> DataSet:
+    """A data set by its name. Nothing is read before it is used: the file is mapped."""
+    if name == EMBEDDED:
+        train, test = fashion_mnist()
+        return DataSet(name, train, test, EMBEDDED_CLASSES, EMBEDDED, about="in the package")
+    path = place(name)
+    if not path.exists():
+        raise missing(name)
+    tensors, about = _open(path)
+    mean, std = tensors["mean"].float(), tensors["std"].float()
+    train, test = (
+        Images(tensors[f"x_{s}"].permute(0, 3, 1, 2), tensors[f"y_{s}"], mean, std) for s in ("train", "test")
+    )
+    groups = tensors["groups"].numpy() if "groups" in tensors else None
+    classes = tuple(json.loads(about["classes"]))
+    return DataSet(name, train, test, classes, ":".join(json.loads(about["digest"])), groups, about.get("about", ""))
+
+
+def missing(name: str) -> UserError:
+    if name in KNOWN:
+        return UserError(
+            f"{KNOWN[name].title} is not here yet: `fedbcgd data get {name}` fetches it, or `fedbcgd data add {name} PATH` "
+            f"takes what you have: {KNOWN[name].by_hand}"
+        )
+    from fedbcgd.errors import unknown
+
+    return unknown("data set", name, {*KNOWN, *kept(), EMBEDDED})
+
+
+def _open(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(path, "pt") as file:  # type: ignore[no-untyped-call]
+            about = file.metadata() or {}
+            if about.get("version") != VERSION:
+                raise UserError(
+                    f"{path} was not written by this version of fedbcgd; delete it and add the data set again"
+                )
+            return {key: file.get_tensor(key) for key in file.keys()}, about  # noqa: SIM118
+    except (SafetensorError, OSError, KeyError) as error:
+        raise UserError(f"{path} is damaged: {error}; delete it and add the data set again") from None
+
+
+def _tensor(array: np.ndarray) -> Tensor:
+    return torch.from_numpy(np.require(array, requirements=["C", "W"]))
+
+
+def _with_test(raw: Raw, where: str, share: float | None) -> Raw:
+    if share is None:
+        raise UserError(f"{where} has no test images; --test-share 0.1 holds out a tenth of what there is")
+    if raw.test is not None:
+        raise UserError(f"--test-share: {where} has test images of its own ({len(raw.test):,})")
+    order = stream(0, "test share").permutation(len(raw.train))
+    held = round(len(raw.train) * share)
+    if not 0 < held < len(raw.train):
+        raise UserError(f"--test-share: {share:g} of {len(raw.train)} images leaves one side empty")
+    return Raw(raw.train.take(np.sort(order[held:])), raw.train.take(np.sort(order[:held])), raw.classes)
+
+
+def _moments(pixels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Mean and standard deviation of each channel, of values from 0 to 1, exactly: by counting bytes."""
+    levels = np.arange(256) / 255
+    means, stds = [], []
+    for channel in range(pixels.shape[3]):
+        share = np.bincount(pixels[..., channel].ravel(), minlength=256) / pixels[..., channel].size
+        mean = float(share @ levels)
+        means.append(mean)
+        stds.append(float(np.sqrt(share @ (levels - mean) ** 2)) or 1.0)  # one colour throughout: nothing to scale
+    return np.array(means), np.array(stds)

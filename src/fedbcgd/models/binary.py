@@ -1,0 +1,60 @@
+"""Two classes and one linear score z = aᵀx, from zero: logistic regression, and ERM with the non-convex sigmoid loss.
+
+Labels are 0 and 1, standing for b = −1 and +1. The regulariser λ/2·‖x‖² is the local rule's weight decay.
+"""
+
+import math
+from typing import Any
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from fedbcgd.errors import UserError
+from fedbcgd.objective import pair
+
+
+class _Score(nn.Module):
+    def __init__(self, classes: int = 2, shape: tuple[int, int, int] = (1, 28, 28)):
+        super().__init__()
+        if classes != 2:
+            raise UserError(
+                f"{type(self).__name__} tells two classes apart, not {classes}; data.positive makes two of many"
+            )
+        self.fc = nn.Linear(math.prod(shape), 1, bias=False)
+        nn.init.zeros_(self.fc.weight)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.fc(x.flatten(1)).squeeze(1)
+
+    @staticmethod
+    def criterion(margin: Tensor) -> Tensor:
+        """Of b·z, for each example."""
+        raise NotImplementedError
+
+    @classmethod
+    def own_loss(cls, model: nn.Module, batch: Any) -> Tensor:
+        x, y = pair(batch)
+        return cls.criterion((2 * y - 1) * model(x)).mean()
+
+    @classmethod
+    def own_metrics(cls, model: nn.Module, batch: Any) -> dict[str, Tensor]:
+        x, y = pair(batch)
+        score = model(x)
+        right = (score > 0) == (y > 0)
+        return {"loss": cls.criterion((2 * y - 1) * score).mean(), "accuracy": right.float().mean()}
+
+
+class BinaryLogistic(_Score):
+    """log(1 + exp(−b·z)): convex."""
+
+    @staticmethod
+    def criterion(margin: Tensor) -> Tensor:
+        return F.softplus(-margin)
+
+
+class BinarySigmoid(_Score):
+    """1 / (1 + exp(b·z)): not convex."""
+
+    @staticmethod
+    def criterion(margin: Tensor) -> Tensor:
+        return (-margin).sigmoid()

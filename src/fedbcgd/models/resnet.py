@@ -1,0 +1,60 @@
+"""ResNet-18 in its CIFAR form: a 3×3 stem without pooling, four stages of two blocks, GroupNorm with 2 groups."""
+
+from typing import ClassVar
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from fedbcgd.models.width import normalisation, scaled
+
+
+class Block(nn.Module):
+    """Two 3×3 convolutions and a shortcut, 1×1 where the shape changes."""
+
+    def __init__(self, channels: int, wanted: int, stride: int, norm: str):
+        super().__init__()
+        self.conv1 = nn.Conv2d(channels, wanted, 3, stride, 1, bias=False)
+        self.norm1 = normalisation(norm, wanted)
+        self.conv2 = nn.Conv2d(wanted, wanted, 3, 1, 1, bias=False)
+        self.norm2 = normalisation(norm, wanted)
+        same = stride == 1 and channels == wanted
+        self.shortcut = (
+            nn.Identity()
+            if same
+            else nn.Sequential(nn.Conv2d(channels, wanted, 1, stride, bias=False), normalisation(norm, wanted))
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = F.relu(self.norm1(self.conv1(x)))
+        return F.relu(self.norm2(self.conv2(y)) + self.shortcut(x))
+
+
+class ResNet18(nn.Module):
+    paper_blocks: ClassVar = [
+        ["stem", "stages.0"],
+        ["stages.1"],
+        ["stages.2"],
+        ["stages.3.0"],
+        ["stages.3.1"],
+    ]
+    paper_shared: ClassVar = ["fc"]
+
+    def __init__(
+        self, classes: int = 10, shape: tuple[int, int, int] = (3, 32, 32), width: float = 1.0, norm: str = "group"
+    ):
+        super().__init__()
+        channels = scaled(64, width)
+        self.stem = nn.Sequential(
+            nn.Conv2d(shape[0], channels, 3, 1, 1, bias=False), normalisation(norm, channels), nn.ReLU()
+        )
+        stages = []
+        for stage, size in enumerate((64, 128, 256, 512)):
+            wanted = scaled(size, width)
+            first = Block(channels, wanted, 1 if stage == 0 else 2, norm)
+            stages.append(nn.Sequential(first, Block(wanted, wanted, 1, norm)))
+            channels = wanted
+        self.stages = nn.Sequential(*stages)
+        self.fc = nn.Linear(channels, classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.fc(self.stages(self.stem(x)).mean((2, 3)))

@@ -1,0 +1,84 @@
+"""VGG-11 and VGG-19 for small images: 3×3 convolutions, four poolings, three dense layers.
+
+After four poolings 32×32 images leave 512 channels of 2×2, the 2,048 inputs that the paper's table counts for VGG-19.
+"""
+
+from typing import ClassVar
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from fedbcgd.errors import UserError
+from fedbcgd.models.width import normalisation, scaled
+
+POOLS = 4
+
+
+class VGG(nn.Module):
+    """`stages` lists the channels of the convolutions in each stage; each but the last ends with a pooling."""
+
+    stages: ClassVar[tuple[tuple[int, ...], ...]]
+    dense: ClassVar[tuple[int, int]]
+
+    def __init__(
+        self, classes: int = 10, shape: tuple[int, int, int] = (3, 32, 32), width: float = 1.0, norm: str = "none"
+    ):
+        super().__init__()
+        channels, height, breadth = shape
+        side = [n >> POOLS for n in (height, breadth)]
+        if min(side) < 1:
+            raise UserError(f"{type(self).__name__}: images must be at least 16×16, given {height}×{breadth}")
+        self.convs = nn.ModuleList()
+        self._pooled: list[bool] = []
+        for stage, sizes in enumerate(self.stages):
+            for k, size in enumerate(sizes):
+                wanted = scaled(size, width)
+                conv = nn.Conv2d(channels, wanted, 3, padding=1)
+                # The default would let the signal of so deep a network fade where nothing normalises it.
+                nn.init.kaiming_normal_(conv.weight, mode="fan_out", nonlinearity="relu")
+                nn.init.zeros_(conv.bias)
+                self.convs.append(nn.Sequential(conv, normalisation(norm, wanted)))
+                self._pooled.append(k == len(sizes) - 1 and stage < POOLS)
+                channels = wanted
+        first, second = (scaled(n, width) for n in self.dense)
+        self.fc1 = nn.Linear(channels * side[0] * side[1], first)
+        self.fc2 = nn.Linear(first, second)
+        self.fc3 = nn.Linear(second, classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for conv, pooled in zip(self.convs, self._pooled, strict=True):
+            x = conv(x)
+            x = F.relu(F.max_pool2d(x, 2) if pooled else x)
+        x = x.flatten(1)
+        x = F.relu(self.fc1(x))
+        x = F.relu(self.fc2(x))
+        return self.fc3(x)
+
+
+def _convs(*numbers: int) -> list[str]:
+    return [f"convs.{k}" for k in numbers]
+
+
+class VGG11(VGG):
+    """The paper's counts for its classifier (2,359,296 twice, then 102,400) fit no network. Ours is 2048 → 1024 → 1024 →
+    classes: the last layer has the printed 102,400 weights for 100 classes, and the dense block the size of the others."""
+
+    stages = ((64,), (128,), (256, 256), (512, 512), (512, 512))
+    dense = (1024, 1024)
+    paper_blocks: ClassVar = [_convs(0, 1), _convs(2, 3), _convs(4, 5), _convs(6, 7), ["fc1", "fc2"]]
+    paper_shared: ClassVar = ["fc3"]
+
+
+class VGG19(VGG):
+    """2048 → 512 → 256 → classes, as printed."""
+
+    stages = ((64, 64), (128, 128), (256,) * 4, (512,) * 4, (512,) * 4)
+    dense = (512, 256)
+    paper_blocks: ClassVar = [
+        _convs(*range(8)),
+        _convs(8, 9),
+        _convs(10, 11),
+        _convs(12, 13),
+        [*_convs(14, 15), "fc1", "fc2"],
+    ]
+    paper_shared: ClassVar = ["fc3"]

@@ -1,0 +1,4 @@
+"""Names that configurations use, where nothing heavy is imported."""
+
+EMBEDDED = "embedded"  # the images in the package
+QUADRATICS = "quadratics"
