@@ -24,12 +24,12 @@ BROKEN = {
     "negative seed": ("[run]\nrounds = 1\nseed = -1\n", ["run.seed", "-1"]),
     "not a number": ("[run]\nbudget = nan\n", ["run.budget", "nan"]),
     "target above 1": ("[run]\ntarget = 85\n", ["run.target", "85", "less than or equal to 1"]),
-    "unknown data set": (GOOD + "[data]\nname = 'mnist'\n", ["data.name", "'mnist'", "fashion-mnist"]),
-    "unknown model": (GOOD + "[model]\nname = 'lenet'\n", ["model.name", "'lenet'", "lenet5"]),
     "unknown partition": (
-        GOOD + "[data]\npartition = 'shards'\n",
-        ["data.partition", "'shards'", "'dirichlet' or 'iid'"],
+        GOOD + "[data]\npartition = 'shard'\n",
+        ["data.partition", "'shard'", "'dirichlet'", "'shards'", "'group'"],
     ),
+    "unknown norm": (GOOD + "[model]\nnorm = 'layer'\n", ["model.norm", "'layer'", "'group'"]),
+    "no width": (GOOD + "[model]\nwidth = 0.0\n", ["model.width", "greater than 0"]),
     "unknown algorithm": (
         GOOD + "[algorithm]\nname = 'fedbcdg'\n",
         ["algorithm", "'fedbcdg'", "Did you mean 'fedbcgd'"],

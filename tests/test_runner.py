@@ -56,7 +56,15 @@ def check_same_file(tmp_path, name):
 def test_what_a_folder_holds(tmp_path):
     outcome = execute(make("fedbcgd", evaluate_every=2), tmp_path)
     names = {p.name for p in tmp_path.iterdir()} - {".lock"}
-    assert names == {"config.toml", "metrics.jsonl", "summary.json", "model.safetensors", "checkpoint", "curve.png"}
+    assert names == {
+        "config.toml",
+        "metrics.jsonl",
+        "summary.json",
+        "model.safetensors",
+        "checkpoint",
+        "curve.png",
+        "holdings.png",
+    }
     rows = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     assert [row["round"] for row in rows] == [2, 4]
     assert set(rows[0]) == {

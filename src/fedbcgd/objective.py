@@ -19,12 +19,18 @@ class Objective:
     metrics: Metrics  # means over the batch, `loss` among them
 
 
+def outputs(model: nn.Module, x: Any) -> Tensor:
+    """What the model says about x; of a transformers model, its logits."""
+    said = model(x)
+    return said.logits if hasattr(said, "logits") else said
+
+
 def supervised(criterion: Callable[[Tensor, Tensor], Tensor]) -> Loss:
     """A loss from a criterion of (outputs, targets), such as `torch.nn.functional.mse_loss`, for (x, y) batches."""
 
     def loss(model: nn.Module, batch: Any) -> Tensor:
         x, y = pair(batch)
-        return criterion(model(x), y)
+        return criterion(outputs(model, x), y)
 
     return loss
 
@@ -42,12 +48,25 @@ def cross_entropy(logits: Tensor, y: Tensor) -> Tensor:
     return F.cross_entropy(logits, y if y.is_floating_point() else y.long())
 
 
-classification_loss: Loss = supervised(cross_entropy)
+def classification_loss(model: nn.Module, batch: Any) -> Tensor:
+    if isinstance(batch, Mapping) and "labels" in batch:
+        said = model(**batch)
+        if hasattr(said, "loss"):  # transformers' models compute it themselves
+            return said.loss
+    x, y = pair(batch)
+    return cross_entropy(outputs(model, x), y)
 
 
 def classification_metrics(model: nn.Module, batch: Any) -> dict[str, Tensor]:
+    if isinstance(batch, Mapping) and "labels" in batch:
+        said, y = model(**batch), batch["labels"]
+        if hasattr(said, "loss"):
+            values = {"loss": said.loss}
+            if said.logits.ndim == 2 and y.ndim == 1:
+                values["accuracy"] = (said.logits.argmax(1) == y).float().mean()
+            return values
     x, y = pair(batch)
-    logits = model(x)
+    logits = outputs(model, x)
     right = logits.argmax(1) == (y.argmax(1) if y.is_floating_point() and y.ndim > 1 else y)
     return {"loss": cross_entropy(logits, y), "accuracy": right.float().mean()}
 

@@ -98,8 +98,9 @@ def execute(
     if (path / "config.toml").exists():
         _refuse_foreign(Folder(path), config, resume)
     prepared = _Prepared(config)  # what is wrong with the configuration shows before anything is written
-    for note in prepared.task.notes if say is not None else ():
-        say(note)
+    if say is not None:
+        for note in prepared.task.notes:
+            say(note)
     folder = Folder(make_folder(path))
     with _alone(folder.path):
         _refuse_foreign(folder, config, resume)

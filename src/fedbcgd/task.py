@@ -66,31 +66,53 @@ def make_task(config: Config) -> Task:
         chosen = config.quadratics or Quadratics()
         p = quadratics(data.clients, seed=seed, **chosen.model_dump())
         return Task(p.model, p.clients, p.test, "test", p.loss, p.metrics)
+    handed = hand_out(config)
+    assert handed is not None
+    loaded = handed.loaded
+    test, prefix = loaded.test, "test"
+    if handed.held is not None:
+        test, prefix = _plainly(loaded.train).subset(torch.from_numpy(handed.held)), "validation"
+    options = {k: v for k in ("width", "norm") if (v := getattr(model, k)) is not None} | model.options
+    made = make_model(model.name, loaded.shape, len(loaded.classes), seed, model.weights, options)
+    return Task(
+        made.module,
+        split(loaded.train, handed.parts),
+        test,
+        prefix,
+        made.loss,
+        made.metrics,
+        handed.counts,
+        loaded.classes,
+        loaded.digest,
+        (*made.notes, str(partition.Heterogeneity.of(handed.counts))),
+    )
+
+
+@dataclass
+class Handed:
+    """A data set split over clients."""
+
+    loaded: Loaded
+    parts: list[np.ndarray]  # rows of the training set, for each client
+    held: np.ndarray | None  # rows held out for validation
+    counts: np.ndarray  # of labels, for each client
+
+
+def hand_out(config: Config) -> Handed | None:
+    """Who gets what; None where the problem makes its own clients."""
+    data, seed = config.data, config.run.seed
+    if data.name == QUADRATICS:
+        return None
     loaded = load_data(data)
-    rows, held, prefix = np.arange(len(loaded.train)), None, "test"
+    rows, held = np.arange(len(loaded.train)), None
     if data.validation:
         order = stream(seed, "validation").permutation(len(rows))
         count = round(len(order) * data.validation)
         if not 0 < count < len(order):
             raise UserError(f"data.validation: {data.validation:g} of {len(order)} examples leaves one side empty")
-        rows, held, prefix = np.sort(order[count:]), np.sort(order[:count]), "validation"
+        rows, held = np.sort(order[count:]), np.sort(order[:count])
     parts = [rows[part] for part in divide_up(loaded, data, rows, seed)]
-    counts = partition.label_counts(loaded.labels, parts)
-    test = loaded.test if held is None else _plainly(loaded.train).subset(torch.from_numpy(held))
-    options = {k: v for k in ("width", "norm") if (v := getattr(model, k)) is not None} | model.options
-    made = make_model(model.name, loaded.shape, len(loaded.classes), seed, model.weights, options)
-    return Task(
-        made.module,
-        split(loaded.train, parts),
-        test,
-        prefix,
-        made.loss,
-        made.metrics,
-        counts,
-        loaded.classes,
-        loaded.digest,
-        (*made.notes, str(partition.Heterogeneity.of(counts))),
-    )
+    return Handed(loaded, parts, held, partition.label_counts(loaded.labels, parts))
 
 
 def load_data(data: Data) -> Loaded:
@@ -184,10 +206,11 @@ def _shape_of(source: Splittable) -> tuple[int, int, int]:
 
 
 def _two_classes(loaded: Loaded, positive: int) -> None:
-    for side in (loaded.train, loaded.test):
-        if not isinstance(side, Images):
-            raise UserError("data.positive: only for data sets of images")
-        side.labels = (side.labels == positive).long()
+    if not isinstance(loaded.train, Images) or not isinstance(loaded.test, Images):
+        raise UserError("data.positive: only for data sets of images")
+    loaded.train, loaded.test = (
+        side.relabelled((side.labels == positive).long()) for side in (loaded.train, loaded.test)
+    )
     loaded.labels = (loaded.labels == positive).astype(np.int64)
     loaded.classes = ("others", loaded.classes[positive])
 

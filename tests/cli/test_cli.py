@@ -5,8 +5,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from pathlib import Path
 
 import pytest
 
@@ -77,11 +75,8 @@ def test_ctrl_c_keeps_what_was_measured(tmp_path):
         [*COMMAND, "demo", "--budget", "50"], cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
     try:
-        picture = Path(tmp_path) / "fedbcgd-demo" / "holdings.png"
-        deadline = time.monotonic() + 60
-        while not picture.exists() and time.monotonic() < deadline:
-            time.sleep(0.1)
-        time.sleep(6)  # a few rounds
+        assert process.stderr is not None
+        assert any("accuracy" in line for line in process.stderr)  # waits until something was measured
         process.send_signal(signal.SIGINT)
         _, errors = process.communicate(timeout=60)
     finally:
@@ -89,6 +84,6 @@ def test_ctrl_c_keeps_what_was_measured(tmp_path):
     assert process.returncode == 130, errors
     assert "interrupted" in errors
     assert "Traceback" not in errors
-    rows = list(csv.DictReader((picture.parent / "metrics.csv").open()))
+    rows = list(csv.DictReader((tmp_path / "fedbcgd-demo" / "metrics.csv").open()))
     assert rows
     assert rows[0]["run"] == "fedavg"

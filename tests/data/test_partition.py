@@ -5,6 +5,7 @@ from hypothesis import strategies as st
 
 from fedbcgd import UserError
 from fedbcgd.data import dirichlet, iid, label_counts
+from fedbcgd.data.partition import Heterogeneity, by_group, dirichlet_unequal, quantity, shards
 
 
 @given(st.integers(1, 200), st.integers(1, 20), st.sampled_from([0.01, 0.1, 0.6, 100]), st.integers(0, 9))
@@ -50,6 +51,73 @@ def test_the_seed_decides():
     assert not all(np.array_equal(x, y) for x, y in zip(a, c, strict=True))
 
 
+UNEQUAL = {
+    "dirichlet-unequal": lambda labels, clients, seed: dirichlet_unequal(labels, clients, 0.3, seed),
+    "shards": lambda labels, clients, seed: shards(labels, clients, 1, seed),
+    "quantity": lambda labels, clients, seed: quantity(len(labels), clients, 0.2, seed),
+    "group": lambda labels, clients, seed: by_group(np.arange(len(labels)) // 2 % max(clients, 1), clients, seed),
+}
+
+
+@given(st.integers(2, 120), st.integers(1, 12), st.sampled_from(list(UNEQUAL)), st.integers(0, 9))
+def test_every_example_is_handed_out_once_and_nobody_is_empty(examples, clients, name, seed):
+    labels = np.random.default_rng(seed).integers(0, 5, examples)
+    if examples < 2 * clients:
+        return
+    parts = UNEQUAL[name](labels, clients, seed)
+    assert len(parts) == clients
+    assert np.array_equal(np.sort(np.concatenate(parts)), np.arange(examples))
+    assert min(map(len, parts)) >= 1
+    again = UNEQUAL[name](labels, clients, seed)
+    assert all(np.array_equal(a, b) for a, b in zip(parts, again, strict=True))
+
+
+def test_shards_give_each_client_few_labels_and_equal_sizes():
+    parts = shards(labels(1000), 50, 2, 0)
+    counts = label_counts(labels(1000), parts)
+    assert {len(part) for part in parts} == {20}
+    assert (counts > 0).sum(1).max() <= 2  # 100 shards of 10: a label's 100 examples are ten whole shards
+
+
+def test_unequal_dirichlet_varies_sizes_and_labels_where_quantity_varies_sizes_alone():
+    wide, many = dirichlet_unequal(labels(), 100, 0.3, 0), quantity(10_000, 100, 0.5, 0)
+    for parts in (wide, many):
+        sizes = [len(part) for part in parts]
+        assert max(sizes) > 2 * np.mean(sizes)
+    apart, alike = (Heterogeneity.of(label_counts(labels(), parts)) for parts in (wide, many))
+    assert apart.distance > 2 * apart.by_chance
+    assert alike.distance < 1.3 * alike.by_chance
+
+
+def test_groups_stay_together():
+    groups = np.array(["b", "a", "c", "a", "b", "d"])
+    parts = by_group(groups, 2, 0)
+    homes = {g: {k for k, part in enumerate(parts) if g in groups[part]} for g in "abcd"}
+    assert all(len(home) == 1 for home in homes.values())
+    assert sorted(len(set(groups[part])) for part in parts) == [2, 2]
+
+
+def test_heterogeneity_by_hand():
+    """Two clients with one label each of two: total variation ½(½ + ½) = ½ each, one effective label."""
+    h = Heterogeneity.of(np.array([[4, 0], [0, 4]]))
+    assert (h.clients, h.smallest, h.median, h.largest, h.kinds) == (2, 4, 4, 4, 2)
+    assert h.distance == 0.5
+    assert h.labels == 1.0
+    even = Heterogeneity.of(np.array([[3, 3], [1, 1]]))
+    assert even.distance == 0
+    assert even.labels == pytest.approx(2)
+    assert "1 to" not in str(h)
+    assert "2 to 6 (median 4) examples" in str(even)
+    assert "heterogeneity 0.500" in str(h)
+
+
+def test_by_chance_is_what_an_iid_split_has():
+    """The yardstick beside the measure: an IID split of the same sizes comes out at it."""
+    counts = label_counts(labels(), iid(10_000, 100, 3))
+    h = Heterogeneity.of(counts)
+    assert h.distance == pytest.approx(h.by_chance, rel=0.1)
+
+
 def test_label_counts_by_hand():
     assert label_counts(np.array([0, 0, 2, 2, 2]), [np.array([0, 2]), np.array([1, 3, 4])]).tolist() == [[1, 1], [1, 2]]
 
@@ -61,6 +129,12 @@ def test_label_counts_by_hand():
         (lambda: iid(3, 0), "at least 1"),
         (lambda: dirichlet(labels(), 5, 0), "positive"),
         (lambda: dirichlet(labels(), 5, float("nan")), "positive"),
+        (lambda: dirichlet_unequal(labels(), 5, -1), "positive"),
+        (lambda: quantity(10, 5, 0), "positive"),
+        (lambda: quantity(3, 5, 1), "3 examples"),
+        (lambda: shards(labels(), 5, 0), "at least 1"),
+        (lambda: shards(np.arange(9), 5, 2), "5 × 2 shards"),
+        (lambda: by_group(np.array([0, 0, 1]), 3), "2 groups cannot be split over 3"),
     ],
 )
 def test_mistakes(call, words):

@@ -20,7 +20,7 @@ SHAPE = (3, 32, 32)
 
 
 def small(classes=5, seed=0, **changes):
-    """Weights from a wide normal: with those of the start, layers do so little that a mistake in them would not show."""
+    """Weights from a wide normal: with those of the start, layers do so little that a mistake would not show."""
     torch.manual_seed(seed)
     model = ViT(classes, **{"shape": SHAPE, "patch": 8, "dim": 12, "depth": 2, "heads": 3} | changes)
     for p in model.parameters():
@@ -322,6 +322,12 @@ def test_two_models_in_one_file(tmp_path):
     refused(tmp_path / "vit.pt", "both 'model.cls_token' and 'state_dict.cls_token' are cls_token")
 
 
+def test_attention_whole_and_in_parts(tmp_path):
+    state = small().state_dict() | {"layers.0.attention.k_proj.bias": torch.zeros(12)}
+    torch.save(state, tmp_path / "vit.pt")
+    refused(tmp_path / "vit.pt", "both 'blocks.0.attn.qkv.bias' and 'layers.0.attention.k_proj.bias' are blocks.0")
+
+
 @pytest.mark.parametrize("content", [LeNet5().state_dict(), {}, [1, 2]])
 def test_another_model(tmp_path, content):
     torch.save(content, tmp_path / "other.pt")
@@ -435,7 +441,7 @@ for k, name in enumerate(sys.argv[1:]):
 
 
 def child(tmp_path, port, *names):
-    """What a process with its own cache and a hub at `port` prints for each of the models it is to load."""
+    """A line for each model from a process with its own cache and a hub at `port`; and what its hub's client said."""
     pytest.importorskip("huggingface_hub", reason="the hub's client comes with the extra hf")
     env = {key: value for key, value in os.environ.items() if not key.startswith("HF_")}
     env |= {"HF_ENDPOINT": f"http://127.0.0.1:{port}", "HF_HOME": str(tmp_path / "home"), "NO_PROXY": "127.0.0.1"}
@@ -443,7 +449,7 @@ def child(tmp_path, port, *names):
     command = [sys.executable, "-c", CHILD, *names]
     done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
-    return done.stdout.splitlines()
+    return done.stdout.splitlines(), done.stderr
 
 
 class Hub(BaseHTTPRequestHandler):
@@ -493,9 +499,8 @@ def hub(tmp_path):
 def test_models_on_the_hub(tmp_path, hub):
     """From the hub; and with the hub gone, from the client's cache, which for the second model has no first choice."""
     server, a, b = hub
-    new, old, text, none, bad = child(
-        tmp_path, server.server_port, "owner/new", "owner/old", "owner/text", "owner/none", "owner/no--name"
-    )
+    names = ["owner/new", "owner/old", "owner/text", "owner/none", "owner/no--name"]
+    (new, old, text, none, bad), _ = child(tmp_path, server.server_port, *names)
     assert new.startswith("pretrained weights from owner/new (")
     assert old.endswith("pytorch_model.bin)")
     assert "owner/text: the model on the Hugging Face hub has neither model.safetensors nor" in text
@@ -506,12 +511,13 @@ def test_models_on_the_hub(tmp_path, hub):
     assert all(torch.equal(loaded[name], p) for name, p in body(b).items())
     server.shutdown()
     server.server_close()
-    assert child(tmp_path, server.server_port, "owner/new", "owner/old") == [new, old]
+    assert child(tmp_path, server.server_port, "owner/new", "owner/old")[0] == [new, old]
 
 
 def test_hub_out_of_reach(tmp_path):
     with socket.socket() as taken:  # bound, so nobody else has the port, and not listening
         taken.bind(("127.0.0.1", 0))
-        (line,) = child(tmp_path, taken.getsockname()[1], "owner/model")
+        (line,), said = child(tmp_path, taken.getsockname()[1], "owner/model")
     assert "owner/model: no such file or folder here, the Hugging Face hub could not be reached" in line
     assert line.endswith("a path to a downloaded file or folder works too")
+    assert "pytorch_model.bin" not in said  # it did not wait a second time

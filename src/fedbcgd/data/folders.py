@@ -23,11 +23,11 @@ TEST = ("test", "testing", "val", "valid", "validation")  # in this order of pre
 def decode(data: bytes, where: str, mode: str | None = None, size: int | None = None) -> np.ndarray:
     """One image as bytes (height, width, channels): grey as one channel, all else as RGB."""
     try:
-        with Image.open(io.BytesIO(data), formats=DECODERS) as image:
-            if image.width * image.height > AREA:
-                raise UserError(f"{where} is {image.width}×{image.height} pixels, more than {AREA:,}: refused")
-            grey = image.mode in ("1", "L", "LA", "I;16", "I")
-            image = image.convert(mode or ("L" if grey else "RGB"))
+        with Image.open(io.BytesIO(data), formats=DECODERS) as file:
+            if file.width * file.height > AREA:
+                raise UserError(f"{where} is {file.width}×{file.height} pixels, more than {AREA:,}: refused")
+            grey = file.mode in ("1", "L", "LA")
+            image = file.convert(mode or ("L" if grey else "RGB"))
             if size is not None and image.size != (size, size):
                 image = image.resize((size, size), Image.Resampling.BICUBIC)
             pixels = np.asarray(image)

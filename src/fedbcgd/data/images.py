@@ -1,5 +1,7 @@
 """Images resident as bytes, scaled to floats batch by batch, and augmented on the way if wanted."""
 
+import copy
+
 import numpy as np
 import torch
 import torch.nn.functional as F
@@ -9,8 +11,32 @@ from torch import Tensor
 PAD = 4
 
 
+class Resident:
+    """What all clients of a data set share: one uint8 tensor of images, and how its bytes become floats."""
+
+    def __init__(self, images: Tensor, labels: Tensor, mean: Tensor, std: Tensor):
+        pixels = images.permute(0, 2, 3, 1).contiguous()  # no copy where it lies so already
+        self.images, self.labels, self.mean, self.std = pixels.permute(0, 3, 1, 2), labels, mean, std
+        self.size = tuple(pixels.shape[1:])  # height, width, channels
+        flat = pixels.view(len(pixels), -1)
+        # Rows are copied as the widest words that fit: eight times as fast as byte by byte.
+        self._flat = flat.view(torch.int64) if flat.shape[1] % 8 == 0 else flat
+        # A scale for each byte of an image: a loop over three channels would not vectorise.
+        area = self.size[0] * self.size[1]
+        self._scale = (1 / (255 * std)).repeat(area)
+        self._shift = (-mean / std).repeat(area)
+
+    def pixels(self, rows: Tensor) -> Tensor:
+        return self._flat.index_select(0, rows).view(torch.uint8).view(-1, *self.size)
+
+    def floats(self, pixels: Tensor) -> Tensor:
+        x = pixels.view(len(pixels), -1).float()
+        torch.addcmul(self._shift, x, self._scale, out=x)
+        return x.view(-1, *self.size).permute(0, 3, 1, 2)
+
+
 class Images:
-    """One uint8 tensor (n, channels, height, width), quickest as a view of (n, height, width, channels).
+    """Images resident as one uint8 tensor (n, channels, height, width), quickest as a view of (n, height, width, channels).
 
     mean, std: of each channel, of values from 0 to 1. rows: restricts to these without a copy.
     augment: a random crop after padding with 4 black pixels, and a horizontal flip of every other image.
@@ -30,17 +56,24 @@ class Images:
         resize: int | None = None,
         crop: int | None = None,
     ):
-        self.images, self.labels, self.mean, self.std, self.rows = images, labels, mean, std, rows
-        self.augment, self.resize, self.crop = augment, resize, crop
-        pixels = images.permute(0, 2, 3, 1).contiguous()  # no copy where it lies so already
-        self._size = tuple(pixels.shape[1:])
-        flat = pixels.reshape(len(pixels), -1)
-        # Rows are copied as the widest words that fit: eight times as fast as byte by byte.
-        self._flat = flat.view(torch.int64) if flat.shape[1] % 8 == 0 else flat
-        area = self._size[0] * self._size[1]
-        # One scale for each byte of an image: a loop over three channels would not vectorise.
-        self._scale = (1 / (255 * std)).repeat(area)
-        self._shift = (-mean / std).repeat(area)
+        self.resident = Resident(images, labels, mean, std)
+        self.rows, self.augment, self.resize, self.crop = rows, augment, resize, crop
+
+    @property
+    def images(self) -> Tensor:
+        return self.resident.images
+
+    @property
+    def labels(self) -> Tensor:
+        return self.resident.labels
+
+    @property
+    def mean(self) -> Tensor:
+        return self.resident.mean
+
+    @property
+    def std(self) -> Tensor:
+        return self.resident.std
 
     def __len__(self) -> int:
         return len(self.labels) if self.rows is None else len(self.rows)
@@ -48,7 +81,7 @@ class Images:
     @property
     def shape(self) -> tuple[int, int, int]:
         """(channels, height, width) of what `gather` gives."""
-        height, width, channels = self._size
+        height, width, channels = self.resident.size
         if self.resize is not None:
             height = width = self.resize
         if self.crop is not None:
@@ -57,26 +90,22 @@ class Images:
 
     def gather(self, rows: Tensor, rng: np.random.Generator) -> tuple[Tensor, Tensor]:
         at = rows if self.rows is None else self.rows[rows]
-        pixels = self._flat.index_select(0, at).view(torch.uint8).view(-1, *self._size)
+        pixels = self.resident.pixels(at)
         if self.augment:
             pixels = torch.from_numpy(crop_and_flip(pixels.numpy(), rng))
-        x = pixels.view(len(at), -1).float()
-        torch.addcmul(self._shift, x, self._scale, out=x)
-        x = x.view(-1, *self._size).permute(0, 3, 1, 2)
+        x = self.resident.floats(pixels)
         if self.resize is not None:
-            x = F.interpolate(x, (self.resize, self.resize), mode="bilinear", antialias=self.resize < self._size[0])
+            smaller = self.resize < x.shape[2]
+            x = F.interpolate(x, (self.resize, self.resize), mode="bilinear", antialias=smaller)
         if self.crop is not None:
-            x = self._cropped(x, rng)
+            x = self._cropped(x, self.crop, rng)
         return x, self.labels[at]
 
-    def _cropped(self, x: Tensor, rng: np.random.Generator) -> Tensor:
-        assert self.crop is not None
-        side = self.crop
-        room = x.shape[2] - side, x.shape[3] - side
+    def _cropped(self, x: Tensor, side: int, rng: np.random.Generator) -> Tensor:
+        down, right = x.shape[2] - side, x.shape[3] - side
         if not self.augment:
-            top, left = room[0] // 2, room[1] // 2
-            return x[:, :, top : top + side, left : left + side]
-        tops, lefts = (rng.integers(0, r + 1, len(x)) for r in room)
+            return x[:, :, down // 2 : down // 2 + side, right // 2 : right // 2 + side]
+        tops, lefts = rng.integers(0, down + 1, len(x)), rng.integers(0, right + 1, len(x))
         return torch.stack([image[:, t : t + side, u : u + side] for image, t, u in zip(x, tops, lefts, strict=True)])
 
     def subset(self, rows: Tensor) -> "Images":
@@ -86,9 +115,14 @@ class Images:
         """The same images, prepared in another way."""
         return self._with(augment=augment, resize=resize, crop=crop)
 
+    def relabelled(self, labels: Tensor) -> "Images":
+        resident = copy.copy(self.resident)
+        resident.labels = labels
+        return self._with(resident=resident)
+
     def _with(self, **changes: object) -> "Images":
-        other = object.__new__(Images)  # shares everything, the scales too: a client costs no more than its rows
-        other.__dict__ = self.__dict__ | changes
+        other = copy.copy(self)
+        vars(other).update(changes)
         return other
 
 

@@ -63,7 +63,8 @@ def place(name: str) -> Path:
 
 def kept() -> list[str]:
     """The names of the data sets in the folder."""
-    return sorted(path.stem for path in folder().glob("*.safetensors")) if folder().is_dir() else []
+    files = folder().glob("*.safetensors") if folder().is_dir() else ()
+    return sorted(path.stem for path in files if NAME.fullmatch(path.stem))
 
 
 def add(
@@ -142,7 +143,7 @@ def _open(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     from safetensors import SafetensorError, safe_open
 
     try:
-        with safe_open(path, "pt") as file:  # type: ignore[no-untyped-call]
+        with safe_open(path, "pt") as file:
             about = file.metadata() or {}
             if about.get("version") != VERSION:
                 raise UserError(

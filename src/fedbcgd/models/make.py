@@ -159,13 +159,12 @@ def _transformers(where: str, classes: int, options: dict[str, Any], weights: st
 
 
 def _start_from(module: nn.Module, weights: str, seed: int) -> tuple[str, ...]:
-    from fedbcgd.models.pretrained import load_pretrained, read_tensors
+    from fedbcgd.models.pretrained import load_exactly, load_pretrained
     from fedbcgd.models.vit import ViT
 
-    if isinstance(module, ViT):
-        return tuple(load_pretrained(module, weights, seed).lines())
     try:
-        module.load_state_dict(read_tensors(weights)[0])
-    except RuntimeError as error:
-        raise UserError(f"model.weights: {weights} does not fit: {error}") from None
-    return (f"weights from {weights}",)
+        if isinstance(module, ViT):
+            return tuple(load_pretrained(module, weights, seed).lines())
+        return (f"weights from {load_exactly(module, weights)}",)
+    except UserError as error:
+        raise UserError(f"model.weights: {error}") from None

@@ -67,7 +67,7 @@ class Loaded:
             f"pretrained weights from {self.source}",
             "positions " + ("interpolated to this model's grid" if self.interpolated else "as in the file"),
             f"drawn anew: {', '.join(self.reinitialised)}",
-            f"in the file but not used: {_some(self.unused, ', ') or 'nothing'}",
+            f"in the file but not used: {', '.join(self.unused) or 'nothing'}",
         ]
 
     def __str__(self) -> str:
@@ -84,12 +84,7 @@ def load_pretrained(model: ViT, weights: str | Path, seed: int = 0) -> Loaded:
     """
     if not isinstance(model, ViT):
         raise UserError(f"pretrained weights are for the models of fedbcgd.models.vit, given a {type(model).__name__}")
-    if path := _on_disk(weights):
-        source = str(path)
-    else:
-        path = _download(str(weights))
-        source = f"{weights} ({path})"
-    stored = _read(path)
+    stored, source = read_tensors(weights)
     head = {name: p for name, p in model.named_parameters() if name.startswith("head.")}
     body = {name: p for name, p in model.named_parameters() if name not in head}
     found = _sort(stored, set(body), source)
@@ -104,6 +99,31 @@ def load_pretrained(model: ViT, weights: str | Path, seed: int = 0) -> Loaded:
     interpolated = stored[found["pos_embed"][""]].shape != model.pos_embed.shape
     used = {name for parts in found.values() for name in parts.values()}
     return Loaded(source, interpolated, tuple(head), tuple(name for name in stored if name not in used))
+
+
+def load_exactly(module: nn.Module, weights: str | Path) -> str:
+    """Weights of the same model, tensor for tensor; where they were found."""
+    stored, source = read_tensors(weights)
+    own = {name: value for name, value in module.state_dict().items() if isinstance(value, Tensor)}
+    wrong = [f"{name} is missing" for name in own if name not in stored]
+    wrong += [f"{name} is not of this model" for name in stored if name not in own]
+    wrong += [
+        f"{name} is {_size(stored[name].shape)} in the file, {_size(value.shape)} in the model"
+        for name, value in own.items()
+        if name in stored and stored[name].shape != value.shape
+    ]
+    if wrong:
+        raise UserError(f"{source} does not fit {type(module).__name__}: {_some(wrong, '; ')}")
+    module.load_state_dict(stored)
+    return source
+
+
+def read_tensors(weights: str | Path) -> tuple[dict[str, Tensor], str]:
+    """Every tensor of what `weights` names, and where it was found."""
+    if path := _on_disk(weights):
+        return _read(path), str(path)
+    path = _download(str(weights))
+    return _read(path), f"{weights} ({path})"
 
 
 def _on_disk(weights: str | Path) -> Path | None:

@@ -35,8 +35,8 @@ class VGG(nn.Module):
                 wanted = scaled(size, width)
                 conv = nn.Conv2d(channels, wanted, 3, padding=1)
                 # The default would let the signal of so deep a network fade where nothing normalises it.
-                nn.init.kaiming_normal_(conv.weight, mode="fan_out", nonlinearity="relu")
-                nn.init.zeros_(conv.bias)
+                nn.init.kaiming_normal_(conv.weight, nonlinearity="relu")
+                nn.init.constant_(conv.bias, 0.0)  # type: ignore[arg-type]
                 self.convs.append(nn.Sequential(conv, normalisation(norm, wanted)))
                 self._pooled.append(k == len(sizes) - 1 and stage < POOLS)
                 channels = wanted

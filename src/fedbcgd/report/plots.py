@@ -2,14 +2,18 @@
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import matplotlib
 import numpy as np
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 
 from fedbcgd.files import write_whole
 from fedbcgd.loop import Row
+
+if TYPE_CHECKING:
+    from fedbcgd.data.store import DataSet
 
 # Okabe and Ito's colours, with a line style each, so that a figure survives a grey printer.
 LOOKS = {
@@ -83,15 +87,37 @@ def bands(groups: Mapping[str, Sequence[Sequence[Row]]], path: Path, title: str 
 def holdings(counts: np.ndarray, path: Path, labels: Sequence[str] | None = None, title: str = "") -> None:
     """Who holds what: a column per client, a row per label, darker for more examples."""
     clients, kinds = counts.shape
-    figure = Figure(figsize=(min(16, 3 + clients * 0.09), 1.6 + kinds * 0.22), layout="constrained")
+    height = min(12.0, 1.6 + kinds * 0.22)
+    figure = Figure(figsize=(min(16, 3 + clients * 0.09), height), layout="constrained")
     panel = figure.subplots()
     image = panel.imshow(counts.T, aspect="auto", cmap="Blues", interpolation="nearest")
     panel.set_xlabel("client")
     panel.set_ylabel("label")
-    panel.set_yticks(range(kinds), labels if labels is not None else [str(c) for c in range(kinds)])
+    named = labels if labels is not None and len(labels) == kinds else [str(c) for c in range(kinds)]
+    every = max(1, round(kinds / (height * 5)))  # as many names as can be read
+    panel.set_yticks(range(0, kinds, every), named[::every], fontsize=8 if kinds > 20 else 10)
+    panel.xaxis.set_major_locator(MaxNLocator(integer=True))
     figure.colorbar(image, ax=panel, label="examples")
     if title:
         panel.set_title(title, loc="left")
+    _save(figure, path)
+
+
+def gallery(data: "DataSet", path: Path, rows: int = 20, columns: int = 12) -> None:
+    """The first training images of each class; of many classes some."""
+    labels = data.train.labels.numpy()
+    chosen = np.unique(np.linspace(0, len(data.classes) - 1, min(rows, len(data.classes))).astype(int))
+    figure = Figure(figsize=(2 + columns * 0.55, 0.6 + len(chosen) * 0.55), layout="constrained")
+    panels = figure.subplots(len(chosen), columns, squeeze=False)
+    for line, label in zip(panels, chosen, strict=True):
+        found = np.flatnonzero(labels == label)[:columns]
+        for k, panel in enumerate(line):
+            panel.set_axis_off()
+            if k < len(found):
+                pixels = data.train.images[found[k]].permute(1, 2, 0).numpy()
+                panel.imshow(pixels, cmap="gray", vmin=0, vmax=255, interpolation="nearest")
+        line[0].text(-0.15, 0.5, data.classes[label], ha="right", va="center", transform=line[0].transAxes, fontsize=8)
+    figure.suptitle(f"{data.name}: {len(data.train):,} train, {len(data.test):,} test, {len(data.classes)} classes")
     _save(figure, path)
 
 
