@@ -19,6 +19,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 import codecs_copy
 import fedbcgd_plus_cost
+import loader
 import local_steps
 import one_two_workers
 
@@ -27,6 +28,7 @@ BENCHMARKS = {
     "plus": fedbcgd_plus_cost.measure,
     "workers": one_two_workers.measure,
     "codecs": codecs_copy.measure,
+    "loader": loader.measure,
 }
 
 

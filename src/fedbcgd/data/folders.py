@@ -1,6 +1,7 @@
 """Images as files: a folder per class, and Tiny ImageNet's folder."""
 
 import io
+import warnings
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import PurePosixPath
@@ -23,36 +24,40 @@ TEST = ("test", "testing", "val", "valid", "validation")  # in this order of pre
 def decode(data: bytes, where: str, mode: str | None = None, size: int | None = None) -> np.ndarray:
     """One image as bytes (height, width, channels): grey as one channel, all else as RGB."""
     try:
-        with Image.open(io.BytesIO(data), formats=DECODERS) as file:
+        with warnings.catch_warnings(action="ignore"), Image.open(io.BytesIO(data), formats=DECODERS) as file:
             if file.width * file.height > AREA:
                 raise UserError(f"{where} is {file.width}×{file.height} pixels, more than {AREA:,}: refused")
+            if file.mode.startswith(("I", "F")):
+                raise UserError(f"{where} has more than 8 bits a pixel: refused")  # they would be cut off, not scaled
             grey = file.mode in ("1", "L", "LA")
             image = file.convert(mode or ("L" if grey else "RGB"))
             if size is not None and image.size != (size, size):
                 image = image.resize((size, size), Image.Resampling.BICUBIC)
             pixels = np.asarray(image)
-    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
-        if isinstance(error, UserError):
-            raise
-        raise UserError(f"{where} is no image that can be read, or is damaged: {error}") from None
+    except UserError:
+        raise
+    except Exception as error:  # whatever damaged bytes lead to
+        what = str(error).split(" <")[0]  # without the address of a buffer
+        raise UserError(f"{where} is no image that can be read, or is damaged: {what}") from None
     return pixels[..., None] if pixels.ndim == 2 else pixels
 
 
 def decode_all(files: Files, names: Sequence[str], size: int | None, step: Step, mode: str | None = None) -> np.ndarray:
-    """All of them in one array; they must have one shape."""
+    """All of them in one array; they must have one size. One of them in colour, and all are."""
     where = f"{files.where}: {names[0]}"
     first = decode(files.read(names[0], IMAGE), where, mode, size)
-    mode = mode or ("L" if first.shape[2] == 1 else "RGB")
     out = make_room(len(names), first.shape, files.where)
     for k, name in enumerate(names):
         pixels = decode(files.read(name, IMAGE), f"{files.where}: {name}", mode, size)
-        if pixels.shape != first.shape:
+        if pixels.shape[2] > first.shape[2]:
+            return decode_all(files, names, size, step, "RGB")
+        if pixels.shape[:2] != first.shape[:2]:
             (a, b), (c, d) = first.shape[:2], pixels.shape[:2]
             raise UserError(
                 f"{files.where}: images differ in size: {names[0]} is {b}×{a}, {name} is {d}×{c}; --size N scales all "
                 "to N×N"
             )
-        out[k] = pixels
+        out[k] = pixels  # grey among colours is spread over all three
         if k % 100 == 99 or k + 1 == len(names):
             step("decoding", k + 1, len(names))
     return out
@@ -100,7 +105,7 @@ def root_of(names: Sequence[str]) -> str | None:
     images = [name for name in names if _is_image(name)]
     trains = {"/".join(p[:k]) for p in map(_parts, images) for k, part in enumerate(p[:-2]) if part in TRAIN}
     if trains:
-        at = min(trains, key=len)
+        at = min(sorted(trains), key=len)
         return at + "/" if at else ""
     classes = Counter("/".join(_parts(name)[:-2]) for name in images if len(_parts(name)) >= 2)
     if not classes:

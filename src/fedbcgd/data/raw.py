@@ -11,6 +11,7 @@ from fedbcgd.errors import UserError
 
 Step = Callable[[str, int, int], None]  # progress: what, how far, of how many (0 where unknown)
 PIXELS = 2 * 2**30  # bytes of a data set in memory
+CLASSES = 100_000
 
 
 @dataclass
@@ -64,11 +65,18 @@ def checked(raw: Raw, where: str) -> Raw:
     if len(set(shapes.values())) > 1:
         raise UserError(f"{where}: train and test images differ in shape: {shapes['train']} and {shapes['test']}")
     count = 1 + max(int(split.labels.max()) for split in splits.values())
+    if len(raw.classes) > CLASSES:
+        raise UserError(f"{where}: {len(raw.classes):,} classes are too many")
     if raw.classes and count > len(raw.classes):
         raise UserError(f"{where}: a label is {count - 1}, but only {len(raw.classes)} classes have names")
-    if count > 100_000:
+    if count > CLASSES:
         raise UserError(f"{where}: a label is {count - 1}: labels count classes from 0")
-    return Raw(raw.train, raw.test, raw.classes or tuple(str(c) for c in range(count)))
+    return Raw(raw.train, raw.test, tuple(map(_printable, raw.classes)) or tuple(str(c) for c in range(count)))
+
+
+def _printable(name: str) -> str:
+    """Names come from archives and go to terminals."""
+    return "".join(c if c.isprintable() else "?" for c in name[:200])
 
 
 def make_room(count: int, shape: tuple[int, int, int], where: str) -> np.ndarray:

@@ -45,7 +45,7 @@ class DataSet:
 def folder() -> Path:
     """Where data sets are kept."""
     if chosen := os.environ.get("FEDBCGD_DATA"):
-        return Path(chosen).expanduser()
+        return Path(os.path.expanduser(chosen))  # leaves alone what it does not know
     if sys.platform == "win32":
         base = os.environ.get("LOCALAPPDATA") or str(Path.home() / "AppData" / "Local")
     elif sys.platform == "darwin":
@@ -102,7 +102,7 @@ def keep(name: str, raw: Raw, where: str, test_share: float | None = None, step:
         "version": VERSION,
         "classes": json.dumps(classes),
         "digest": json.dumps(digests),
-        "about": Path(where).name,
+        "about": Path(where).name.encode("utf-8", "replace").decode("utf-8"),  # a file's name may be any bytes
     }
     step("writing", 0, 0)
     make_folder(folder())
@@ -119,13 +119,20 @@ def load(name: str) -> DataSet:
     if not path.exists():
         raise missing(name)
     tensors, about = _open(path)
-    mean, std = tensors["mean"].float(), tensors["std"].float()
-    train, test = (
-        Images(tensors[f"x_{s}"].permute(0, 3, 1, 2), tensors[f"y_{s}"], mean, std) for s in ("train", "test")
-    )
-    groups = tensors["groups"].numpy() if "groups" in tensors else None
-    classes = tuple(json.loads(about["classes"]))
-    return DataSet(name, train, test, classes, ":".join(json.loads(about["digest"])), groups, about.get("about", ""))
+    try:
+        mean, std = tensors["mean"].float(), tensors["std"].float()
+        train, test = (
+            Images(tensors[f"x_{s}"].permute(0, 3, 1, 2), tensors[f"y_{s}"], mean, std) for s in ("train", "test")
+        )
+        groups = tensors["groups"].numpy() if "groups" in tensors else None
+        classes, digest = tuple(json.loads(about["classes"])), ":".join(json.loads(about["digest"]))
+    except (KeyError, ValueError, TypeError, RuntimeError) as error:
+        raise _damaged(path, error) from None
+    return DataSet(name, train, test, classes, digest, groups, about.get("about", ""))
+
+
+def _damaged(path: Path, error: Exception) -> UserError:
+    return UserError(f"{path} is damaged: {error}; delete it and add the data set again")
 
 
 def missing(name: str) -> UserError:
@@ -151,7 +158,7 @@ def _open(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
                 )
             return {key: file.get_tensor(key) for key in file.keys()}, about  # noqa: SIM118
     except (SafetensorError, OSError, KeyError) as error:
-        raise UserError(f"{path} is damaged: {error}; delete it and add the data set again") from None
+        raise _damaged(path, error) from None
 
 
 def _tensor(array: np.ndarray) -> Tensor:
@@ -164,7 +171,7 @@ def _with_test(raw: Raw, where: str, share: float | None) -> Raw:
     if raw.test is not None:
         raise UserError(f"--test-share: {where} has test images of its own ({len(raw.test):,})")
     order = stream(0, "test share").permutation(len(raw.train))
-    held = round(len(raw.train) * share)
+    held = round(len(raw.train) * share) if 0 < share < 1 else 0
     if not 0 < held < len(raw.train):
         raise UserError(f"--test-share: {share:g} of {len(raw.train)} images leaves one side empty")
     return Raw(raw.train.take(np.sort(order[held:])), raw.train.take(np.sort(order[:held])), raw.classes)
@@ -175,7 +182,9 @@ def _moments(pixels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     levels = np.arange(256) / 255
     means, stds = [], []
     for channel in range(pixels.shape[3]):
-        share = np.bincount(pixels[..., channel].ravel(), minlength=256) / pixels[..., channel].size
+        plane = pixels[..., channel]
+        parts = (plane[k : k + 4096] for k in range(0, len(plane), 4096))  # counting takes eight bytes for each
+        share = sum(np.bincount(part.ravel(), minlength=256) for part in parts) / plane.size
         mean = float(share @ levels)
         means.append(mean)
         stds.append(float(np.sqrt(share @ (levels - mean) ** 2)) or 1.0)  # one colour throughout: nothing to scale
