@@ -32,6 +32,7 @@ class Ledger:
     gradient_evaluations: int = 0
     refused: int = 0
     lost: int = 0
+    wire_bytes: int = 0  # uploads as a network counted them, with whatever it adds; 0 where there is none
     block_bytes: list[int] = field(default_factory=list)
     entries: list[Entry] = field(default_factory=list)
 

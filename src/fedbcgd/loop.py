@@ -179,7 +179,7 @@ class Loop:
         ledger = self.server.ledger
         return {
             "round": self.server.round,
-            **{f"{self.metric_prefix}_{name}": value for name, value in metrics.items()},
+            **{n if n.startswith("clients_") else f"{self.metric_prefix}_{n}": v for n, v in metrics.items()},
             "train_loss": report.train_loss,
             "upload_d": ledger.upload_d,
             "upload_bytes": ledger.upload_bytes,

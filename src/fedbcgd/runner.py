@@ -102,10 +102,10 @@ def execute(
         for note in prepared.task.notes:
             say(note)
     folder = Folder(make_folder(path))
-    with _alone(folder.path):
+    with alone(folder.path):
         _refuse_foreign(folder, config, resume)
         make_folder(folder.checkpoint)
-        _sweep_up(folder)
+        sweep_up(folder)
         return _execute(prepared, folder, callbacks)
 
 
@@ -137,7 +137,7 @@ def _execute(prepared: _Prepared, folder: Folder, callbacks: Sequence[Callback])
     _refuse_past(folder, server, stop)
     folder.summary.unlink(missing_ok=True)  # it says that a run is finished, which this one is not yet
     write_text(folder.config, config.text())
-    with _Metrics(folder.metrics, before["metrics"] if before else 0) as metrics:
+    with MetricsFile(folder.metrics, before["metrics"] if before else 0) as metrics:
         carrier = make_carrier(job, store, server.cohort, run.workers)
         carrier.clock.add(before["clock"] if before else {})
         loop = Loop(server, carrier, stop, run.evaluate_every, (), task.prefix, metrics.rows)
@@ -197,7 +197,7 @@ def _row(line: str | bytes) -> dict[str, float]:
     return {name: math.nan if value is None else value for name, value in json.loads(line).items()}
 
 
-class _Metrics:
+class MetricsFile:
     """metrics.jsonl: a row per evaluation, cut back to the checkpoint when a run goes on."""
 
     def __init__(self, path: Path, size: int):
@@ -232,7 +232,7 @@ class _Metrics:
             raise UserError(f"{self._path} could not be written: {error.strerror}") from error
         return self._file.seek(0, os.SEEK_END)
 
-    def __enter__(self) -> "_Metrics":
+    def __enter__(self) -> "MetricsFile":
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -240,7 +240,7 @@ class _Metrics:
 
 
 @contextmanager
-def _alone(path: Path) -> Iterator[None]:
+def alone(path: Path) -> Iterator[None]:
     """One process at a time works in a folder; the lock goes with the process, however it ends."""
     try:
         file = (path / ".lock").open("w")
@@ -257,7 +257,7 @@ def _alone(path: Path) -> Iterator[None]:
         yield
 
 
-def _sweep_up(folder: Folder) -> None:
+def sweep_up(folder: Folder) -> None:
     """Temporary files that a kill in the middle of writing left behind."""
     for place in (folder.path, folder.checkpoint):
         for stem, suffix in (

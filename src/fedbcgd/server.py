@@ -2,9 +2,11 @@
 
 import logging
 import math
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -38,6 +40,7 @@ class Server:
         self.seed = seed
         self.round = 0
         self.epoch = 0
+        self.available: Sequence[int] | None = None  # the clients that can be asked; None: all
         self.x = x.clone()
         params = self.x[: layout.dim]
         self.controls = {name: torch.zeros_like(params) for name in algorithm.local.controls}
@@ -68,12 +71,14 @@ class Server:
         self._losses: list[float] = []
         self._refused: list[str] = []
         self._lost: list[str] = []
+        self._forget = ""
         self.ledger.open_round()
         return self._plan
 
     def _tasks(self) -> list[Task]:
         rng = stream(self.seed, "cohort", self.round)
-        cohort = rng.choice(self.clients, self.cohort, replace=False)
+        there = np.arange(self.clients) if self.available is None else np.array(sorted(self.available), dtype=np.int64)
+        cohort = rng.choice(there, min(self.cohort, len(there)), replace=False)
         blocks = self.algorithm.uplink.assign(cohort, self.round, self.layout.blocks)
         return [Task(self.round, int(client), block) for client, block in zip(cohort, blocks, strict=True)]
 
@@ -152,6 +157,11 @@ class Server:
             self._lost.append(f"client {task.client}: {why}")
             self.ledger.record_lost(plan.broadcast.nbytes)
             self._advance()
+
+    def forget_controls(self, why: str) -> None:
+        """A client's state is gone, or newer than this server: with this round all controls begin again from zero."""
+        self._open_plan()
+        self._forget = self._forget or why
 
     def _slices(self, block: int) -> tuple[slice, ...]:
         return self.layout.slices(block) if 0 <= block < self.layout.blocks else ()
@@ -285,16 +295,22 @@ class Server:
         return None
 
     def _move_controls(self) -> None:
-        """c += ΣΔc/M. Should that overflow, nothing can restore c = mean(c_i): all controls begin again from zero."""
+        """c += ΣΔc/M. Where c = mean(c_i) can no longer hold, all controls begin again from zero."""
         sums = {name: total.div_(self.clients).to(self.x.dtype) for name, total in self._control_sums.items()}
-        if all(change.isfinite().all() for change in sums.values()):
+        overflow = "" if all(change.isfinite().all() for change in sums.values()) else "they overflowed"
+        why = self._forget or overflow
+        if not why:
             for name, change in sums.items():
                 self.controls[name].add_(change)
-        else:
-            log.warning("round %d: control variates overflowed; they begin again from zero", self.round)
-            self.epoch += 1
-            for control in self.controls.values():
-                control.zero_()
+        elif sums:
+            log.warning("round %d: all control variates begin again from zero: %s", self.round, why)
+            self.reset_controls()
+
+    def reset_controls(self) -> None:
+        """c = 0, in a new control epoch: a client's c_i of an older one counts as zero."""
+        self.epoch += 1
+        for control in self.controls.values():
+            control.zero_()
 
     def _open_plan(self) -> Plan:
         if self._plan is None:

@@ -91,7 +91,7 @@ def simulate(
         with workers=0.
     """
     algorithm = _algorithm(algorithm, options)
-    stop = Stop(rounds, budget, _target(target))
+    stop = Stop(rounds, budget, make_target(target))
     _check(model, clients, test, stop, evaluate_every, seed, callbacks)
     if transport is not None and workers:
         raise UserError("transport: only the carrier in this process has one (workers=0)")
@@ -139,7 +139,7 @@ def make_job(
     algorithm.check(module)  # here too, so that it is said before any worker starts
     goal = objective(loss, metrics)
     if channels_last is None:
-        channels_last = _likes_channels_last(module, clients, goal)
+        channels_last = likes_channels_last(module, clients, goal)
     if channels_last:
         module = module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     layout = algorithm.uplink.layout(module)
@@ -227,7 +227,7 @@ def _whole(name: str, value: Any, least: int) -> None:
         raise UserError(f"{name}: a whole number of at least {least} is wanted, given {value!r}")
 
 
-def _target(target: Any) -> tuple[str, str, float] | None:
+def make_target(target: Any) -> tuple[str, str, float] | None:
     """What users write, as (metric, "<=" or ">=", value)."""
     match target:
         case None:
@@ -253,10 +253,12 @@ def make_device(name: str | torch.device) -> torch.device:
     return device
 
 
-def _likes_channels_last(module: nn.Module, clients: Sequence[Any], goal: Objective) -> bool:
+def likes_channels_last(module: nn.Module, clients: Sequence[Any], goal: Objective) -> bool:
     """Whether a convolutional model computes in channels_last: `.view` after a convolution, for one, does not."""
     if not any(isinstance(m, nn.Conv2d) for m in module.modules()):
         return False
+    if not len(clients):
+        return True
     probe = copy.deepcopy(module).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     data = as_source(clients[0], "client 0")
     device = next(module.parameters()).device

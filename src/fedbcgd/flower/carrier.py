@@ -1,0 +1,79 @@
+"""Flower's grid as a carrier: tasks go out as messages, uploads come back as replies."""
+
+import copy
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from flwr.app import ArrayRecord, ConfigRecord
+from flwr.serverapp import Grid
+from torch import Tensor
+
+from fedbcgd.clock import Clock
+from fedbcgd.evaluation import combine, evaluate_batch, spans
+from fedbcgd.flat import FlatModel
+from fedbcgd.loop import Loop
+from fedbcgd.messages import Plan, RoundReport
+from fedbcgd.server import Server
+from fedbcgd.state import StateStore
+
+if TYPE_CHECKING:
+    from fedbcgd.flower.federation import Federation
+
+
+class GridCarrier:
+    def __init__(self, federation: "Federation", grid: Grid):
+        layout = federation.layout
+        self.clock = Clock()
+        self.store = StateStore((), layout.dim, layout.dtype)  # clients keep their state themselves
+        self.federation = federation
+        self._grid = grid
+        self._model: FlatModel | None = None
+
+    def online(self) -> Sequence[int]:
+        with self.clock.timing("waiting"):
+            return self.federation.online(self._grid)
+
+    def carry(self, server: Server, plan: Plan) -> None:
+        """Who has not answered by the timeout is given up for this round, when the server commits."""
+        federation = self.federation
+        messages = federation.messages(plan)
+        with self.clock.timing("waiting"):
+            replies = list(self._grid.send_and_receive(messages, timeout=federation.timeout))
+        with self.clock.timing("sums"):
+            for reply in replies:
+                federation.take(reply)
+
+    def evaluate(self, x: Tensor) -> dict[str, float]:
+        """On the test data here, and on the clients, whose metrics are named `clients_…`."""
+        federation = self.federation
+        values: dict[str, float] = {}
+        if federation.test is not None:
+            if self._model is None:
+                self._model = FlatModel(copy.deepcopy(federation.module), federation.layout)
+            self._model.load(x)
+            module, test = self._model.module, federation.test
+            values = combine([evaluate_batch(module, federation.objective, test, *span) for span in spans(len(test))])
+        questions = list(federation.configure_evaluate(0, ArrayRecord(), ConfigRecord(), self._grid))
+        if questions:
+            answers = self._grid.send_and_receive(questions, timeout=federation.timeout)
+            found = federation.aggregate_evaluate(0, answers)
+            values |= {f"clients_{name}": float(v) for name, v in (found or {}).items()}  # type: ignore[arg-type]
+        return values
+
+    def close(self) -> None:
+        pass
+
+
+class GridLoop(Loop):
+    """A loop that asks who is online before it plans a round."""
+
+    def _round(self) -> str:
+        carrier = self.carrier
+        assert isinstance(carrier, GridCarrier)
+        self.server.available = carrier.online()
+        return super()._round()
+
+    def _after(self, report: RoundReport) -> str:
+        assert isinstance(self.carrier, GridCarrier)
+        self.carrier.federation.committed()
+        return super()._after(report)

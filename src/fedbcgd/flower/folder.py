@@ -1,0 +1,98 @@
+"""What a federation's server leaves on disk: the same files as a simulated run, and a checkpoint to go on from."""
+
+import contextlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fedbcgd.checkpoint import Checkpoints
+from fedbcgd.errors import UserError
+from fedbcgd.files import as_json, make_folder, write_tensors, write_text
+from fedbcgd.loop import Loop, Outcome, RoundInfo
+from fedbcgd.report import plots
+from fedbcgd.runner import Folder, MetricsFile, alone, sweep_up
+from fedbcgd.state import StateStore
+
+if TYPE_CHECKING:
+    from fedbcgd.flower.federation import Federation
+
+
+class ServerFolder:
+    def __init__(self, path: Path, every: int):
+        self.seconds = 0.0
+        self._folder = Folder(path)
+        self._every = every
+        self._stack = contextlib.ExitStack()
+
+    def __enter__(self) -> "ServerFolder":
+        make_folder(self._folder.path)
+        make_folder(self._folder.checkpoint)
+        self._stack.enter_context(alone(self._folder.path))
+        sweep_up(self._folder)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stack.close()
+
+    def restore(self, federation: "Federation") -> None:
+        """Put the federation back to where the last checkpoint left it, if there is one."""
+        server = federation.server
+        assert server is not None
+        self._checkpoints = Checkpoints(self._folder.checkpoint, self._every)
+        self._store = StateStore((), server.layout.dim, server.layout.dtype)
+        before = self._checkpoints.restore(server, self._store)
+        if before is not None:
+            said = federation.algorithm.options()
+            if before["algorithm"] != as_json(said) or before["clients_in_all"] != server.clients:
+                raise UserError(
+                    f"{self._folder.path} was begun with another algorithm, other options or another number of clients "
+                    f"({before['clients_in_all']}): it cannot go on with these; another folder begins a new run"
+                )
+            federation.run = before["run"]
+            federation.accepted = {int(client): round for client, round in before["accepted"].items()}
+            self.seconds = before["seconds"]
+            if before["every"] > 1 and server.controls:
+                # Rounds after the checkpoint may have moved the clients' c_i on; c no longer fits them.
+                server.reset_controls()
+                federation.accepted = {}
+        self._metrics = self._stack.enter_context(MetricsFile(self._folder.metrics, before["metrics"] if before else 0))
+        federation.rows[:] = self._metrics.rows
+        self._folder.summary.unlink(missing_ok=True)
+
+    def after(self, federation: "Federation", loop: Loop) -> Callable[[RoundInfo], None]:
+        def keep(info: RoundInfo) -> None:
+            if info.row and len(federation.rows) > self._metrics.written:
+                self._metrics.append(info.row)
+            if info.reason or self._checkpoints.due(info.server):
+                self._save(federation, loop.lap())
+
+        return keep
+
+    def _save(self, federation: "Federation", seconds: float) -> None:
+        server = federation.server
+        assert server is not None
+        more = {
+            "metrics": self._metrics.sync(),
+            "seconds": seconds,
+            "run": federation.run,
+            "accepted": {str(client): round for client, round in federation.accepted.items()},
+            "algorithm": as_json(federation.algorithm.options()),
+            "clients_in_all": server.clients,
+            "every": self._every,
+        }
+        self._checkpoints.save(server, self._store, more)
+
+    def finish(self, federation: "Federation", outcome: Outcome) -> None:
+        server = federation.server
+        assert server is not None
+        write_tensors(self._folder.model, dict(federation.state_dict()))
+        summary: dict[str, Any] = outcome.summary() | {
+            "carrier": "flower",
+            "clients": server.clients,
+            "cohort": server.cohort,
+            "seed": server.seed,
+            "options": federation.algorithm.options(),
+        }
+        write_text(self._folder.summary, as_json(summary, indent=1) + "\n")
+        if outcome.rows:
+            plots.curves({federation.algorithm.name: outcome.rows}, self._folder.path / "curve.png")
