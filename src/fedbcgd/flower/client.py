@@ -22,7 +22,7 @@ from fedbcgd.flower.wire import Order
 from fedbcgd.objective import Loss, Metrics, objective
 from fedbcgd.threads import threads as threads_used
 
-log = logging.getLogger("fedbcgd")
+log = logging.getLogger("flwr.fedbcgd")  # shown where Flower shows its own
 
 
 def client_app(

@@ -29,7 +29,7 @@ from fedbcgd.server import Server
 from fedbcgd.simulation import likes_channels_last, make_target
 from fedbcgd.streams import stream
 
-log = logging.getLogger("fedbcgd")
+log = logging.getLogger("flwr.fedbcgd")  # shown where Flower shows its own
 
 
 def strategy(algorithm: str | Algorithm, model: nn.Module, **options: Any) -> "Federation":

@@ -7,9 +7,10 @@ from collections.abc import Callable, Iterable, Sequence
 from flwr.app import ConfigRecord, Message, RecordDict
 from flwr.serverapp import Grid
 
+from fedbcgd.errors import UserError
 from fedbcgd.flower import wire
 
-log = logging.getLogger("fedbcgd")
+log = logging.getLogger("flwr.fedbcgd")  # shown where Flower shows its own
 
 POLL = 1.0  # seconds between looks at who has come
 HELLO_SECONDS = 120.0  # a node that has not said who it is by then is asked again later
@@ -66,7 +67,9 @@ class Roster:
             if len(there) >= least:
                 return there
             if time.monotonic() > deadline:
-                raise TimeoutError(f"{len(there)} clients are online after {patience:.0f} s, {least} are needed")
+                raise UserError(
+                    f"{len(there)} clients are online after {patience:g} s, {least} are needed (min_clients)"
+                )
             if len(there) != said:
                 said = len(there)
                 log.warning("waiting for clients: %d online, %d needed", said, least)

@@ -1,0 +1,1 @@
+"""FedBCGD on a Flower federation."""

@@ -1,0 +1,426 @@
+"""The Flower strategy and ClientApp, message by message, on a grid in this process."""
+
+import json
+import sys
+
+import pytest
+import torch
+from torch import nn
+
+pytest.importorskip("flwr", reason="the extra flower is not installed")
+
+from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MetricRecord, RecordDict
+from flwr.serverapp.strategy import Strategy
+
+import fedbcgd
+import fedbcgd.flower
+from fedbcgd import UserError, algorithm_names, simulate
+from fedbcgd.flower import wire
+from fedbcgd.flower.memory import InContext
+from fedbcgd.models import LeNet5
+
+from .grids import LocalGrid
+
+M = 6
+
+
+def make_model():
+    with torch.random.fork_rng([]):
+        torch.manual_seed(0)
+        return nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
+
+
+def data(seed=1):
+    g = torch.Generator().manual_seed(seed)
+    return [(torch.randn(12, 4, generator=g), torch.randint(3, (12,), generator=g)) for _ in range(M)]
+
+
+CLIENTS = data()
+LOCAL = {"batch_size": 4, "lr": 0.1}
+
+
+def app(**more):
+    return fedbcgd.flower.client_app(make_model, lambda client: CLIENTS[client], **more)
+
+
+def start(name, grid, rounds=3, cohort=4, **options):
+    options = ({"blocks": 2} if "fedbcgd" in name else {}) | LOCAL | options
+    federation = fedbcgd.flower.strategy(name, make_model(), cohort=cohort, seed=3, **options)
+    return federation, federation.start(grid, num_rounds=rounds, timeout=5)
+
+
+def same(arrays, module):
+    found = arrays.to_torch_state_dict()
+    return all(torch.equal(found[name], value) for name, value in module.state_dict().items())
+
+
+@pytest.mark.parametrize("name", [n for n in algorithm_names() if n != "central"])
+def test_every_algorithm_gives_the_bits_of_a_simulation(name):
+    federation, result = start(name, LocalGrid(app(), M), test=CLIENTS[0])
+    blocks = {"blocks": 2} if "fedbcgd" in name else {}
+    reference = simulate(
+        make_model(), CLIENTS, name, rounds=3, cohort=4, seed=3, workers=0, test=CLIENTS[0], **blocks, **LOCAL
+    )
+    assert same(result.arrays, reference.module)
+    drop = ("seconds",)
+    plain = [{k: v for k, v in row.items() if k not in drop} for row in federation.rows]
+    assert plain == [{k: v for k, v in row.items() if k not in drop} for row in reference.rows]
+    ours, theirs = federation.server.ledger.totals(), reference.ledger.totals()
+    assert ours | {"wire_bytes": 0} == theirs
+
+
+def test_a_model_with_convolutions_and_buffers():
+    def conv():
+        torch.manual_seed(0)
+        return nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(4 * 36, 3))
+
+    g = torch.Generator().manual_seed(0)
+    clients = [(torch.randn(8, 1, 8, 8, generator=g), torch.randint(3, (8,), generator=g)) for _ in range(4)]
+    federation = fedbcgd.flower.strategy("fedbcgd", conv(), blocks=2, cohort=4, **LOCAL)
+    result = federation.start(LocalGrid(fedbcgd.flower.client_app(conv, lambda k: clients[k]), 4), num_rounds=2)
+    reference = simulate(conv(), clients, "fedbcgd", blocks=2, cohort=4, rounds=2, workers=0, **LOCAL)
+    assert federation.channels_last
+    assert same(result.arrays, reference.module)
+
+
+def test_nodes_come_back_under_other_ids_with_a_folder_for_their_state(tmp_path):
+    """A SuperNode restarted before every round has a new id and an empty context; its folder has the rest."""
+    grid = LocalGrid(app(folder=tmp_path), M)
+
+    def restart(info):
+        for client in range(M):
+            grid.join(client, M)
+
+    _, result = start("fedbcgd+", grid, callbacks=[restart])
+    reference = simulate(make_model(), CLIENTS, "fedbcgd+", rounds=3, cohort=4, seed=3, workers=0, blocks=2, **LOCAL)
+    assert same(result.arrays, reference.module)
+    assert len(list(tmp_path.glob("client-*.safetensors"))) == M
+
+
+def controls(federation, grid, name="c"):
+    """c_i of every client as its next task would find it."""
+    server = federation.server
+    rows = torch.zeros(server.clients, server.layout.dim)
+    for context in grid.nodes.values():
+        client = context.node_config["partition-id"]
+        memory = InContext(context.state, server.layout.dtype).load()
+        order = wire.Order(
+            fedbcgd.messages.Task(server.round, client, 0), server.epoch, federation.accepted.get(client, -1),
+            federation.run, 0, "", False, federation.algorithm,
+        )  # fmt: skip
+        assert memory.settle(order, server.layout.dim, server.layout.dtype)
+        if name in memory.vectors:
+            rows[client] = memory.vectors[name]
+    return rows
+
+
+@pytest.mark.parametrize("name", ["fedbcgd+", "scaffold", "qsgd+fedbcgd+", "feddc"])
+def test_c_is_the_mean_of_the_c_i_when_replies_are_lost(name):
+    """A lost reply left new state pending on its client; the next task tells that it was not accepted."""
+    count = iter(range(10_000))
+    grid = LocalGrid(app(), M, lose=lambda m, r: None if _is_train(m) and next(count) % 3 == 1 else r)
+    federation, _ = start(name, grid, rounds=8)
+    assert federation.server.ledger.lost >= 8
+    assert federation.server.epoch == 0
+    mean = controls(federation, grid).mean(0)
+    assert torch.allclose(mean, federation.server.controls["c"], atol=1e-6)
+    assert mean.abs().max() > 0
+
+
+def test_a_client_that_lost_its_state_biases_nothing():
+    """Without a folder a restarted node has forgotten c_i: c begins again from zero, in a new epoch, and the run goes on."""
+    grid = LocalGrid(app(), M)
+    federation, _ = start("fedbcgd+", grid, rounds=3, cohort=M)
+    assert federation.server.epoch == 0
+    grid.join(2, M)
+    federation._every = 1
+    federation.start(grid, num_rounds=4)
+    server = federation.server
+    assert server.epoch == 1
+    assert server.ledger.lost == 1
+    assert not server.controls["c"].any()
+    federation.start(grid, num_rounds=7)
+    assert server.epoch == 1
+    assert server.ledger.lost == 1
+    assert torch.allclose(controls(federation, grid).mean(0), server.controls["c"], atol=1e-6)
+    assert server.controls["c"].any()
+
+
+def test_a_residual_that_is_lost_is_only_lost():
+    """Error feedback biases no c: the client goes on from zero."""
+    grid = LocalGrid(app(), M)
+    federation, _ = start("topk", grid, rounds=2, cohort=M)
+    grid.join(1, M)
+    federation.start(grid, num_rounds=4)
+    assert federation.server.ledger.lost == 0
+    assert federation.server.epoch == 0
+
+
+def _is_train(message):
+    return message.metadata.message_type == "train"
+
+
+def spoil(change):
+    """A lose() that spoils the reply of the first client asked in each round."""
+    seen = set()
+
+    def lose(message, reply):
+        if _is_train(message) and message.metadata.group_id not in seen:
+            seen.add(message.metadata.group_id)
+            return change(message, reply)
+        return reply
+
+    return lose
+
+
+def _edit(reply, **values):
+    reply.content[wire.TOLD] = ConfigRecord({**reply.content[wire.TOLD], **values})
+    return reply
+
+
+def _nan(message, reply):
+    key = next(iter(reply.content[wire.UPLOAD]))
+    n = len(reply.content[wire.UPLOAD][key].data)
+    reply.content[wire.UPLOAD][key] = wire.array(torch.full((n // 4,), float("nan")))
+    return reply
+
+
+def _cut(message, reply):
+    key = next(iter(reply.content[wire.UPLOAD]))
+    a = reply.content[wire.UPLOAD][key]
+    reply.content[wire.UPLOAD][key] = Array("uint8", (3,), "fedbcgd", a.data[:3])
+    return reply
+
+
+SPOILT = {
+    "Flower's own error": (lambda m, r: Message(Error(code=0, reason="out of memory"), reply_to=m), "lost"),
+    "nothing of ours": (lambda m, r: Message(RecordDict({"x": MetricRecord({"a": 1})}), reply_to=m), "lost"),
+    "another client's": (lambda m, r: _edit(r, client=(r.content[wire.TOLD]["client"] + 1) % M), "lost"),
+    "another round's": (lambda m, r: _edit(r, round=99), "refused"),
+    "another block": (lambda m, r: _edit(r, block=1 - r.content[wire.TOLD]["block"]), "refused"),
+    "no steps": (lambda m, r: _edit(r, steps=0), "refused"),
+    "text for a number": (lambda m, r: _edit(r, steps="many"), "lost"),
+    "NaN": (_nan, "refused"),
+    "cut short": (_cut, "refused"),
+    "late": (lambda m, r: None, "lost"),
+}
+
+
+@pytest.mark.parametrize("how", SPOILT)
+def test_spoilt_replies_are_counted_and_survived(how):
+    change, counted = SPOILT[how]
+    grid = LocalGrid(app(), M, lose=spoil(change))
+    federation, result = start("fedbcgd", grid, rounds=2)
+    ledger = federation.server.ledger
+    assert getattr(ledger, counted) == 2
+    assert federation.server.round == 2
+    assert all(v.isfinite().all() for v in result.arrays.to_torch_state_dict().values())
+    assert result.train_metrics_clientapp[2][counted] == 1
+    assert result.train_metrics_clientapp[2]["accepted"] == 3
+
+
+def test_only_those_online_are_asked():
+    grid = LocalGrid(app(), M)
+    grid.leave(0)
+    grid.leave(5)
+    federation, _ = start("fedbcgd", grid, rounds=3, clients=M)
+    asked = {r.content[wire.TOLD]["client"] for r in grid.replies if wire.UPLOAD in r.content}
+    assert asked == {1, 2, 3, 4}
+    assert federation.server.clients == M
+    assert federation.server.ledger.lost == 0
+
+
+def test_a_minimum_of_clients_is_waited_for():
+    grid = LocalGrid(app(), M)
+    for client in range(1, M):
+        grid.leave(client)
+    with pytest.raises(UserError, match=r"1 clients are online.*3 are needed"):
+        start("fedavg", grid, min_clients=3, patience=0.01)
+
+
+def test_a_node_without_an_index_is_left_out(caplog):
+    grid = LocalGrid(app(), M)
+    stranger = grid.join(5, M)
+    grid.nodes[stranger].node_config.pop("partition-id")
+    grid.leave = None
+    federation, _ = start("fedavg", grid, rounds=1, cohort=None, clients=M)
+    assert federation.server.last.accepted == M - 1
+    assert "partition-id" in caplog.text
+
+
+def test_a_client_with_another_model_says_so():
+    other = fedbcgd.flower.client_app(lambda: nn.Linear(4, 3), lambda client: CLIENTS[client])
+    federation, _ = start("fedavg", LocalGrid(other, M), rounds=1)
+    assert federation.server.last.accepted == 0
+    assert "laid out differently" in federation.server.last.lost[0]
+
+
+def test_a_client_whose_code_fails_is_lost_with_its_words():
+    def load(client):
+        if client == 1:
+            raise OSError("disk on fire")
+        return CLIENTS[client]
+
+    federation, _ = start("fedavg", LocalGrid(fedbcgd.flower.client_app(make_model, load), M), rounds=1, cohort=M)
+    assert federation.server.last.accepted == M - 1
+    assert "disk on fire" in federation.server.last.lost[0]
+
+
+def test_evaluation_on_the_server_and_on_the_clients():
+    grid = LocalGrid(app(load_test=lambda client: CLIENTS[client]), M)
+    seen = []
+
+    def evaluate(round, arrays):
+        seen.append(round)
+        return MetricRecord({"own": float(round)})
+
+    federation = fedbcgd.flower.strategy(
+        "fedbcgd", make_model(), blocks=2, cohort=4, test=CLIENTS[0], evaluate_clients=1.0, **LOCAL
+    )
+    result = federation.start(grid, num_rounds=2, evaluate_fn=evaluate)
+    assert seen == [0, 1, 2]
+    module = make_model()
+    module.load_state_dict(result.arrays.to_torch_state_dict())
+    x, y = (torch.cat([c[k] for c in CLIENTS]) for k in (0, 1))
+    accuracy = float((module(x).argmax(1) == y).float().mean())
+    assert result.evaluate_metrics_clientapp[2]["accuracy"] == pytest.approx(accuracy)
+    assert set(result.evaluate_metrics_serverapp[2]) == {"own", "test_loss", "test_accuracy"}
+    assert federation.rows[-1]["clients_accuracy"] == pytest.approx(accuracy)
+
+
+def test_it_is_an_ordinary_strategy_too():
+    """Flower's own loop, with its four hooks, ends in the same model."""
+    federation = fedbcgd.flower.strategy("fedbcgd", make_model(), blocks=2, cohort=4, seed=3, **LOCAL)
+    weights = ArrayRecord(make_model().state_dict())
+    result = Strategy.start(federation, LocalGrid(app(), M), weights, num_rounds=3, timeout=5)
+    reference = simulate(make_model(), CLIENTS, "fedbcgd", rounds=3, cohort=4, seed=3, workers=0, blocks=2, **LOCAL)
+    assert same(result.arrays, reference.module)
+    assert result.train_metrics_clientapp[3]["upload_d"] == pytest.approx(reference.ledger.upload_d)
+
+
+def test_initial_arrays_replace_the_models_weights():
+    weights = {name: torch.ones_like(value) for name, value in make_model().state_dict().items()}
+    federation = fedbcgd.flower.strategy("fedavg", make_model(), lr=1e-12)
+    result = federation.start(LocalGrid(app(), M), ArrayRecord(weights), num_rounds=1)
+    assert torch.allclose(result.arrays.to_torch_state_dict()["0.weight"], torch.ones(8, 4))
+
+
+@pytest.mark.parametrize("name", ["fedbcgd", "fedbcgd+"])
+@pytest.mark.parametrize("moment", ["between rounds", "in a round"])
+def test_a_server_that_comes_back_goes_on_to_the_same_bits(name, moment, tmp_path):
+    """Flower begins at round 1 again; rounds are counted as a whole all the same."""
+    grid = LocalGrid(app(), M)
+    straight, wanted = start(name, LocalGrid(app(), M), rounds=5, test=CLIENTS[0])
+    if moment == "between rounds":
+        start(name, grid, rounds=2, folder=tmp_path, test=CLIENTS[0])
+    else:
+
+        class Gone(Exception):
+            pass
+
+        trained = iter(range(100))
+
+        def crash(message, reply):
+            if (
+                _is_train(message) and next(trained) == 10
+            ):  # the third reply of the third round: two are pending already
+                raise Gone
+            return reply
+
+        grid.lose = crash
+        with pytest.raises(Gone):
+            start(name, grid, rounds=5, folder=tmp_path, test=CLIENTS[0])
+        grid.lose = lambda message, reply: reply
+    federation, result = start(name, grid, rounds=5, folder=tmp_path, test=CLIENTS[0])
+    assert same(result.arrays, _module(wanted))
+    assert sorted(result.train_metrics_clientapp) == [3, 4, 5]
+    rows = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert [row["round"] for row in rows] == [1, 2, 3, 4, 5]
+    assert [row["test_loss"] for row in rows] == [row["test_loss"] for row in straight.rows]
+    assert federation.server.epoch == 0
+    summary = json.loads((tmp_path / "summary.json").read_text())
+    assert summary["rounds"] == 5
+    assert summary["ledger"]["wire_bytes"] > summary["ledger"]["upload_bytes"]
+    assert (tmp_path / "model.safetensors").exists()
+
+
+def _module(result):
+    module = make_model()
+    module.load_state_dict(result.arrays.to_torch_state_dict())
+    return module
+
+
+def test_a_server_older_than_its_clients_begins_c_again(tmp_path):
+    """Checkpoints every other round, a crash after round 3: clients may be ahead of the checkpoint of round 2."""
+    grid = LocalGrid(app(), M)
+
+    class Gone(Exception):
+        pass
+
+    def crash(info):
+        if info.server.round == 3:
+            raise Gone
+
+    with pytest.raises(Gone):
+        start("fedbcgd+", grid, rounds=9, cohort=M, folder=tmp_path, checkpoint_every=2, callbacks=[crash])
+    federation, _ = start("fedbcgd+", grid, rounds=6, cohort=M, folder=tmp_path, checkpoint_every=2)
+    assert federation.server.epoch == 1
+    assert federation.server.ledger.lost == 0
+    assert torch.allclose(controls(federation, grid).mean(0), federation.server.controls["c"], atol=1e-6)
+
+
+def test_a_folder_of_another_federation_is_refused(tmp_path):
+    start("fedbcgd", LocalGrid(app(), M), rounds=1, folder=tmp_path)
+    with pytest.raises(UserError, match="another algorithm, other options"):
+        start("fedbcgd", LocalGrid(app(), M), rounds=2, folder=tmp_path, momentum=0.1)
+
+
+def upload_bytes(name, **options):
+    """Flower's own count for each upload, and the codec's."""
+
+    def lenet():
+        torch.manual_seed(0)
+        return LeNet5(10, (1, 28, 28))
+
+    g = torch.Generator().manual_seed(0)
+    clients = [(torch.randn(2, 1, 28, 28, generator=g), torch.randint(10, (2,), generator=g)) for _ in range(5)]
+    grid = LocalGrid(fedbcgd.flower.client_app(lenet, lambda k: clients[k]), 5)
+    federation = fedbcgd.flower.strategy(name, lenet(), cohort=5, **options)
+    federation.start(grid, num_rounds=1)
+    return federation, [wire.counted(r) for r in grid.replies if wire.UPLOAD in r.content]
+
+
+def test_flower_adds_next_to_nothing_and_a_block_is_a_fifth():
+    whole, big = upload_bytes("fedavg")
+    blocks, small = upload_bytes("fedbcgd", blocks=5)
+    for federation, counts in ((whole, big), (blocks, small)):
+        encoded = [entry.upload_bytes for entry in federation.server.ledger.entries]
+        assert sorted(counts)[-1] <= sorted(encoded)[-1] * 1.01 + 2048
+        assert sum(counts) == federation.server.ledger.wire_bytes
+    layout = blocks.layout
+    shared = layout.dim - layout.bounds[-1]
+    wanted = layout.dim / (layout.bounds[-1] / 5 + shared)
+    assert sum(big) / sum(small) == pytest.approx(wanted, rel=0.02)
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (lambda: fedbcgd.flower.strategy("central", make_model()), "nothing to federate"),
+        (lambda: fedbcgd.flower.strategy("fedbcdg", make_model()), "Did you mean 'fedbcgd'"),
+        (lambda: fedbcgd.flower.strategy("fedavg", make_model(), blocks=3), "no option 'blocks'"),
+        (lambda: fedbcgd.flower.strategy("fedavg", make_model, cohort=2), "nn.Module"),
+        (lambda: fedbcgd.flower.strategy("fedavg", make_model(), min_clients=0), "min_clients"),
+        (lambda: fedbcgd.flower.strategy("fedavg", make_model(), evaluate_clients=3), "evaluate_clients"),
+    ],
+)
+def test_mistakes(call, words):
+    with pytest.raises(UserError, match=words):
+        call()
+
+
+def test_without_the_extra_it_says_which(monkeypatch):
+    for name in [n for n in sys.modules if n == "flwr" or n.startswith("flwr.")]:
+        monkeypatch.setitem(sys.modules, name, None)
+    with pytest.raises(UserError, match=r"fedbcgd\[flower\]"):
+        fedbcgd.flower.__getattr__("strategy")
