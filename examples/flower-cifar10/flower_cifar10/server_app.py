@@ -26,4 +26,4 @@ def main(grid: Grid, context: Context) -> None:
         folder=config["folder"] or None,
         **options,
     )
-    strategy.start(grid=grid, num_rounds=config["rounds"], timeout=600)
+    strategy.start(grid=grid, num_rounds=config["rounds"], timeout=float(config["timeout"]))
