@@ -11,6 +11,7 @@ from interleave import interleaved, ratios
 from rich.console import Console
 
 from fedbcgd import make_algorithm
+from fedbcgd.carriers.where import Where
 from fedbcgd.data import dirichlet, fashion_mnist, split
 from fedbcgd.loop import Loop, Stop
 from fedbcgd.models import LeNet5
@@ -32,7 +33,7 @@ def measure(console: Console, repeats: int = 7) -> list[dict]:
         job = make_job(model, clients, algorithm, test, 0)
         server = make_server(job, 10, Stop(rounds=1))
         store = StateStore(algorithm.state_names, job.layout.dim, job.layout.dtype)
-        loops[name] = Loop(server, make_carrier(job, store, 10, workers), Stop(), every=ROUNDS)
+        loops[name] = Loop(server, make_carrier(job, store, 10, Where(workers=workers)), Stop(), every=ROUNDS)
 
     def go(loop: Loop):
         def way() -> None:

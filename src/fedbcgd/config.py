@@ -4,13 +4,16 @@ import tomllib
 from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from fedbcgd import toml
 from fedbcgd.errors import UserError
 from fedbcgd.names import EMBEDDED, QUADRATICS
+
+if TYPE_CHECKING:
+    from fedbcgd.carriers.where import Where
 
 # `[algorithm]` is checked by make_algorithm: which keys it may have depends on the algorithm.
 
@@ -88,6 +91,11 @@ class Run(Section):
         None, ge=1, description="rounds between checkpoints; unset: under 2 % of the time"
     )
     workers: int | None = Field(None, ge=0, description="processes; 0 for this one alone; unset: one per core")
+    carrier: Literal["workers", "ray"] = Field(
+        "workers", description="processes of this machine, or ray: actors of a Ray cluster (extra `ray`)"
+    )
+    address: str | None = Field(None, description='of the cluster: "auto", "host:port"; unset: Ray is started here')
+    gpus: float | None = Field(None, ge=0, description="with ray: the share of a GPU that each actor gets")
     device: str = Field("cpu", description="where clients compute: cpu, cuda, mps")
     tensorboard: bool = Field(False, description="also write TensorBoard events (extra `tensorboard`)")
 
@@ -102,6 +110,13 @@ class Config(Section):
         default_factory=dict, description="options for one algorithm alone in `fedbcgd compare`"
     )
 
+    @property
+    def where(self) -> "Where":
+        from fedbcgd.carriers.where import Where
+
+        run = self.run
+        return Where(run.carrier, run.workers, run.address, run.gpus, run.device)
+
     def text(self) -> str:
         return toml.dumps({k: v for k, v in self.model_dump().items() if v is not None})
 
@@ -110,6 +125,7 @@ SECTIONS: dict[str, type[Section]] = {"data": Data, "model": Model, "run": Run, 
 
 # What may differ between a run and its continuation.
 EXTENDABLE = {"run.rounds", "run.budget", "run.target", "run.workers", "run.checkpoint_every", "run.tensorboard"}
+EXTENDABLE |= {"run.carrier", "run.address", "run.gpus"}
 
 
 def load(path: Path, overrides: Sequence[str] = (), run: Mapping[str, Any] | None = None) -> Config:
@@ -232,7 +248,7 @@ def _override(raw: dict[str, Any], item: str) -> None:
 
 def _impossible(config: Config) -> list[str]:
     run, data = config.run, config.data
-    out = []
+    out = [f"run.{problem}" for problem in config.where.problems()]
     if run.rounds is None and run.budget is None and run.target is None:
         out.append("run: say when to stop: rounds, budget or target")
     if (data.name == QUADRATICS) != (config.model.name == "point"):

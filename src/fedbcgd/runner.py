@@ -115,11 +115,12 @@ class _Prepared:
     def __init__(self, config: Config):
         run = config.run
         self.config = config
+        config.where.check()
         self.task = make_task(config)
         algorithm = configuration.algorithm_of(config, "configuration")
         task = self.task
         self.job = make_job(
-            task.model, task.clients, algorithm, task.test, run.seed, task.loss, task.metrics, device=run.device
+            task.model, task.clients, algorithm, task.test, run.seed, task.loss, task.metrics, device=config.where.home
         )
         goal = None if run.target is None else (f"{self.task.prefix}_accuracy", ">=", run.target)
         self.stop = Stop(run.rounds, run.budget, goal)
@@ -138,7 +139,7 @@ def _execute(prepared: _Prepared, folder: Folder, callbacks: Sequence[Callback])
     folder.summary.unlink(missing_ok=True)  # it says that a run is finished, which this one is not yet
     write_text(folder.config, config.text())
     with MetricsFile(folder.metrics, before["metrics"] if before else 0) as metrics:
-        carrier = make_carrier(job, store, server.cohort, run.workers)
+        carrier = make_carrier(job, store, server.cohort, config.where)
         carrier.clock.add(before["clock"] if before else {})
         loop = Loop(server, carrier, stop, run.evaluate_every, (), task.prefix, metrics.rows)
         loop.seconds = before["seconds"] if before else 0.0

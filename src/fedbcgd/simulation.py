@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from fedbcgd.algorithm import Algorithm, make_algorithm
 from fedbcgd.carriers import Carrier, InProcess, Workers
 from fedbcgd.carriers.inprocess import Transport
+from fedbcgd.carriers.where import Where
 from fedbcgd.carriers.workers import cores
 from fedbcgd.data.sources import Pooled, as_source, to_device
 from fedbcgd.errors import Diverged, UserError
@@ -99,7 +100,8 @@ def simulate(
     _check(model, clients, test, stop, evaluate_every, seed, callbacks)
     if transport is not None and (workers or carrier == "ray"):
         raise UserError("transport: only the carrier in this process has one (workers=0)")
-    where = Where(carrier, 0 if transport is not None else workers, address, gpus, device)
+    where = Where(carrier, 0 if transport is not None else workers, address, gpus, str(device))
+    where.check()
     job = make_job(model, clients, algorithm, test, seed, loss, metrics, weights, where.home, channels_last)
     server = make_server(job, cohort, stop)
     store = StateStore(algorithm.state_names, job.layout.dim, job.layout.dtype)
@@ -118,29 +120,6 @@ def simulate(
     finally:
         carried.close()
         store.close()
-
-
-@dataclass(frozen=True)
-class Where:
-    """Where the clients' work is done. What is wrong with it shows at once."""
-
-    carrier: str = "workers"
-    workers: int | None = None
-    address: str | None = None
-    gpus: float | None = None
-    device: str | torch.device = "cpu"
-
-    def __post_init__(self) -> None:
-        _whole("workers", 0 if self.workers is None else self.workers, 0)
-        for problem in carrier_problems(self.carrier, self.workers, self.address, self.gpus, str(self.device)):
-            raise UserError(problem)
-        if self.carrier == "ray":
-            package()
-
-    @property
-    def home(self) -> str | torch.device:
-        """The device of this process: with Ray the actors' device is theirs, and the server computes on the CPU."""
-        return "cpu" if self.carrier == "ray" else self.device
 
 
 def make_job(
@@ -192,14 +171,12 @@ def make_server(job: Job, cohort: int | None, stop: Stop) -> Server:
     return server
 
 
-def make_carrier(
-    job: Job, store: StateStore, cohort: int, where: Where, transport: Transport | None = None
-) -> Carrier:
+def make_carrier(job: Job, store: StateStore, cohort: int, where: Where, transport: Transport | None = None) -> Carrier:
     """Worker processes, one per core unless told otherwise; this process where 0 is asked for or a GPU computes."""
     if where.carrier == "ray":
         from fedbcgd.carriers.ray import Ray
 
-        return Ray(job, store, cohort, where.workers, where.address, where.gpus, str(where.device))
+        return Ray(job, store, cohort, where.workers, where.address, where.gpus, where.device)
     on_cpu = next(job.module.parameters()).device.type == "cpu"
     if where.workers == 0 or not on_cpu:
         return InProcess(job, store, transport)

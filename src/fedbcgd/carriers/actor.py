@@ -65,7 +65,7 @@ def _thaw(frozen: np.ndarray, size: int) -> Job:
     """In memory of this process's own: the store's is everybody's, and data sets may keep what they computed in arrays."""
     fd = nameless(len(frozen))
     try:
-        view = memoryview(frozen)
+        view = frozen.data
         while view:
             view = view[os.write(fd, view) :]
         job: Job = thaw(fd, size, len(frozen) - size)

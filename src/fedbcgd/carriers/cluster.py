@@ -7,10 +7,12 @@ import socket
 import sys
 import threading
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
+from fedbcgd.carriers.where import Where
+from fedbcgd.carriers.workers import cores
 from fedbcgd.errors import UserError
 
 _users = 0
@@ -54,12 +56,13 @@ def leave() -> None:
 
 
 @contextmanager
-def kept(wanted: bool, address: str | None, cpus: int) -> Iterator[None]:
-    """One Ray for several runs, one after the other."""
-    if not wanted:
+def kept(runs: Iterable[Where]) -> Iterator[None]:
+    """One Ray for several runs, one after the other, if they want it."""
+    first = next((where for where in runs if where.carrier == "ray"), None)
+    if first is None:
         yield
         return
-    join(address, cpus)
+    join(first.address, first.workers or cores())
     try:
         yield
     finally:
@@ -95,7 +98,7 @@ def _reachable(where: str, address: str) -> None:
     if where == "auto":
         return
     if not colon or not host or not port.isdecimal() or not 0 < int(port) < 2**16:
-        raise UserError(f"run.address: \"auto\", \"host:port\" or \"ray://host:port\" is wanted, given {where!r}")
+        raise UserError(f'run.address: "auto", "host:port" or "ray://host:port" is wanted, given {where!r}')
     try:
         socket.create_connection((host.strip("[]"), int(port)), timeout=10).close()
     except OSError as error:

@@ -188,9 +188,9 @@ class Ray:
                     continue  # it was lost just now, with all it was asked
                 try:
                     word, *answer = self._ray.get(ref)
-                except self._ray.exceptions.RayTaskError as error:
+                except self._ray.exceptions.RayTaskError as error:  # ours are answers: this one is of Ray itself
                     raise UserError(
-                        f"an actor could not begin ({cluster.first_line(error.cause)}): every machine of the cluster needs "
+                        f"an actor cannot work ({cluster.first_line(error.cause)}): every machine of the cluster needs "
                         "fedbcgd and what the model and the data need, in the same versions as here"
                     ) from error
                 except self._ray.exceptions.RayError as error:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from fedbcgd import config as configuration
+from fedbcgd.carriers.cluster import kept
 from fedbcgd.config import Config
 from fedbcgd.errors import Diverged
 from fedbcgd.loop import Outcome
@@ -34,19 +35,20 @@ def run_all(runs: Sequence[Planned], folder: Path, shown: Any) -> dict[str, Outc
         if planned.label not in outcomes and planned.group not in examined:
             examine(planned.config, folder / planned.folder)
             examined.add(planned.group)  # its other seeds differ in nothing that could fail
-    for k, planned in enumerate(runs):
-        if planned.label in outcomes:
-            shown.skip(k, "finished before")
-            continue
-        shown.begin(k)
-        place = folder / planned.folder
-        try:
-            outcomes[planned.label] = execute(planned.config, place, resume=True, callbacks=[shown])
-        except Diverged:
-            outcomes[planned.label] = Folder(place).outcome()
-            shown.skip(k, "diverged")
-        except KeyboardInterrupt:
-            raise KeyboardInterrupt(f"interrupted; the same command goes on from there ({folder})") from None
+    with kept(planned.config.where for planned in runs if planned.label not in outcomes):
+        for k, planned in enumerate(runs):
+            if planned.label in outcomes:
+                shown.skip(k, "finished before")
+                continue
+            shown.begin(k)
+            place = folder / planned.folder
+            try:
+                outcomes[planned.label] = execute(planned.config, place, resume=True, callbacks=[shown])
+            except Diverged:
+                outcomes[planned.label] = Folder(place).outcome()
+                shown.skip(k, "diverged")
+            except KeyboardInterrupt:
+                raise KeyboardInterrupt(f"interrupted; the same command goes on from there ({folder})") from None
     return outcomes
 
 
