@@ -22,6 +22,7 @@ import fedbcgd_plus_cost
 import loader
 import local_steps
 import one_two_workers
+import ray_workers
 
 BENCHMARKS = {
     "local": local_steps.measure,
@@ -29,6 +30,7 @@ BENCHMARKS = {
     "workers": one_two_workers.measure,
     "codecs": codecs_copy.measure,
     "loader": loader.measure,
+    "ray": ray_workers.measure,
 }
 
 
@@ -40,6 +42,8 @@ def main() -> None:
     out = {"machine": f"{platform.machine()}, {torch.get_num_threads()} threads, torch {torch.__version__}"}
     for name in names:
         rows = BENCHMARKS[name](console)
+        if not rows:  # it has said why
+            continue
         table = Table(title=name, title_justify="left")
         for column in rows[0]:
             table.add_column(column, justify="left" if isinstance(rows[0][column], str) else "right")

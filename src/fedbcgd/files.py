@@ -73,7 +73,7 @@ def make_folder(path: Path) -> Path:
     except OSError as error:
         raise UserError(f"{path} could not be made: {error.strerror or error}") from error
     if not os.access(path, os.W_OK):
-        raise UserError(f"{path} cannot be written to: choose another folder with --out")
+        raise UserError(f"{path} cannot be written to: choose another folder")
     return path
 
 

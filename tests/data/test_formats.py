@@ -212,7 +212,7 @@ GOOD = {"x_train": X, "y_train": [0, 1], "x_test": X, "y_test": [1, 1]}
         ({"y_train": np.array([0, 2**64 - 1], np.uint64)}, "has the label -1"),
         ({"y_train": [0.0, 1.0]}, "labels must be whole numbers"),
         ({"y_train": ["cat", "dog"]}, "labels must be whole numbers"),
-        ({"y_test": None}, "has no test images"),
+        ({"y_test": None}, "only one of x_test and y_test"),
         ({"classes": ["cat"]}, "a label is 1, but only 1 classes have names"),
         ({"classes": "cat"}, "classes must be a list"),
         ({"classes": np.full((2, 2), "a")}, "classes must be a list"),

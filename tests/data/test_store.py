@@ -5,6 +5,7 @@ import resource
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import numpy as np
@@ -332,3 +333,18 @@ def test_kill_9_while_writing_leaves_nothing_that_is_listed(cache, file):
 def test_one_picture_of_each_split(tmp_path):
     path = pack({"train/a/0.png": plain((1, 2, 3)), "test/a/0.png": plain((1, 2, 3))}, tmp_path / "one", "zip")
     assert len(store.add("one", path).train) == 1
+
+
+def test_what_a_kill_left_behind_is_removed_a_day_later(cache):
+    old, fresh = cache / ".get-old", cache / ".get-fresh"
+    for path in (old, fresh):
+        path.mkdir(parents=True)
+    half = cache / ".cifar10-abc.safetensors"
+    half.write_bytes(b"x")
+    yesterday = time.time() - 90_000
+    for path in (old, half):
+        os.utime(path, (yesterday, yesterday))
+    store.sweep()
+    assert fresh.exists()
+    assert not old.exists()
+    assert not half.exists()

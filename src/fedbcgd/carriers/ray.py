@@ -79,7 +79,7 @@ class Ray:
             count = min(workers or self._room(), cohort)
             self._window = BACKLOG * count + 1  # uploads that wait for an earlier one of the plan, at most
             self._job = self._ray.put(frozen)
-            self._shell = _shell(self._ray, self._gpus)
+            self._actor_class = _actor_class(self._ray, self._gpus)
             self._actors = [self._start(number) for number in range(count)]
             self._began = time.monotonic()
         except BaseException:
@@ -92,7 +92,7 @@ class Ray:
         return max(1, int(min(room, there.get("GPU", 0) / self._gpus) if self._gpus else room))
 
     def _start(self, number: int) -> _Actor:
-        actor = _Actor(number, self._shell.remote())
+        actor = _Actor(number, self._actor_class.remote())
         path = [os.path.abspath(place) for place in sys.path]  # an empty one is the folder we are in
         actor.calls[actor.handle.begin.remote(path, self._job, self._size, self._device)] = START
         return actor
@@ -265,10 +265,10 @@ class Ray:
             cluster.leave()
 
 
-def _shell(ray: Any, gpus: float) -> Any:
+def _actor_class(ray: Any, gpus: float) -> Any:
     """The class of the actors. Made in a function it travels by value, so the path is set before anything is imported."""
 
-    class Shell:
+    class FedBCGD:
         def begin(self, path: list[str], *arguments: Any) -> tuple[Any, ...]:
             import sys
 
@@ -282,7 +282,7 @@ def _shell(ray: Any, gpus: float) -> Any:
             assert self.actor is not None
             return self.actor.do(word, *arguments)
 
-    return ray.remote(num_cpus=1, num_gpus=gpus, max_restarts=0, runtime_env={"env_vars": ENVIRONMENT})(Shell)
+    return ray.remote(num_cpus=1, num_gpus=gpus, max_restarts=0, runtime_env={"env_vars": ENVIRONMENT})(FedBCGD)
 
 
 def _frozen(job: Job) -> tuple[np.ndarray, int]:

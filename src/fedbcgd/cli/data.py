@@ -33,6 +33,7 @@ def list_() -> None:
 
     from fedbcgd.data import store
     from fedbcgd.data.catalog import KNOWN
+    from fedbcgd.errors import UserError
     from fedbcgd.names import EMBEDDED
     from fedbcgd.report.progress import wide_console
 
@@ -50,7 +51,11 @@ def list_() -> None:
             known = KNOWN[name]
             title, shape, numbers = known.title, known.shape, (known.classes, known.train, known.test)
         else:
-            found = store.load(name)
+            try:
+                found = store.load(name)
+            except UserError:
+                table.add_row(name, "damaged: add it again", "", "", "", "", size)
+                continue
             title, shape = found.about, found.shape
             numbers = len(found.classes), len(found.train), len(found.test)
         table.add_row(name, title, "×".join(map(str, shape)), *(f"{n:,}" for n in numbers), size)

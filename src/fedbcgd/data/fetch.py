@@ -31,6 +31,7 @@ def get(name: str, step: Step = nothing) -> store.DataSet:
         raise unknown("data set to get", name, KNOWN)
     known = KNOWN[name]
     make_folder(store.folder())
+    store.sweep()
     failed = []
     with tempfile.TemporaryDirectory(prefix=".get-", dir=store.folder()) as temporary:
         for source, fetch in _sources(name, known, Path(temporary), step):

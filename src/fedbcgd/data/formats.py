@@ -238,7 +238,9 @@ def npz(path: Path) -> Raw:
     groups = found.get("group_train")
     train = Split(_pixels(found["x_train"]), _labels(found["y_train"], f"{path}: y_train"), groups)
     test = None
-    if "x_test" in found and "y_test" in found:
+    if ("x_test" in found) != ("y_test" in found):
+        raise UserError(f"{path} has only one of x_test and y_test: both are wanted, or neither")
+    if "x_test" in found:
         test = Split(_pixels(found["x_test"]), _labels(found["y_test"], f"{path}: y_test"))
     return Raw(train, test, tuple(str(name) for name in found.get("classes", ())))
 

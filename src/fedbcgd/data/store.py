@@ -1,9 +1,12 @@
 """The user's data sets: one file each, mapped into memory, in the cache folder (FEDBCGD_DATA overrides)."""
 
+import contextlib
 import json
 import os
 import re
+import shutil
 import sys
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -65,6 +68,14 @@ def kept() -> list[str]:
     """The names of the data sets in the folder."""
     files = folder().glob("*.safetensors") if folder().is_dir() else ()
     return sorted(path.stem for path in files if NAME.fullmatch(path.stem))
+
+
+def sweep() -> None:
+    """Remove what a kill in the middle of fetching or writing left behind, a day later: another process may be at work."""
+    for path in [*folder().glob(".get-*"), *folder().glob(".*.safetensors")]:
+        with contextlib.suppress(OSError):
+            if time.time() - path.stat().st_mtime > 86_400:
+                shutil.rmtree(path) if path.is_dir() else path.unlink()
 
 
 def add(
