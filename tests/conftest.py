@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import settings
 from torch import nn
 
 from fedbcgd.algorithm import Algorithm
@@ -14,6 +15,9 @@ from fedbcgd.messages import Upload
 from fedbcgd.objective import objective
 from fedbcgd.server import Server
 from fedbcgd.state import StateStore
+
+settings.register_profile("house", deadline=None)  # a busy machine is no reason to fail
+settings.load_profile("house")
 
 
 class Federation:

@@ -23,7 +23,9 @@ def package() -> Any:
     """The package `ray`, imported only when it is asked for."""
     try:
         # Ray prints on standard output that a worker died, where a program's results belong; the carrier says it as well.
-        with _environment({} if "ray" in sys.modules else {"RAY_DEDUP_LOGS_SKIP_REGEX": "worker died|killed due to|marked dead"}):
+        with _environment(
+            {} if "ray" in sys.modules else {"RAY_DEDUP_LOGS_SKIP_REGEX": "worker died|killed due to|marked dead"}
+        ):
             import ray
     except ImportError as error:
         if error.name not in (None, "ray"):

@@ -19,7 +19,7 @@ from torch import Tensor
 from fedbcgd.codecs.codec import Codec
 from fedbcgd.codecs.packing import pack, packed_bytes, unpack
 
-_CACHED = 1 << 15  # values worked on at a time
+_CACHED = 1 << 16  # values worked on at a time
 
 
 class QSGD(Codec):
@@ -38,8 +38,9 @@ class QSGD(Codec):
         n, dtype = values.numel(), values.dtype
         head = self._buckets(n) * dtype.itemsize
         out = torch.empty(self.nbytes(n, dtype), dtype=torch.uint8, device=values.device)
+        quick = self.bits <= 8 and dtype != torch.float64
         for piece, buckets, codes in self._pieces(n, dtype, head):
-            scale, code = self._round(values[piece], rng)
+            scale, code = (self._round_quickly if quick else self._round)(values[piece], rng)
             out[buckets] = scale.view(torch.uint8)
             out[codes] = pack(code, self.bits)
         return out
@@ -86,6 +87,26 @@ class QSGD(Codec):
         low += draw < level.sub_(low)  # compared with the exact remainder: a value on the grid stays there
         code = low.clamp_(max=self.levels).copysign_(rows).add_(self.levels)
         return scale, code.view(-1)[:n].to(torch.uint8 if self.bits <= 8 else torch.int32)
+
+    def _round_quickly(self, values: Tensor, rng: np.random.Generator) -> tuple[Tensor, Tensor]:
+        """The same for up to 8 bits in fewer passes: ⌊v/m·s + s + u⌋ with u uniform in steps of 2⁻¹⁶, so unbiased to
+        2⁻¹⁷ of a level."""
+        n, dtype = values.numel(), values.dtype
+        rows = torch.nn.functional.pad(values.float(), (0, -n % self.bucket)).view(-1, self.bucket)
+        scale = self._scale(rows, dtype)
+        finite = scale.isfinite()
+        divisor = torch.where(finite & (scale > 0), scale, 1).float()
+        factor = self.levels / divisor
+        tiny = ~factor.isfinite()  # subnormal scales, whose reciprocal is infinite
+        middle = torch.full((), self.levels + 0.5, device=rows.device)  # the draws below are around zero
+        level = torch.addcmul(middle, rows, torch.where(tiny, 0, factor)[:, None])
+        for bad, exact in ((tiny, rows[tiny] / divisor[tiny, None] * self.levels + middle), (~finite, middle)):
+            if bad.any():
+                level[bad] = exact
+        raw: np.ndarray = rng.bit_generator.random_raw(-(-level.numel() // 4))
+        draws = torch.from_numpy(raw.view(np.int16)[: level.numel()]).to(rows.device)
+        level.view(-1).add_(draws, alpha=2.0**-16)
+        return scale, level.view(-1)[:n].to(torch.uint8).clamp_(max=2 * self.levels)
 
     def _buckets(self, n: int) -> int:
         return -(-n // self.bucket)
