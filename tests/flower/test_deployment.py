@@ -154,7 +154,7 @@ def _home(folder, port):
 def test_a_node_killed_in_the_middle_of_a_round_is_survived(place):
     """Its upload is counted as lost, the round closes without it; restarted, it takes part again with its state."""
     with loopback.federation(place, NODES, secure=False) as federation:
-        values = {"min-clients": 2, "rounds": 6, "algorithm": '"fedbcgd+"', "timeout": 25, "examples": 0}
+        values = {"min-clients": 2, "rounds": 6, "algorithm": '"fedbcgd+"', "timeout": 60, "examples": 500}
         process = federation.run(APP, config(place / "out", **values))
         try:
             metrics = place / "out" / "metrics.jsonl"

@@ -116,6 +116,7 @@ class Federation(Strategy):
         self._checkpoint_every, self._callbacks = checkpoint_every, callbacks
         self._plan: Plan | None = None
         self._fresh: dict[int, int] = {}  # accepted in the open round
+        self._sent: list[tuple[Message, Task]] = []
         self.timeout = 3600.0
 
     # -- the whole run ------------------------------------------------------------------------------------------------
@@ -216,7 +217,8 @@ class Federation(Strategy):
         """One for each client of the cohort: the same vectors, a task of its own."""
         self._plan, self._fresh = plan, {}
         vectors = wire.vectors(plan.broadcast)
-        return [self._message(task, vectors, MessageType.TRAIN) for task in plan.tasks]
+        self._sent = [(self._message(task, vectors, MessageType.TRAIN), task) for task in plan.tasks]
+        return [message for message, _ in self._sent]
 
     def _message(self, task: Task, vectors: ArrayRecord, kind: str) -> Message:
         server = self._server()
@@ -235,11 +237,7 @@ class Federation(Strategy):
 
     def take(self, reply: Message) -> None:
         """One reply: checked by the server like any upload, or counted as lost."""
-        server, plan = self._server(), self._plan
-        assert plan is not None
-        senders = self.roster.clients([reply.metadata.src_node_id])
-        tasks = {task.client: task for task in plan.tasks}
-        task = tasks.get(senders[0]) if senders else None
+        server, task = self._server(), self._task_of(reply)
         if task is None:
             log.warning("a reply came from node %d, which was not asked: passed over", reply.metadata.src_node_id)
             return
@@ -263,12 +261,20 @@ class Federation(Strategy):
         elif server.receive(upload).accepted:
             self._fresh[task.client] = task.round
 
+    def _task_of(self, reply: Message) -> Task | None:
+        """Whose it is: of a client's reply by the node it came from, of an error that Flower made itself by the question."""
+        if reply.has_error():
+            asked = reply.metadata.reply_to_message_id
+            return next((task for message, task in self._sent if message.metadata.message_id == asked), None)
+        senders = self.roster.clients([reply.metadata.src_node_id])
+        return next((task for _, task in self._sent if [task.client] == senders), None)
+
     def committed(self) -> None:
         """After a commit: what was accepted now holds, unless all controls began again."""
         if self._plan is not None:
             same = self._server().epoch == self._plan.broadcast.epoch
             self.accepted = self.accepted | self._fresh if same else {}
-        self._plan, self._fresh = None, {}
+        self._plan, self._fresh, self._sent = None, {}, []
 
     # -- for users with a loop of their own ---------------------------------------------------------------------------
 
