@@ -39,18 +39,16 @@ def _one(name: str, repeats: int) -> list[dict]:
     loops = {}
     try:
         for carrier in ("workers", "ray"):
-            algorithm = make_algorithm(name, batch_size=10, local_epochs=1, lr_decay=1.0)
+            algorithm = make_algorithm(name, batch_size=10, local_epochs=1, lr=0.02, lr_decay=1.0)
             job = make_job(model, clients, algorithm, None, 0)
             server = make_server(job, 10, Stop(rounds=1))
             store = StateStore(algorithm.state_names, job.layout.dim, job.layout.dtype)
-            loops[carrier] = Loop(
-                server, make_carrier(job, store, 10, Where(carrier, workers=2)), Stop(), every=10**9
-            )
+            loops[carrier] = Loop(server, make_carrier(job, store, 10, Where(carrier, workers=2)), Stop())
 
         def go(loop: Loop):
             def way() -> None:
-                for _ in range(ROUNDS):  # without a stopping rule: the last round would be evaluated
-                    loop._round()
+                loop.stop = Stop(rounds=loop.server.round + ROUNDS)
+                loop.run()
 
             return way
 

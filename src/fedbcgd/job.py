@@ -31,6 +31,12 @@ class Job:
     def client(self) -> Client:
         return Client(self.algorithm, self.layout, self.module, self.objective, self.seed)
 
+    def examples(self, client: int) -> int:
+        """How many this client has, where that is known without loading anything; 0 otherwise."""
+        if not isinstance(self.clients, (list, tuple)):
+            return 0
+        return len(as_source(self.clients[client], f"client {client}"))
+
     def fit(self, broadcast: Broadcast, task: Task, state: Mapping[str, Tensor]) -> tuple[Upload, StateUpdate]:
         try:
             data = as_source(self.clients[task.client], f"client {task.client}")

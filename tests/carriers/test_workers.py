@@ -12,9 +12,11 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
+from torch import nn
 
 import fedbcgd
 from fedbcgd import UserError, simulate
+from fedbcgd.carriers import workers as workers_module
 from fedbcgd.errors import WorkerLost
 
 
@@ -272,3 +274,21 @@ def test_of_many_clients_only_those_who_take_part_cost(tmp_path):
     used = os.stat(tmp_path / "clients.bin").st_blocks * 512
     assert used <= 1.4 * 200 * 4 * layout.dim
     assert peak < 3e6
+
+
+def test_the_longest_of_the_next_tasks_goes_first(monkeypatch):
+    """Nobody waits for a long task that was begun last; sums keep the order of the plan, so the bits are the same."""
+    clients = [(torch.randn(n, 4), torch.randint(3, (n,))) for n in (2, 2, 2, 2, 2, 40, 2, 2)]
+    net = nn.Sequential(nn.Linear(4, 5), nn.ReLU(), nn.Linear(5, 3))
+    told = []
+    tell = workers_module._Worker.tell
+
+    def watched(self, *words):
+        if words[0] == "fit":
+            told.append(words[2].client)
+        tell(self, *words)
+
+    monkeypatch.setattr(workers_module._Worker, "tell", watched)
+    ends = [simulate(net, clients, rounds=2, blocks=2, cohort=8, workers=w, batch_size=2).module for w in (0, 2)]
+    assert (len(told), told[0], told[8]) == (16, 5, 5)
+    assert all(torch.equal(a, b) for a, b in zip(ends[0].parameters(), ends[1].parameters(), strict=True))

@@ -1,7 +1,8 @@
 """Worker processes on this machine: the default carrier. One per core, one thread each, started as fresh interpreters.
 
-Tasks go out in the order of the plan as workers come free, and no further ahead than there are upload slots. A worker that
-dies is replaced and its task run again: every draw comes from (seed, round, client), so the result is the same.
+Tasks go out as workers come free, in the order of the plan but the longest first among the next few, so that no core waits
+long at the end of a round; and no further ahead than there are upload slots. A worker that dies is replaced and its task run
+again: every draw comes from (seed, round, client), so the result is the same.
 """
 
 import contextlib
@@ -98,7 +99,7 @@ class Workers:
         self.job = job
         self.store = store
         self.clock = Clock()
-        self._places = 2 * workers + 1
+        self._places = 4 * workers
         size = Memory.size(job.algorithm, job.layout, self._places)
         self._fds = [nameless(size)]
         self._memory = Memory(mmap.mmap(self._fds[0], size), job.algorithm, job.layout)
@@ -133,21 +134,27 @@ class Workers:
         self._memory.publish(plan.broadcast)
         epoch = plan.broadcast.epoch
         todo = deque(range(len(plan.tasks)))
+        near: set[int] = set()  # the next few
+        length = [self.job.examples(task.client) for task in plan.tasks]
         places = list(range(self._places))
         held: dict[int, int] = {}  # position → the upload slot that the server may still read
         reserved: dict[int, int | None] = {}  # position → the slot for the new client state
 
         def next_words() -> tuple[Any, ...] | None:
-            if not todo or not places:
+            # A slot is held until all earlier uploads are in: within this window there is one for everybody.
+            while todo and todo[0] < server.settled + self._places:
+                near.add(todo.popleft())
+            if not near:
                 return None
-            position = todo.popleft()
+            position = max(near, key=lambda p: (length[p], -p))
+            near.remove(position)
             task = plan.tasks[position]
             if position not in reserved:
                 reserved[position] = self.store.reserve()
             return "fit", position, task, epoch, places.pop(), self.store.slot(task.client, epoch), reserved[position]
 
         def again(words: tuple[Any, ...]) -> None:
-            todo.appendleft(words[1])
+            near.add(words[1])
             places.append(words[4])
 
         def done(position: int, place: int, where: Any, told: Any, seconds: dict[str, float]) -> None:

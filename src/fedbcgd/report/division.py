@@ -5,6 +5,8 @@ from rich.table import Table
 from fedbcgd.algorithm import Algorithm
 from fedbcgd.flat import Layout
 
+SHOWN = 100  # blocks; of more the first and the last
+
 
 def table(algorithm: Algorithm, layout: Layout, model: str) -> Table:
     """A row per block: what is in it, how large it is, what a client that serves it uploads in a round."""
@@ -17,7 +19,12 @@ def table(algorithm: Algorithm, layout: Layout, model: str) -> Table:
     out.add_column("layers")
     for column in ("parameters", "share of d", "bytes per upload"):
         out.add_column(column, justify="right")
+    left_out = range(SHOWN // 2, layout.blocks - SHOWN // 2) if layout.blocks > SHOWN else range(0)
     for j in range(layout.blocks):
+        if j in left_out:
+            if j == left_out[0]:
+                out.add_row("…", f"{len(left_out):,} more blocks", "", "", "")
+            continue
         nbytes = sum(map(sum, algorithm.lengths(layout, j).values()))
         s = layout.block(j)
         n = s.stop - s.start
