@@ -286,16 +286,16 @@ def test_a_full_disk_keeps_the_last_checkpoint(tmp_path, monkeypatch):
 
 def test_a_full_disk_while_writing_metrics(tmp_path, monkeypatch):
     """/dev/full in the place of the file: every write to it fails as on a full disk."""
-    from fedbcgd.runner import _Metrics
+    from fedbcgd.runner import MetricsFile
 
-    original = _Metrics.append
+    original = MetricsFile.append
 
     def append(self, row):
         self._file = open("/dev/full", "ab")  # noqa: SIM115
         original(self, row)
 
-    monkeypatch.setattr(_Metrics, "append", append)
-    monkeypatch.setattr(_Metrics, "__exit__", lambda *_: None)
+    monkeypatch.setattr(MetricsFile, "append", append)
+    monkeypatch.setattr(MetricsFile, "__exit__", lambda *_: None)
     with pytest.raises(UserError, match=r"metrics\.jsonl could not be written: No space left.*no checkpoint"):
         execute(make(rounds=2, evaluate_every=1), tmp_path)
 
