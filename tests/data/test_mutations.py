@@ -39,7 +39,7 @@ def changed(data: bytes, edits: list[tuple[float, int, bytes]], cut: float) -> b
     return data[: int(len(data) * cut)]
 
 
-def read_or_refuse(data: bytes, suffix: str) -> None:
+def check_read_or_refused(data: bytes, suffix: str) -> None:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / f"mine{suffix}"
         path.write_bytes(data)
@@ -57,14 +57,14 @@ def test_a_file_within_is_changed(name, which, edits, cut):
     files = dict(FORMATS[name])
     inner = sorted(files)[which % len(files)]
     files[inner] = changed(files[inner], edits, cut)
-    read_or_refuse(tar_bytes(files), ".tar")
+    check_read_or_refused(tar_bytes(files), ".tar")
 
 
 @pytest.mark.parametrize("pack", [tar_bytes, zip_bytes], ids=["tar", "zip"])
 @often
 @given(name=st.sampled_from(sorted(FORMATS)), edits=edits, cut=cuts)
 def test_an_archive_is_changed(pack, name, edits, cut):
-    read_or_refuse(changed(pack(FORMATS[name]), edits, cut), ".any")
+    check_read_or_refused(changed(pack(FORMATS[name]), edits, cut), ".any")
 
 
 @often
@@ -72,13 +72,13 @@ def test_an_archive_is_changed(pack, name, edits, cut):
 def test_the_directory_of_a_zip_is_changed(edits, cut):
     data = zip_bytes(FORMATS["image folder"])
     at = data.index(b"PK\x01\x02")
-    read_or_refuse(data[:at] + changed(data[at:], edits, cut), ".zip")
+    check_read_or_refused(data[:at] + changed(data[at:], edits, cut), ".zip")
 
 
 @often
 @given(edits=edits, cut=cuts)
 def test_an_npz_file_is_changed(edits, cut):
-    read_or_refuse(changed(NPZ, edits, cut), ".npz")
+    check_read_or_refused(changed(NPZ, edits, cut), ".npz")
 
 
 @often
@@ -86,10 +86,10 @@ def test_an_npz_file_is_changed(edits, cut):
 def test_an_array_within_an_npz_file_is_changed(edits, cut):
     body = NPZ[NPZ.index(b"\x93NUMPY") :]
     array = body[: body.index(b"PK")]
-    read_or_refuse(zip_bytes({"x_train.npy": changed(array, edits, cut), "y_train.npy": array}), ".npz")
+    check_read_or_refused(zip_bytes({"x_train.npy": changed(array, edits, cut), "y_train.npy": array}), ".npz")
 
 
 @often
 @given(data=st.binary(max_size=300), suffix=st.sampled_from([".npz", ".zip", ".tar.gz"]))
 def test_noise(data, suffix):
-    read_or_refuse(data, suffix)
+    check_read_or_refused(data, suffix)

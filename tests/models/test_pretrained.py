@@ -1,77 +1,13 @@
-import os
-import socket
-import subprocess
-import sys
-import threading
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from torch import nn
+from vits import SHAPE, body, check_refused, classical, same, small
 
-from fedbcgd import UserError
 from fedbcgd.models import LeNet5
 from fedbcgd.models.pretrained import load_pretrained
-from fedbcgd.models.vit import ViT
-
-SHAPE = (3, 32, 32)
-
-
-def small(classes=5, seed=0, **changes):
-    """Weights from a wide normal: with those of the start, layers do so little that a mistake would not show."""
-    torch.manual_seed(seed)
-    model = ViT(classes, **{"shape": SHAPE, "patch": 8, "dim": 12, "depth": 2, "heads": 3} | changes)
-    for p in model.parameters():
-        nn.init.normal_(p, std=0.3)
-    return model
-
-
-def body(model):
-    return {name: p.detach().clone() for name, p in model.named_parameters() if not name.startswith("head.")}
-
-
-def same(a, b):
-    return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
-
-
-def classical(model):
-    """The body under the names of Hugging Face's files."""
-    inside = {
-        "norm1": "layernorm_before",
-        "attn.proj": "attention.output.dense",
-        "norm2": "layernorm_after",
-        "mlp.fc1": "intermediate.dense",
-        "mlp.fc2": "output.dense",
-    }
-    out = {
-        "embeddings.cls_token": model.cls_token,
-        "embeddings.position_embeddings": model.pos_embed,
-        "embeddings.patch_embeddings.projection.weight": model.patch_embed.proj.weight,
-        "embeddings.patch_embeddings.projection.bias": model.patch_embed.proj.bias,
-        "layernorm.weight": model.norm.weight,
-        "layernorm.bias": model.norm.bias,
-    }
-    for i, layer in enumerate(model.blocks):
-        for kind in ("weight", "bias"):
-            for ours, theirs in inside.items():
-                out[f"encoder.layer.{i}.{theirs}.{kind}"] = layer.get_parameter(f"{ours}.{kind}")
-            parts = layer.get_parameter(f"attn.qkv.{kind}").chunk(3)
-            for part, value in zip(("query", "key", "value"), parts, strict=True):
-                out[f"encoder.layer.{i}.attention.attention.{part}.{kind}"] = value
-    return {name: p.detach().clone() for name, p in out.items()}
-
-
-def refused(path, message, model=None):
-    """Loading ends in a UserError, and the model is as before."""
-    model = model or small(seed=1)
-    before = {name: p.clone() for name, p in model.state_dict().items()}
-    with pytest.raises(UserError, match=message) as caught:
-        load_pretrained(model, path)
-    assert same(model.state_dict(), before)
-    return str(caught.value)
-
 
 # timm's names
 
@@ -274,7 +210,7 @@ def test_a_file_of_the_same_oblong_grid(tmp_path):
 )
 def test_positions_that_cannot_be_placed(tmp_path, count, shape, message):
     save_file(small().state_dict() | {"pos_embed": torch.zeros(1, count, 12)}, tmp_path / "vit.safetensors")
-    refused(tmp_path / "vit.safetensors", message, small(seed=1, shape=shape))
+    check_refused(tmp_path / "vit.safetensors", message, small(seed=1, shape=shape))
 
 
 # files that do not fit
@@ -282,7 +218,7 @@ def test_positions_that_cannot_be_placed(tmp_path, count, shape, message):
 
 def test_missing_layers(tmp_path):
     save_file(small().state_dict(), tmp_path / "vit.safetensors")
-    message = refused(tmp_path / "vit.safetensors", "does not fit ViT", small(seed=1, depth=3))
+    message = check_refused(tmp_path / "vit.safetensors", "does not fit ViT", small(seed=1, depth=3))
     assert "whose body has 42 tensors, in 12 of them: blocks.2.norm1.weight is missing; " in message
     assert message.count("is missing") == 8
     assert message.endswith("; and 4 more")
@@ -290,7 +226,7 @@ def test_missing_layers(tmp_path):
 
 def test_wrong_dimension(tmp_path):
     save_file(small(dim=15).state_dict(), tmp_path / "vit.safetensors")
-    message = refused(tmp_path / "vit.safetensors", "cls_token is 1×1×15 in the file, 1×1×12 in the model")
+    message = check_refused(tmp_path / "vit.safetensors", "cls_token is 1×1×15 in the file, 1×1×12 in the model")
     assert "pos_embed is 1×17×15 in the file, 1×17×12 in the model" in message
     assert message.endswith("; and 22 more")
 
@@ -299,7 +235,7 @@ def test_one_wrong_tensor_is_enough(tmp_path):
     state = classical(small())
     state["encoder.layer.1.attention.attention.key.bias"] = torch.zeros(11)
     save_file(state, tmp_path / "vit.safetensors")
-    message = refused(tmp_path / "vit.safetensors", "in 1 of them")
+    message = check_refused(tmp_path / "vit.safetensors", "in 1 of them")
     assert message.endswith("encoder.layer.1.attention.attention.key.bias is 11 in the file, 12 in the model")
 
 
@@ -307,31 +243,35 @@ def test_incomplete_attention(tmp_path):
     state = classical(small())
     del state["encoder.layer.0.attention.attention.key.weight"]
     save_file(state, tmp_path / "vit.safetensors")
-    refused(tmp_path / "vit.safetensors", r"blocks.0.attn.qkv.weight is missing its key$")
+    check_refused(tmp_path / "vit.safetensors", r"blocks.0.attn.qkv.weight is missing its key$")
 
 
 @pytest.mark.parametrize("value", [torch.zeros(12, dtype=torch.int8), torch.zeros(12).to_sparse()])
 def test_not_plain_floating_point(tmp_path, value):
     torch.save(small().state_dict() | {"norm.bias": value}, tmp_path / "vit.pt")
-    refused(tmp_path / "vit.pt", r"norm.bias is torch\.\w+ of torch\.\w+ on cpu, where dense floating point")
+    check_refused(tmp_path / "vit.pt", r"norm.bias is torch\.\w+ of torch\.\w+ on cpu, where dense floating point")
 
 
 def test_two_models_in_one_file(tmp_path):
     state = small().state_dict()
     torch.save({"model": state, "state_dict": dict(state)}, tmp_path / "vit.pt")
-    refused(tmp_path / "vit.pt", "both 'model.cls_token' and 'state_dict.cls_token' are cls_token")
+    check_refused(tmp_path / "vit.pt", "both 'model.cls_token' and 'state_dict.cls_token' are cls_token")
 
 
 def test_attention_whole_and_in_parts(tmp_path):
     state = small().state_dict() | {"layers.0.attention.k_proj.bias": torch.zeros(12)}
     torch.save(state, tmp_path / "vit.pt")
-    refused(tmp_path / "vit.pt", "both 'blocks.0.attn.qkv.bias' and 'layers.0.attention.k_proj.bias' are blocks.0")
+    check_refused(
+        tmp_path / "vit.pt", "both 'blocks.0.attn.qkv.bias' and 'layers.0.attention.k_proj.bias' are blocks.0"
+    )
 
 
 @pytest.mark.parametrize("content", [LeNet5().state_dict(), {}, [1, 2]])
 def test_another_model(tmp_path, content):
     torch.save(content, tmp_path / "other.pt")
-    refused(tmp_path / "other.pt", "no tensor has a name of timm's or Hugging Face's ViT; the file holds (conv1|no te)")
+    check_refused(
+        tmp_path / "other.pt", "no tensor has a name of timm's or Hugging Face's ViT; the file holds (conv1|no te)"
+    )
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
@@ -340,11 +280,11 @@ def test_values_that_are_not_finite(tmp_path, bad, name):
     state = small().state_dict()
     state[name].view(-1)[-1] = bad
     save_file(state, tmp_path / "vit.safetensors")
-    refused(tmp_path / "vit.safetensors", f"tensor '{name}' holds values that are not finite")
+    check_refused(tmp_path / "vit.safetensors", f"tensor '{name}' holds values that are not finite")
 
 
 def test_another_kind_of_model(tmp_path):
-    refused(tmp_path, "given a LeNet5", LeNet5())
+    check_refused(tmp_path, "given a LeNet5", LeNet5())
 
 
 # files that cannot be read
@@ -363,7 +303,7 @@ def test_a_file_that_would_run_code(tmp_path, zipped):
     target = tmp_path / "ran"
     content = small().state_dict() | {"extra": Malicious(target)}
     torch.save(content, tmp_path / "vit.pt", _use_new_zipfile_serialization=zipped)
-    refused(tmp_path / "vit.pt", "holds more than tensors.* it was not loaded")
+    check_refused(tmp_path / "vit.pt", "holds more than tensors.* it was not loaded")
     assert not target.exists()
     torch.load(tmp_path / "vit.pt", weights_only=False)
     assert target.exists()  # so the file was dangerous
@@ -371,7 +311,7 @@ def test_a_file_that_would_run_code(tmp_path, zipped):
 
 def test_a_whole_module_in_a_file(tmp_path):
     torch.save(small(), tmp_path / "vit.pt")
-    refused(tmp_path / "vit.pt", "holds more than tensors")
+    check_refused(tmp_path / "vit.pt", "holds more than tensors")
 
 
 @pytest.mark.parametrize("name", ["vit.safetensors", "vit.pt", "legacy.pt"])
@@ -384,7 +324,7 @@ def test_files_cut_short(tmp_path, name, part):
         torch.save(state, path, _use_new_zipfile_serialization=name == "vit.pt")
     content = path.read_bytes()
     path.write_bytes(content[: int(part * len(content))])
-    refused(path, "may be damaged or cut short|is no PyTorch file")
+    check_refused(path, "may be damaged or cut short|is no PyTorch file")
 
 
 @pytest.mark.parametrize("suffix", [".safetensors", ".bin"])
@@ -392,7 +332,7 @@ def test_files_cut_short(tmp_path, name, part):
 def test_something_else_under_that_name(tmp_path, suffix, content):
     path = tmp_path / f"vit{suffix}"
     path.write_bytes(content)
-    refused(path, "may be damaged or cut short|is no PyTorch file")
+    check_refused(path, "may be damaged or cut short|is no PyTorch file")
 
 
 def test_a_dictionary_that_holds_itself(tmp_path):
@@ -405,119 +345,9 @@ def test_a_dictionary_that_holds_itself(tmp_path):
 
 
 def test_paths_that_lead_nowhere(tmp_path):
-    refused(tmp_path, "the folder holds neither model.safetensors nor pytorch_model.bin")
-    refused(tmp_path / "vit.safetensors", "no such file or folder; give")
-    refused("weights/vit.pth", "weights/vit.pth: no such file or folder; give")  # not a name on the hub
+    check_refused(tmp_path, "the folder holds neither model.safetensors nor pytorch_model.bin")
+    check_refused(tmp_path / "vit.safetensors", "no such file or folder; give")
+    check_refused("weights/vit.pth", "weights/vit.pth: no such file or folder; give")  # not a name on the hub
     (tmp_path / "vit.onnx").touch()
-    refused(tmp_path / "vit.onnx", "ends in one of .safetensors, .bin, .pt, .pth")
-    refused("x" * 5000, "could not be read")
-
-
-# the hub
-
-
-def test_hub_without_the_extra(monkeypatch):
-    monkeypatch.setitem(sys.modules, "huggingface_hub", None)
-    refused("owner/model", r"pip install 'fedbcgd\[hf\]'")
-
-
-CHILD = """
-import sys, time
-import torch
-from safetensors.torch import save_file
-from fedbcgd import UserError
-from fedbcgd.models.pretrained import load_pretrained
-from fedbcgd.models.vit import ViT
-
-time.sleep = lambda seconds: None  # the hub's client asks a silent server again and again, half a minute in all
-for k, name in enumerate(sys.argv[1:]):
-    model = ViT(5, (3, 32, 32), patch=8, dim=12, depth=2, heads=3)
-    try:
-        print(load_pretrained(model, name).lines()[0])
-        save_file(model.state_dict(), f"{k}.safetensors")
-    except UserError as error:
-        print(error)
-"""
-
-
-def child(tmp_path, port, *names):
-    """A line for each model from a process with its own cache and a hub at `port`; and what its hub's client said."""
-    pytest.importorskip("huggingface_hub", reason="the hub's client comes with the extra hf")
-    env = {key: value for key, value in os.environ.items() if not key.startswith("HF_")}
-    env |= {"HF_ENDPOINT": f"http://127.0.0.1:{port}", "HF_HOME": str(tmp_path / "home"), "NO_PROXY": "127.0.0.1"}
-    env |= {"PYTHONPATH": os.pathsep.join(sys.path), "HF_HUB_DISABLE_XET": "1", "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-c", CHILD, *names]
-    done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stderr
-    return done.stdout.splitlines(), done.stderr
-
-
-class Hub(BaseHTTPRequestHandler):
-    """As much of the hub as its client asks for to get one file."""
-
-    files: dict[str, bytes] = {}
-
-    def do_HEAD(self):
-        owner, model, *rest = self.path.strip("/").split("/")
-        content = self.files.get(f"{owner}/{model}/{rest[-1]}") if rest else None
-        if content is not None:
-            self.send_response(200)
-            self.send_header("ETag", f'"{abs(hash(content)):x}"')
-        else:
-            known = any(name.startswith(f"{owner}/{model}/") for name in self.files)
-            self.send_response(404)
-            self.send_header("X-Error-Code", "EntryNotFound" if known else "RepoNotFound")
-        self.send_header("X-Repo-Commit", "c" * 40)
-        self.send_header("Content-Length", str(len(content or b"")))
-        self.end_headers()
-        if self.command == "GET":
-            self.wfile.write(content or b"")
-
-    do_GET = do_HEAD
-
-    def log_message(self, *_):
-        pass
-
-
-@pytest.fixture
-def hub(tmp_path):
-    a, b = small(), small(seed=1)
-    save_file(a.state_dict(), tmp_path / "a.safetensors")
-    torch.save(classical(b), tmp_path / "b.bin")
-    Hub.files = {
-        "owner/new/model.safetensors": (tmp_path / "a.safetensors").read_bytes(),
-        "owner/old/pytorch_model.bin": (tmp_path / "b.bin").read_bytes(),
-        "owner/text/README.md": b"hello",
-    }
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Hub)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    yield server, a, b
-    server.shutdown()
-    server.server_close()
-
-
-def test_models_on_the_hub(tmp_path, hub):
-    """From the hub; and with the hub gone, from the client's cache, which for the second model has no first choice."""
-    server, a, b = hub
-    names = ["owner/new", "owner/old", "owner/text", "owner/none", "owner/no--name"]
-    (new, old, text, none, bad), _ = child(tmp_path, server.server_port, *names)
-    assert new.startswith("pretrained weights from owner/new (")
-    assert old.endswith("pytorch_model.bin)")
-    assert "owner/text: the model on the Hugging Face hub has neither model.safetensors nor" in text
-    assert "owner/none: no such file or folder here, and no such model on the Hugging Face hub" in none
-    assert "owner/no--name: no such file or folder here, and no such model" in bad
-    assert same(body(a), {name: p for name, p in load_file(tmp_path / "0.safetensors").items() if "head" not in name})
-    loaded = load_file(tmp_path / "1.safetensors")
-    assert all(torch.equal(loaded[name], p) for name, p in body(b).items())
-    server.shutdown()
-    server.server_close()
-    assert child(tmp_path, server.server_port, "owner/new", "owner/old")[0] == [new, old]
-
-
-def test_hub_out_of_reach(tmp_path):
-    with socket.socket() as taken:  # bound, so nobody else has the port, and not listening
-        taken.bind(("127.0.0.1", 0))
-        (line,), said = child(tmp_path, taken.getsockname()[1], "owner/model")
-    assert "owner/model: no such file or folder here, the Hugging Face hub could not be reached" in line
-    assert line.endswith("a path to a downloaded file or folder works too")
-    assert "pytorch_model.bin" not in said  # it did not wait a second time
+    check_refused(tmp_path / "vit.onnx", "ends in one of .safetensors, .bin, .pt, .pth")
+    check_refused("x" * 5000, "could not be read")
