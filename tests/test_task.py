@@ -163,6 +163,17 @@ def test_a_loader_and_a_model_of_ones_own_on_both_carriers(mine, workers):
     assert (mine / "run" / "holdings.png").exists()
 
 
+def test_a_mistake_in_ones_own_model_is_told_before_anything_is_written(mine):
+    (mine / "broken_net.py").write_text(
+        "from torch import nn\n\n\nclass Net(nn.Module):\n    def __init__(self):\n        super().__init__()\n"
+        "        self.fc = nn.Linear(7, 3)\n\n    def forward(self, x):\n        return self.fc(x)\n"
+    )
+    settings = config({"name": "my_data:load", "clients": 4}, {"name": "broken_net.py:Net", "width": None})
+    with pytest.raises(UserError, match=r"failed on a first batch: RuntimeError: mat1.*broken_net\.py, line 10"):
+        execute(settings, mine / "run")
+    assert not (mine / "run").exists()
+
+
 def test_loaders_of_other_kinds(mine):
     grouped = check(own("grouped").model_dump() | {"data": {"name": "my_data:grouped", "clients": 2, "partition": "group"},
                     "run": {"rounds": 1, "cohort": 2}, "quadratics": None}, "test")  # fmt: skip

@@ -25,7 +25,7 @@ from fedbcgd.loop import Callback, Loop, Outcome, RoundInfo, Stop
 from fedbcgd.report import plots
 from fedbcgd.server import Server
 from fedbcgd.signals import uninterrupted
-from fedbcgd.simulation import export, make_carrier, make_job, make_server
+from fedbcgd.simulation import export, make_carrier, make_job, make_server, try_out
 from fedbcgd.state import StateStore
 from fedbcgd.task import make_task
 from fedbcgd.version import __version__
@@ -122,6 +122,8 @@ class _Prepared:
         self.job = make_job(
             task.model, task.clients, algorithm, task.test, run.seed, task.loss, task.metrics, device=config.where.home
         )
+        if ":" in config.model.name + config.data.name:  # a user's own code
+            try_out(self.job)
         goal = None if run.target is None else (f"{self.task.prefix}_accuracy", ">=", run.target)
         self.stop = Stop(run.rounds, run.budget, goal)
         self.server = make_server(self.job, run.cohort, self.stop)

@@ -3,8 +3,10 @@
 import copy
 import logging
 import math
+import traceback
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -258,6 +260,27 @@ def make_device(name: str | torch.device) -> torch.device:
     except (RuntimeError, AssertionError) as error:
         raise UserError(f"device: {str(name)!r} cannot be used here: {str(error).splitlines()[0]}") from None
     return device
+
+
+def try_out(job: Job) -> None:
+    """One small batch through model and loss, so that a mistake in a user's own code is told before anything is begun."""
+    data = as_source(job.clients[0], "client 0")
+    batch = data.gather(torch.arange(min(2, len(data))), stream(0, "probe"))
+    try:
+        with torch.random.fork_rng([]), one_thread():
+            module = copy.deepcopy(job.module)
+            job.objective.loss(module, to_device(batch, next(module.parameters()).device)).backward()
+    except UserError:
+        raise
+    except Exception as error:
+        if "Expected more than 1 value per channel" in str(error):  # BatchNorm, and a client with one example
+            return
+        ours = (str(Path(__file__).parent), str(Path(torch.__file__).parent))
+        frames = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith(ours)]
+        where = f" ({frames[-1].filename}, line {frames[-1].lineno})" if frames else ""
+        raise UserError(
+            f"the model or its loss failed on a first batch: {type(error).__name__}: {error}{where}"
+        ) from error
 
 
 def likes_channels_last(module: nn.Module, clients: Sequence[Any], goal: Objective) -> bool:
