@@ -24,6 +24,16 @@ def test_the_example_script_runs(tmp_path):
     assert re.search(r"fedbcgd: accuracy 0\.\d+", done.stdout) or "fedbcgd: accuracy 1.000" in done.stdout
 
 
+@pytest.mark.slow
+def test_the_adapters_example_sends_a_tenth(tmp_path):
+    script = ROOT / "examples" / "lora.py"
+    done = subprocess.run([sys.executable, script], capture_output=True, text=True, cwd=tmp_path, timeout=900)
+    assert done.returncode == 0, done.stderr
+    sent = [float(kb) for kb in re.findall(r"at most ([\d.]+) kB", done.stdout)]
+    assert len(sent) == 2
+    assert sent[1] < sent[0] / 10
+
+
 def test_the_walk_through_the_code_names_every_file():
     text = (ROOT / "docs" / "architecture.md").read_text()
     source = ROOT / "src" / "fedbcgd"
