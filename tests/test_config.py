@@ -26,7 +26,7 @@ BROKEN = {
     "target above 1": ("[run]\ntarget = 85\n", ["run.target", "85", "less than or equal to 1"]),
     "unknown partition": (
         GOOD + "[data]\npartition = 'shard'\n",
-        ["data.partition", "'shard'", "'dirichlet'", "'shards'", "'group'"],
+        ["data.partition", "'shard'", "Did you mean 'shards'", "'dirichlet'", "'shards'", "'group'"],
     ),
     "unknown norm": (GOOD + "[model]\nnorm = 'layer'\n", ["model.norm", "'layer'", "'group'"]),
     "no width": (GOOD + "[model]\nwidth = 0.0\n", ["model.width", "greater than 0"]),

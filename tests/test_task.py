@@ -174,6 +174,18 @@ def test_a_mistake_in_ones_own_model_is_told_before_anything_is_written(mine):
     assert not (mine / "run").exists()
 
 
+def test_a_run_that_failed_before_its_first_round_does_not_keep_its_folder(mine, monkeypatch):
+    def fail(self):
+        raise RuntimeError("no luck")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("fedbcgd.runner.Loop.run", fail)
+        with pytest.raises(RuntimeError):
+            execute(own("load"), mine / "run")
+    assert (mine / "run" / "config.toml").exists()
+    assert execute(own("load", seed=5), mine / "run").rounds == 1
+
+
 def test_loaders_of_other_kinds(mine):
     grouped = check(own("grouped").model_dump() | {"data": {"name": "my_data:grouped", "clients": 2, "partition": "group"},
                     "run": {"rounds": 1, "cohort": 2}, "quadratics": None}, "test")  # fmt: skip

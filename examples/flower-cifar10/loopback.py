@@ -10,7 +10,9 @@ import argparse
 import contextlib
 import datetime
 import ipaddress
+import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -165,6 +167,11 @@ class Federation:
             [str(BIN / "flwr"), "run", str(app), "loopback", "--stream", *options], env=self.environment
         )
 
+    def completed(self) -> bool:
+        """Whether the last run did what it was to do; `flwr run --stream` itself does not tell."""
+        runs = json.loads(self.flwr("list", "loopback", "--format", "json"))["runs"]
+        return bool(runs) and runs[0]["status"].startswith("finished:completed")
+
     def stop(self) -> None:
         for process in reversed(self.processes.values()):
             with contextlib.suppress(ProcessLookupError):
@@ -205,8 +212,10 @@ def main() -> int:
         folder.mkdir(parents=True, exist_ok=True)
         running = stack.enter_context(federation(folder.resolve(), given.nodes, not given.insecure))
         print(f"SuperLink on 127.0.0.1:{running.port}, {given.nodes} SuperNodes, logs in {folder}", flush=True)
-        config = f"clients={given.nodes} min-clients={given.nodes} {given.run_config}".strip()
-        return running.run(APP, config).wait()
+        said = given.run_config
+        ours = [f"{key}={given.nodes}" for key in ("clients", "min-clients") if not re.search(rf"(^|\s){key}=", said)]
+        running.run(APP, " ".join([*ours, said]).strip()).wait()
+        return 0 if running.completed() else 1
 
 
 if __name__ == "__main__":

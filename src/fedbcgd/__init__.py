@@ -58,6 +58,8 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
+    if name == "flower":  # a package of its own, for those who have Flower
+        return import_module("fedbcgd.flower")
     if name not in _HOME:
         raise AttributeError(f"module 'fedbcgd' has no attribute {name!r}")
     return getattr(import_module(f"fedbcgd.{_HOME[name]}"), name)

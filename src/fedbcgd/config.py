@@ -1,5 +1,6 @@
 """The configuration of a run: one TOML file, checked field by field."""
 
+import re
 import tomllib
 from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
@@ -278,7 +279,10 @@ def _explain(error: Any) -> str:
         hint = f" Did you mean {near[0]!r}?" if near else ""
         return f"{field}: unknown key.{hint} Known here: {', '.join(names)}"
     if error["type"] == "literal_error":
-        return f"{field}: given {error['input']!r}, allowed: {error['ctx']['expected']}"
+        expected = error["ctx"]["expected"]
+        near = get_close_matches(str(error["input"]), re.findall(r"'([^']+)'", expected), n=1, cutoff=0.5)
+        hint = f" Did you mean {near[0]!r}?" if near else ""
+        return f"{field}: given {error['input']!r}.{hint} Allowed: {expected}"
     message = error["msg"]
     return f"{field}: given {error['input']!r}; {message[:1].lower()}{message[1:]}"
 

@@ -280,6 +280,9 @@ def _refuse_foreign(folder: Folder, config: Config, resume: bool) -> None:
         if folder.metrics.exists() or any(folder.checkpoint.glob("*.safetensors")):
             raise UserError(f"{folder.path} has parts of a run but no config.toml; another --out begins a new run")
         return
+    begun = any(folder.checkpoint.glob("*.safetensors")) or (folder.metrics.exists() and folder.metrics.stat().st_size)
+    if not begun:
+        return  # it failed before its first round: nothing is lost
     if not resume:
         raise UserError(f"{folder.path} holds a run already: --resume goes on with it, another --out begins a new one")
     changed = configuration.differences(configuration.load(folder.config), config)

@@ -31,6 +31,7 @@ from archives import (
 )
 
 from fedbcgd.data.formats import read
+from fedbcgd.errors import UserError
 
 
 @pytest.fixture(autouse=True)
@@ -370,3 +371,10 @@ def test_an_idx_file_that_unpacks_to_more_than_it_says(tmp_path, declared):
             assert "has more: damaged" in refusal(tmp_path, path)
     else:
         assert "has fewer: damaged" in refusal(tmp_path, path)
+
+
+def test_a_size_for_what_has_one_already(tmp_path):
+    path = tmp_path / "mine.npz"
+    path.write_bytes(npz(x_train=np.zeros((2, 4, 4), np.uint8), y_train=[0, 1]))
+    with pytest.raises(UserError, match="--size: it scales image files"):
+        read(path, "mine", 8)

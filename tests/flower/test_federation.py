@@ -1,6 +1,7 @@
 """The Flower strategy and ClientApp, message by message, on a grid in this process."""
 
 import json
+import subprocess
 import sys
 
 import pytest
@@ -373,6 +374,19 @@ def test_a_folder_of_another_federation_is_refused(tmp_path):
     start("fedbcgd", LocalGrid(app(), M), rounds=1, folder=tmp_path)
     with pytest.raises(UserError, match="another algorithm, other options"):
         start("fedbcgd", LocalGrid(app(), M), rounds=2, folder=tmp_path, momentum=0.1)
+
+
+def test_another_algorithm_is_told_as_such(tmp_path):
+    start("fedbcgd+", LocalGrid(app(), M), rounds=1, folder=tmp_path)
+    with pytest.raises(UserError, match="another algorithm"):
+        start("fedavg", LocalGrid(app(), M), rounds=2, folder=tmp_path)
+
+
+def test_the_package_is_found_by_its_name_alone():
+    """As in the documentation: `import fedbcgd`, then fedbcgd.flower."""
+    script = "import fedbcgd; print(fedbcgd.flower.strategy.__name__)"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120)
+    assert done.stdout.strip() == "strategy", done.stderr
 
 
 def upload_bytes(name, **options):

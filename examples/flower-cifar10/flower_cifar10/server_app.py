@@ -4,6 +4,7 @@ from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
 import fedbcgd.flower
+from fedbcgd.algorithm import algorithm_names, option_names
 from flower_cifar10.task import data, make_model
 
 app = ServerApp()
@@ -12,9 +13,10 @@ app = ServerApp()
 @app.main()
 def main(grid: Grid, context: Context) -> None:
     config = context.run_config
-    options = {"blocks": config["blocks"]} if config["blocks"] else {}
+    name = str(config["algorithm"])
+    options = {"blocks": config["blocks"]} if name in algorithm_names() and "blocks" in option_names(name, {}) else {}
     strategy = fedbcgd.flower.strategy(
-        str(config["algorithm"]),
+        name,
         make_model(context),
         clients=config["clients"],
         min_clients=config["min-clients"],

@@ -1,12 +1,12 @@
 """What server and clients share: the model and the data."""
 
+import logging
 from functools import cache
 
 import torch
 from flwr.app import Context
 from torch import nn
 
-from fedbcgd import UserError
 from fedbcgd.data import dirichlet, store
 from fedbcgd.data.images import Images
 from fedbcgd.models import LeNet5
@@ -14,11 +14,11 @@ from fedbcgd.models import LeNet5
 
 @cache
 def data(name: str) -> store.DataSet:
-    """The data set of that name, or the images in the package where it is not here (`fedbcgd data get cifar10`)."""
-    try:
-        return store.load(name)
-    except UserError:
-        return store.load("embedded")
+    """The data set of that name; the images in the package where CIFAR-10 is not here (`fedbcgd data get cifar10`)."""
+    if name == "cifar10" and name not in store.kept():
+        logging.getLogger("flwr").warning("cifar10 is not on this machine: the embedded images are used instead")
+        name = "embedded"
+    return store.load(name)
 
 
 def make_model(context: Context) -> nn.Module:

@@ -163,7 +163,9 @@ def _readable(where: Path | str) -> Iterator[None]:
         raise UserError(f"{where} cannot be read: {error.strerror or error}") from None
     except Exception as error:  # whatever damaged bytes lead to
         what = str(error) or type(error).__name__
-        raise UserError(f"{where} is damaged or no archive that can be read (zip, tar): {what}") from None
+        raise UserError(
+            f"{where} is damaged or no archive that can be read (zip, tar; beside folders and .npz files): {what}"
+        ) from None
 
 
 def _check_names(where: str, names: list[str]) -> None:

@@ -26,16 +26,24 @@ IDX = re.compile(r"(?:(?P<set>.+)-)?(?P<split>train|t10k|test)-(?P<what>images|l
 def read(path: Path, name: str = "", size: int | None = None, step: Step = nothing) -> Raw:
     """The data set at `path`, whatever its format. `name` picks one of several; `size` is the side images are scaled to."""
     if path.suffix == ".npz" and os.path.isfile(path):
+        if size is not None:
+            raise _of_one_size(path)
         return checked(npz(path), str(path))
     files = opened(path)
     for is_it, reader in _FORMATS:
         root = is_it(files.names)
         if root is not None:
+            if size is not None and reader not in (folders.tiny_imagenet, folders.image_folder):
+                raise _of_one_size(path)
             return checked(reader(files, root, name, size, step), str(path))
     raise UserError(
         f"{path} holds no data set that is known here. Known are: CIFAR python and binary archives, idx files (also "
         "gzipped), the Tiny ImageNet folder, train/CLASS/image and test/CLASS/image, each as a folder, zip or tar; and .npz"
     )
+
+
+def _of_one_size(path: Path) -> UserError:
+    return UserError(f"--size: it scales image files; what is in {path} has one size and keeps it")
 
 
 # Recognising: the folder within the archive where the data set is, or None.

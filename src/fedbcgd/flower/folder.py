@@ -1,6 +1,7 @@
 """What a federation's server leaves on disk: the same files as a simulated run, and a checkpoint to go on from."""
 
 import contextlib
+import logging
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,6 +13,8 @@ from fedbcgd.loop import Loop, Outcome, RoundInfo
 from fedbcgd.report import plots
 from fedbcgd.runner import Folder, MetricsFile, alone, sweep_up
 from fedbcgd.state import StateStore
+
+log = logging.getLogger("flwr.fedbcgd")
 
 if TYPE_CHECKING:
     from fedbcgd.flower.federation import Federation
@@ -40,14 +43,17 @@ class ServerFolder:
         assert server is not None
         self._checkpoints = Checkpoints(self._folder.checkpoint, self._every)
         self._store = StateStore((), server.layout.dim, server.layout.dtype)
-        before = self._checkpoints.restore(server, self._store)
-        if before is not None:
+        there = self._checkpoints.load()
+        if there is not None:
+            before = there[1]
             said = federation.algorithm.options()
             if before["algorithm"] != as_json(said) or before["clients_in_all"] != server.clients:
                 raise UserError(
                     f"{self._folder.path} was begun with another algorithm, other options or another number of clients "
                     f"({before['clients_in_all']}): it cannot go on with these; another folder begins a new run"
                 )
+            self._checkpoints.restore(server, self._store)
+            log.info("going on after round %d, from %s", server.round, self._folder.path)
             federation.run = before["run"]
             federation.accepted = {int(client): round for client, round in before["accepted"].items()}
             self.seconds = before["seconds"]
@@ -55,7 +61,9 @@ class ServerFolder:
                 # Rounds after the checkpoint may have moved the clients' c_i on; c no longer fits them.
                 server.reset_controls()
                 federation.accepted = {}
-        self._metrics = self._stack.enter_context(MetricsFile(self._folder.metrics, before["metrics"] if before else 0))
+        self._metrics = self._stack.enter_context(
+            MetricsFile(self._folder.metrics, there[1]["metrics"] if there else 0)
+        )
         federation.rows[:] = self._metrics.rows
         self._folder.summary.unlink(missing_ok=True)
 
