@@ -35,7 +35,7 @@ def test_mistakes_in_a_configuration_and_in_a_call(net, toys):
         configuration.check({"run": {"rounds": 1, "carrier": "ray", "workers": 0}}, "test")
     with pytest.raises(UserError, match=r"test: run\.address"):
         configuration.check({"run": {"rounds": 1, "address": "auto"}}, "test")
-    with pytest.raises(UserError, match=r"run\.carrier: given 'dask', allowed: 'workers' or 'ray'"):
+    with pytest.raises(UserError, match=r"run\.carrier: given 'dask'. Allowed: 'workers' or 'ray'"):
         configuration.check({"run": {"rounds": 1, "carrier": "dask"}}, "test")
     with pytest.raises(UserError, match="workers: carrier 'ray'"):
         simulate(net(), toys(), rounds=1, carrier="ray", workers=0)
