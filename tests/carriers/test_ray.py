@@ -1,5 +1,6 @@
 """Ray: the same bits as in one process, whatever dies. One local Ray with two CPUs serves all tests of a process."""
 
+import dataclasses
 import json
 import logging
 import os
@@ -17,12 +18,16 @@ pytest.importorskip("ray", reason="the extra `ray` is not installed")
 from fedbcgd import UserError, make_algorithm, simulate
 from fedbcgd import config as configuration
 from fedbcgd.carriers import InProcess, cluster
-from fedbcgd.carriers.ray import Ray
+from fedbcgd.carriers.actor import begin
+from fedbcgd.carriers.ray import Ray, _frozen
+from fedbcgd.carriers.shares import NOTHING, as_bytes
 from fedbcgd.errors import WorkerLost
 from fedbcgd.loop import Loop, Stop
+from fedbcgd.messages import Task
 from fedbcgd.runner import execute
 from fedbcgd.simulation import make_job, make_server
 from fedbcgd.state import StateStore
+from fedbcgd.threads import one_thread
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="the job travels in a memory file")
 
@@ -132,17 +137,19 @@ def test_an_actor_killed_under_other_algorithms(net, toys, caplog, name):
 
 
 def test_state_of_refused_uploads_and_of_interrupted_rounds_does_not_hold(net, toys):
-    """Upload 7 comes damaged; Ctrl-C at upload 14 abandons the fourth round, and the run goes on with the same actors."""
-
-    def hook(count, upload):
-        if count == 7:
-            broken = {channel: [torch.full_like(p, 255) for p in sent] for channel, sent in upload.payload.items()}
-            return type(upload)(**{**vars(upload), "payload": broken})
-        if count == 14:
-            raise KeyboardInterrupt
-        return upload
+    """An upload comes damaged; Ctrl-C in the midst of the fourth round abandons it, and the same actors go on."""
 
     def run(carrier):
+        interrupts = [KeyboardInterrupt()]
+
+        def hook(count, upload):
+            if (upload.round, upload.client) == (1, 4):
+                broken = {channel: [torch.full_like(p, 255) for p in sent] for channel, sent in upload.payload.items()}
+                return dataclasses.replace(upload, payload=broken)
+            if count == 14 and interrupts:
+                raise interrupts.pop()
+            return upload
+
         parts = Parts(net, toys, "scaffold", carrier)
         try:
             at_uploads(parts, hook)
@@ -154,12 +161,45 @@ def test_state_of_refused_uploads_and_of_interrupted_rounds_does_not_hold(net, t
             parts.carrier.close()
         return parts
 
-    # One after the other the seventh upload is the same client's on both; on two actors others may be faster.
-    alone, ray = run(InProcess), run(lambda job, store: Ray(job, store, 4, 1))
-    assert alone.server.ledger.totals()["refused"] == 1
+    alone, ray = run(InProcess), run(two_actors)
+    assert ray.server.ledger.totals()["refused"] == 1
     assert torch.equal(ray.server.x, alone.server.x)
     assert torch.equal(ray.controls(), alone.controls())
     torch.testing.assert_close(ray.server.controls["c"], ray.controls().mean(0))
+
+
+def test_an_actor_does_not_work_with_the_model_of_another_round(net, toys):
+    """What was published and did not arrive is missed, not replaced by what was there before."""
+    algorithm = make_algorithm("fedavg", batch_size=3)
+    job = make_job(net(), toys(), algorithm, None, 1)
+    with one_thread():
+        actor, said = begin(*_frozen(job), "cpu")
+    assert said[:2] == ("ready", os.getpid())
+    x = as_bytes(make_server(job, 4, Stop(rounds=1)).x)
+    task = (0, Task(0, 2, 0), NOTHING, [])
+    assert actor.do("fit", 1, *task) == ("missed",)
+    assert actor.do("publish", 1, [x]) == ("publish",)
+    assert actor.do("fit", 1, *task)[0] == "fit"
+    assert actor.do("fit", 2, *task) == ("missed",)
+    assert actor.do("fit", 1, 0, Task(0, 99, 0), NOTHING, [])[0] == "failed"
+    assert begin(as_bytes(torch.zeros(9)), 4, "cpu")[1][0] == "failed"
+
+
+@pytest.mark.slow
+def test_a_missed_model_is_published_again(net, toys, monkeypatch, caplog):
+    """As when a machine could not fetch it: the actor is replaced, and the task runs again."""
+    original, seen = Ray._tell, []
+
+    def tell(self, actor, *words):
+        if not seen:
+            seen.append(actor.number)
+            actor.told = self._published[0]  # believed, but never sent
+        return original(self, actor, *words)
+
+    monkeypatch.setattr(Ray, "_tell", tell)
+    spread = go(net, toys, "fedbcgd", workers=1, carrier="ray")
+    assert "the model of the round did not reach it; it is replaced and its task runs again" in caplog.text
+    assert same(spread.module, go(net, toys, "fedbcgd", workers=0).module)
 
 
 def test_an_error_in_the_users_code_comes_back_as_itself(net, toys):
@@ -189,9 +229,15 @@ def test_what_cannot_be_sent_is_said_so(net, toys):
         go(net, toys, "fedavg", workers=1, carrier="ray", loss=loss)
 
 
-def make(name="scaffold", **run):
-    settings = {"rounds": 6, "cohort": 3, "evaluate_every": 2} | run
-    return configuration.check({"algorithm": {"name": name, "local_steps": 1, "batch_size": 4}, "run": settings}, "t")
+IMAGES: dict = {}
+QUADRATICS = {"data": {"name": "quadratics"}, "model": {"name": "point"}}
+
+
+def make(problem, name, **where):
+    run = {"rounds": 6, "cohort": 3, "evaluate_every": 2} | where
+    return configuration.check(
+        {"algorithm": {"name": name, "local_steps": 1, "batch_size": 4}, "run": run, **problem}, "test"
+    )
 
 
 def stop_after(rounds):
@@ -207,13 +253,13 @@ def kept_rows(path):
     return [{k: v for k, v in row.items() if k != "seconds"} for row in lines]
 
 
-def check_resume(tmp_path, name, legs, **run):
+def check_resume(tmp_path, problem, name, legs):
     """A run that is interrupted and goes on elsewhere, leg by leg."""
-    execute(make(name, workers=0, **run), tmp_path / "whole")
+    execute(make(problem, name, workers=0), tmp_path / "whole")
     for stop, where in legs:
         callbacks = [stop_after(stop)] if stop else []
         with pytest.raises(KeyboardInterrupt) if stop else open(os.devnull):
-            execute(make(name, **where, **run), tmp_path / "cut", resume=True, callbacks=callbacks)
+            execute(make(problem, name, **where), tmp_path / "cut", resume=True, callbacks=callbacks)
     assert (tmp_path / "cut/model.safetensors").read_bytes() == (tmp_path / "whole/model.safetensors").read_bytes()
     assert kept_rows(tmp_path / "cut") == kept_rows(tmp_path / "whole")
 
@@ -222,13 +268,13 @@ RAY, WORKERS = {"carrier": "ray", "workers": 2}, {"workers": 2}
 
 
 def test_begun_in_one_process_gone_on_with_on_ray_and_finished_on_workers(tmp_path):
-    check_resume(tmp_path, "scaffold", [(1, {"workers": 0}), (3, RAY), (None, WORKERS)], rounds=4, evaluate_every=4)
+    check_resume(tmp_path, QUADRATICS, "scaffold", [(1, {"workers": 0}), (4, RAY), (None, WORKERS)])
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["fedavg", "fedbcgd", "fedbcgd+", "qsgd+fedbcgd", "feddc", "topk"])
 def test_begun_on_ray_and_finished_on_ray_with_workers_between(tmp_path, name):
-    check_resume(tmp_path, name, [(2, RAY), (4, WORKERS), (None, RAY)])
+    check_resume(tmp_path, IMAGES, name, [(2, RAY), (4, WORKERS), (None, RAY)])
 
 
 @pytest.mark.slow

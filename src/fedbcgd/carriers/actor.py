@@ -25,18 +25,23 @@ class Actor:
         self._job.module.to(self._device)
         self._job.client  # noqa: B018  (build the flat model now, not within the first task)
         layout = self._job.layout
+        self._published: tuple[int, list[Tensor]] = (0, [])
         self._shelf = Shelf(self._job.algorithm.state_names, layout.dim, layout.dtype, self._device)
 
-    def do(self, word: str, *arguments: Any) -> tuple[Any, ...]:
+    def do(self, word: str, number: int, *arguments: Any) -> tuple[Any, ...]:
+        """`number` says which of the driver's publications is meant."""
         try:
+            if word == "publish":
+                self._published = number, [self._vector(array) for array in arguments[0]]
+                return (word,)
+            if number != self._published[0]:
+                return ("missed",)
             return word, *getattr(self, word)(*arguments)
         except BaseException as error:  # a user's sys.exit too is told, not followed
             return _failure(error)
 
-    def fit(
-        self, published: Sequence[np.ndarray], epoch: int, task: Task, given: Given, drop: Sequence[int]
-    ) -> tuple[Any, ...]:
-        x, *controls = map(self._vector, published)
+    def fit(self, epoch: int, task: Task, given: Given, drop: Sequence[int]) -> tuple[Any, ...]:
+        x, *controls = self._published[1]
         named = dict(zip(self._job.algorithm.local.broadcasts, controls, strict=True))
         broadcast = Broadcast(task.round, epoch, x, named)
         upload, update = self._job.fit(broadcast, task, self._shelf.take(task.client, given, drop))
@@ -46,8 +51,8 @@ class Actor:
         told = (upload.examples, upload.steps, upload.gradient_evaluations, upload.train_loss)
         return payload, told, values, dict(self._job.client.seconds)
 
-    def evaluate(self, published: Sequence[np.ndarray], start: int, stop: int) -> tuple[Any, ...]:
-        return (self._job.evaluate(self._vector(published[0]), start, stop),)
+    def evaluate(self, start: int, stop: int) -> tuple[Any, ...]:
+        return (self._job.evaluate(self._published[1][0], start, stop),)
 
     def _vector(self, array: np.ndarray) -> Tensor:
         return as_tensor(array, self._job.layout.dtype).to(self._device)

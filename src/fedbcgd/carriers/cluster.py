@@ -86,8 +86,8 @@ def _connect(ray: Any, address: str) -> None:
         with _quiet():
             _init(ray, address=address)
     except Exception as error:
-        hint = "; `ray start --head` starts a cluster here" if address == "auto" else ""
-        raise UserError(f"run.address: no Ray cluster at {address!r}: {first_line(error)}{hint}") from error
+        why = " ".join(str(error).split()) or type(error).__name__  # such as two versions, on two lines
+        raise UserError(f"run.address: Ray at {address!r} could not be joined: {why}") from error
 
 
 def _init(ray: Any, **arguments: Any) -> None:

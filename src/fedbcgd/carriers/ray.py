@@ -1,8 +1,9 @@
 """Ray actors, on this machine or on a cluster: one CPU and one thread each, alive for the whole run.
 
-The job travels once, the broadcast is put into Ray's store once a round, and an upload is only its block. Tasks go out in
-the order of the plan as actors come free. An actor that is lost is replaced and its tasks run again: every draw comes from
-(seed, round, client), so the result is the same. Client state is described in `shares`.
+The job travels once, the broadcast is put into Ray's store once a round, and an upload is only its block. Tasks go out as
+actors come free, in the order of the plan but the longest first among the next few. An actor that is lost is replaced and
+its tasks run again: every draw comes from (seed, round, client), so the result is the same. Client state is described in
+`shares`.
 """
 
 import contextlib
@@ -46,6 +47,7 @@ class _Actor:
     handle: Any
     calls: dict[Any, int] = field(default_factory=dict)  # reference to an answer → what was asked, the oldest first
     ready: bool = False
+    told: int = 0  # the number of what was published to it last
     place: str = "not started"
     pid: int = 0
 
@@ -72,12 +74,13 @@ class Ray:
         self._actors: list[_Actor] = []
         self._losses: Counter[int] = Counter()
         self._record = Record(store)
+        self._published: tuple[int, Any] = (0, None)  # what every actor needs now, numbered
         frozen, self._size = _frozen(job)
         cluster.join(address, min(workers or cores(), cohort))
         self._joined = True
         try:
             count = min(workers or self._room(), cohort)
-            self._window = BACKLOG * count + 1  # uploads that wait for an earlier one of the plan, at most
+            self._window = 4 * count  # how far ahead of the uploads that are settled tasks go out
             self._job = self._ray.put(frozen)
             self._actor_class = _actor_class(self._ray, self._gpus)
             self._actors = [self._start(number) for number in range(count)]
@@ -105,21 +108,22 @@ class Ray:
 
     def carry(self, server: Server, plan: Plan) -> None:
         broadcast, tasks, count = plan.broadcast, plan.tasks, len(self._actors)
-        published = self._publish(broadcast.x, *broadcast.controls.values())
+        self._publish(broadcast.x, *broadcast.controls.values())
         todo = list(range(len(tasks)))
+        length = [self.job.examples(task.client) for task in tasks]
 
         def choose(actor: _Actor) -> int | None:
-            """The next of the plan; where clients have state, the next of its share, or else it helps another."""
-            open_now = [position for position in todo if position < server.settled + self._window]
-            if self.store.file is None:
-                return next(iter(open_now), None)
-            own = (position for position in open_now if tasks[position].client % count == actor.number)
-            return next(own, None if actor.calls else next(iter(open_now), None))
+            """The longest of the next few; where clients have state, of its share, or else it helps another."""
+            near = [position for position in todo if position < server.settled + self._window]
+            if self.store.file is not None:
+                own = [position for position in near if tasks[position].client % count == actor.number]
+                near = own or ([] if actor.calls else near)
+            return max(near, key=lambda position: (length[position], -position), default=None)
 
         def ask(actor: _Actor, position: int) -> Any:
             task = tasks[position]
             state = self._record.give(actor.number, task.client, broadcast.epoch)
-            return actor.handle.do.remote("fit", published, broadcast.epoch, task, *state)
+            return self._tell(actor, "fit", broadcast.epoch, task, *state)
 
         def done(actor: _Actor, position: int, payload: Any, told: Any, values: Any, seconds: Any) -> None:
             task = tasks[position]
@@ -144,23 +148,31 @@ class Ray:
     def evaluate(self, x: Tensor) -> dict[str, float]:
         if self.job.test is None:
             return {}
-        published = self._publish(x)
+        self._publish(x)
         batches = spans(len(self.job.test))
         results: dict[int, Batch] = {}
         todo = list(range(len(batches)))
         self._work(
             todo,
             lambda actor: next(iter(todo), None),
-            lambda actor, k: actor.handle.do.remote("evaluate", published, *batches[k]),
+            lambda actor, k: self._tell(actor, "evaluate", *batches[k]),
             lambda actor, k, batch: results.__setitem__(k, batch),
             lambda k: "it evaluated",
             None,
         )
         return combine([results[k] for k in range(len(batches))])
 
-    def _publish(self, *vectors: Tensor) -> Any:
+    def _publish(self, *vectors: Tensor) -> None:
         """What goes to every actor, into Ray's store once."""
-        return self._ray.put([as_bytes(vector) for vector in vectors])
+        self._published = self._published[0] + 1, self._ray.put([as_bytes(vector) for vector in vectors])
+
+    def _tell(self, actor: _Actor, *words: Any) -> Any:
+        """A task, and before the first one of a round what was published: Ray takes longer over it with every task."""
+        number, vectors = self._published
+        if actor.told != number:
+            actor.handle.do.remote("publish", number, vectors)
+            actor.told = number
+        return actor.handle.do.remote(words[0], number, *words[1:])
 
     def _work(
         self,
@@ -195,6 +207,9 @@ class Ray:
                     ) from error
                 except self._ray.exceptions.RayError as error:
                     self._replace(actor, error, todo, what)
+                    continue
+                if word == "missed":
+                    self._replace(actor, RuntimeError("the model of the round did not reach it"), todo, what)
                     continue
                 doing = actor.calls.pop(ref)
                 if word == "failed":
@@ -259,7 +274,7 @@ class Ray:
         for actor in self._actors:
             self._end(actor)
         self._actors = []
-        self._job = None
+        self._job, self._published = None, (0, None)
         if self._joined:
             self._joined = False
             cluster.leave()
