@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fedbcgd.carriers.shared import nameless, thaw
 from fedbcgd.carriers.shares import Given, Shelf, as_bytes, as_tensor
-from fedbcgd.carriers.worker import _failure
+from fedbcgd.carriers.worker import failure
 from fedbcgd.job import Job
 from fedbcgd.messages import Broadcast, Task
 
@@ -38,7 +38,7 @@ class Actor:
                 return ("missed",)
             return word, *getattr(self, word)(*arguments)
         except BaseException as error:  # a user's sys.exit too is told, not followed
-            return _failure(error)
+            return failure(error)
 
     def fit(self, epoch: int, task: Task, given: Given, drop: Sequence[int]) -> tuple[Any, ...]:
         x, *controls = self._published[1]
@@ -63,7 +63,7 @@ def begin(frozen: np.ndarray, size: int, device: str) -> tuple[Actor | None, tup
     try:
         return Actor(frozen, size, device), ("ready", os.getpid(), os.uname().nodename)
     except BaseException as error:
-        return None, _failure(error)
+        return None, failure(error)
 
 
 def _thaw(frozen: np.ndarray, size: int) -> Job:

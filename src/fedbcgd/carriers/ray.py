@@ -213,7 +213,7 @@ class Ray:
                     continue
                 doing = actor.calls.pop(ref)
                 if word == "failed":
-                    Workers._raise(*answer)
+                    Workers.raise_here(*answer)
                 elif doing == START:
                     actor.ready = True
                     actor.pid, actor.place = answer

@@ -24,7 +24,7 @@ def main() -> None:
         desk = _Desk(job_fd, job_size, job_length, shared_fd, state_fd, connection.recv())
         connection.send(("ready",))
     except BaseException as error:
-        connection.send(_failure(error))
+        connection.send(failure(error))
         return
     with contextlib.suppress(EOFError, BrokenPipeError, ConnectionResetError):  # the parent is gone: so are we
         while True:
@@ -32,7 +32,7 @@ def main() -> None:
             try:
                 answer = (word, *getattr(desk, word)(*arguments))
             except BaseException as error:
-                answer = _failure(error)
+                answer = failure(error)
             connection.send(answer)
 
 
@@ -71,7 +71,7 @@ class _Desk:
         return index, self.job.evaluate(self.memory.x, start, stop)
 
 
-def _failure(error: BaseException) -> tuple[str, bytes, str]:
+def failure(error: BaseException) -> tuple[str, bytes, str]:
     """The error itself where it can travel, and how it came about as text."""
     import cloudpickle
 

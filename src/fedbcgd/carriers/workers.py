@@ -212,7 +212,7 @@ class Workers:
                     self._replace(k, worker.doing)
                     continue
                 if word == "failed":
-                    self._raise(*answer)
+                    self.raise_here(*answer)
                 elif word == "ready":
                     worker.ready = True
                 else:
@@ -238,7 +238,7 @@ class Workers:
         self._workers[k] = self._start(k)
 
     @staticmethod
-    def _raise(body: bytes, text: str) -> None:
+    def raise_here(body: bytes, text: str) -> None:
         """A user's code failed in a worker: the same error here, with the worker's traceback as a note."""
         error: BaseException = pickle.loads(body) if body else RuntimeError(text.strip().splitlines()[-1])
         if not isinstance(error, Exception):  # such as SystemExit: not this process's to follow

@@ -132,7 +132,7 @@ class Heterogeneity:
         share = counts / sizes[:, None]
         overall = counts.sum(0) / counts.sum()
         distance = 0.5 * np.abs(share - overall).sum(1)
-        rng = np.random.default_rng(0)
+        rng = stream(0, "by chance")
         iid = [0.5 * np.abs(rng.multinomial(n, overall) / n - overall).sum() for n in sizes]
         entropy = -(share * np.log(np.where(share > 0, share, 1))).sum(1)
         return cls(

@@ -1,5 +1,6 @@
 """The Flower strategy: the same `Server`, with Flower's grid as the carrier."""
 
+import contextlib
 import copy
 import inspect
 import logging
@@ -138,7 +139,7 @@ class Federation(Strategy):
         self.timeout = timeout
         server = self._open(grid, initial_arrays)
         folder = ServerFolder(self._folder, self._checkpoint_every) if self._folder is not None else None
-        with folder or _nothing() as kept:
+        with folder or contextlib.nullcontext() as kept:
             if kept is not None:
                 kept.restore(self)
             result = Result()
@@ -332,14 +333,6 @@ class Federation(Strategy):
             "%s: d = %s, N = %d, mean upload %.4f d", self.algorithm.name, f"{self.layout.dim:,}", self.layout.blocks,
             self.algorithm.upload_d(self.layout),
         )  # fmt: skip
-
-
-class _nothing:
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(self, *_: object) -> None:
-        pass
 
 
 def _put(where: dict[int, MetricRecord], round: int, values: MetricRecord | None) -> None:
