@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from fedbcgd.algorithm import RESIDUAL, Algorithm
 from fedbcgd.data.sources import Source
 from fedbcgd.flat import FlatModel, Layout
-from fedbcgd.local.work import Work
+from fedbcgd.local.work import Gradient, Work
 from fedbcgd.messages import BUFFERS, Broadcast, StateUpdate, Task, Upload
 from fedbcgd.objective import Objective
 from fedbcgd.streams import stream, torch_seed
@@ -28,7 +28,7 @@ class Client:
         self.seed = seed
         self.model = FlatModel(module, layout)
         self.seconds: dict[str, float] = {}  # where the time of the last `fit` went
-        self._gradient = torch.empty_like(self.model.vector[: layout.dim])
+        self._gradient = Gradient(self.model)
         # Parts that a user keeps in evaluation mode (a frozen BatchNorm) stay so, unless the whole model came that way.
         self._evaluating = [m for m in module.modules() if not m.training] if module.training else []
 
@@ -82,7 +82,7 @@ class Client:
             part.training = False
 
     def _zeros(self) -> Tensor:
-        return torch.zeros_like(self._gradient)
+        return torch.zeros_like(self._gradient.vector)
 
     def _encode(
         self, work: Work, broadcast: Broadcast, task: Task

@@ -217,9 +217,9 @@ class Server:
     def _not_finite(slices: list[dict[str, Tensor]], buffers: Tensor | None) -> str:
         for channels in slices:
             for channel, values in channels.items():
-                if not values.isfinite().all():
+                if not _finite(values):
                     return f"channel {channel!r} holds NaN or infinity"
-        if buffers is not None and not buffers.isfinite().all():
+        if buffers is not None and not _finite(buffers):
             return "the buffers hold NaN or infinity"
         return ""
 
@@ -288,7 +288,7 @@ class Server:
     def _mean(self, k: int, s: slice) -> Tensor | None:
         """The mean of a slice; None, and the slice stays as it is, where finite uploads added up to infinity."""
         mean = self._sum[s].div_(self._weight[k]).to(self.x.dtype)
-        if mean.isfinite().all():
+        if _finite(mean):
             return mean
         log.warning("round %d: a mean overflowed; that part of the model keeps its value", self.round)
         self._weight[k] = 0
@@ -297,7 +297,7 @@ class Server:
     def _move_controls(self) -> None:
         """c += ΣΔc/M. Where c = mean(c_i) can no longer hold, all controls begin again from zero."""
         sums = {name: total.div_(self.clients).to(self.x.dtype) for name, total in self._control_sums.items()}
-        overflow = "" if all(change.isfinite().all() for change in sums.values()) else "they overflowed"
+        overflow = "" if all(map(_finite, sums.values())) else "they overflowed"
         why = self._forget or overflow
         if not why:
             for name, change in sums.items():
@@ -337,6 +337,11 @@ class Server:
         self.last = None if values["last"] is None else RoundReport(**values["last"])
         self.ledger = Ledger.from_totals(values["ledger"])
         self._clear()
+
+
+def _finite(values: Tensor) -> bool:
+    """Whether all are finite: in one pass where their sum is, since no sum loses a NaN or an infinity."""
+    return math.isfinite(values.sum()) or bool(values.isfinite().all())
 
 
 def _bytes(piece: object) -> bool:

@@ -16,7 +16,11 @@ class SGD(LocalRule):
 
     def train(self, work: Work) -> None:
         velocity = torch.zeros_like(work.y) if self.client_momentum else None
+        plain = (type(self).direction, type(self).move) == (SGD.direction, SGD.move) and velocity is None
         for batch in work.minibatches():
+            if plain:
+                work.descend(batch)
+                continue
             step = self.direction(work, batch)
             if velocity is not None:
                 step = velocity.mul_(self.client_momentum).add_(step)

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -27,6 +27,14 @@ class Minibatch:
     draw: int | None = None
 
 
+class Gradient:
+    """One flat vector for gradients, and where each parameter has its place in it."""
+
+    def __init__(self, model: FlatModel):
+        self.vector = torch.empty_like(model.vector[: model.layout.dim])
+        self.views = [e.view(self.vector) for e in model.layout.parameters]
+
+
 class Work:
     def __init__(
         self,
@@ -41,7 +49,7 @@ class Work:
         slices: tuple[slice, ...],
         rng: np.random.Generator,
         draws: Draws,
-        gradient: Tensor,
+        gradient: Gradient,
     ):
         dim = model.layout.dim
         self.x = x[:dim]  # the anchor: the model of the broadcast
@@ -60,9 +68,9 @@ class Work:
         self._data = data
         self._rng = rng
         self._draws = draws
-        self._g = gradient
-        self._views = [e.view(gradient) for e in model.layout.parameters]
-        self._loss = torch.zeros((), device=gradient.device)
+        self._g = gradient.vector
+        self._views = gradient.views
+        self._loss = torch.zeros((), device=self._g.device)
 
     @property
     def examples(self) -> int:
@@ -88,13 +96,32 @@ class Work:
 
     def gradient(self, batch: Minibatch) -> Tensor:
         """∇f_i(y; ζ) as one flat vector, weight decay included, then clipped. The next call overwrites it."""
+        return self._whole(self._parts(batch))
+
+    def descend(self, batch: Minibatch) -> None:
+        """y ← y − η·∇f_i(y; ζ), parameter by parameter: the same values without a pass to bring them together."""
+        parts = self._parts(batch)
+        if self._rule.clip_norm is not None or any(g is None for g in parts):
+            self.y.add_(self._whole(parts), alpha=-self.eta)
+            return
+        steps: Any = list(parts)
+        if self._rule.weight_decay:  # into new tensors: autograd may hand out one gradient for two parameters
+            steps = torch._foreach_add(steps, self._model.views, alpha=self._rule.weight_decay)
+        torch._foreach_add_(self._model.views, steps, alpha=-self.eta)
+
+    def _parts(self, batch: Minibatch) -> tuple[Tensor | None, ...]:
+        """The gradient of the loss alone for each parameter."""
         rng = self._rng if batch.draw is None else self._draws(batch.draw)
         inputs = to_device(self._data.gather(batch.rows, rng), self._g.device)
         loss = self._objective.loss(self._model.module, inputs)
-        self._put(_gradients(loss, self._model.parameters))
+        parts = _gradients(loss, self._model.parameters)
         self._model.reattach()
         self.evaluations += 1
         self._loss += loss.detach()
+        return parts
+
+    def _whole(self, parts: tuple[Tensor | None, ...]) -> Tensor:
+        self._put(parts)
         if self._rule.weight_decay:
             self._g.add_(self.y, alpha=self._rule.weight_decay)
         if self._rule.clip_norm is not None:
