@@ -17,11 +17,13 @@ from fedbcgd.state import StateStore
 
 
 @contextmanager
-def federation(workload: Workload, algorithm: str = "fedavg", **options) -> Iterator[Callable[[], None]]:
+def federation(
+    workload: Workload, algorithm: str = "fedavg", together: int | None = None, **options
+) -> Iterator[Callable[[], None]]:
     """A call that runs the rounds of one turn, on a federation that stays alive."""
     common = {"lr": LR, "lr_decay": 1.0, "weight_decay": DECAY, "batch_size": workload.batch, "local_epochs": 1}
     made = make_algorithm(algorithm, **(common | options))
-    job = make_job(workload.module(), workload.sources(), made, None, 0)
+    job = make_job(workload.module(), workload.sources(), made, None, 0, together=together)
     server = make_server(job, workload.cohort, Stop(rounds=1))
     with ExitStack() as stack:
         store = StateStore(made.state_names, job.layout.dim, job.layout.dtype)

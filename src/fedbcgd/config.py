@@ -97,6 +97,12 @@ class Run(Section):
     )
     address: str | None = Field(None, description='of the cluster: "auto", "host:port"; unset: Ray is started here')
     gpus: float | None = Field(None, ge=0, description="with ray: the share of a GPU that each actor gets")
+    together: int | None = Field(
+        None,
+        ge=1,
+        description="clients computed in one multiplication, for logistic, binary-logistic, binary-sigmoid: faster, and "
+        "equal up to rounding",
+    )
     device: str = Field("cpu", description="where clients compute: cpu, cuda, mps")
     tensorboard: bool = Field(False, description="also write TensorBoard events (extra `tensorboard`)")
 

@@ -13,6 +13,7 @@ from fedbcgd.data.sources import Source, as_source
 from fedbcgd.errors import UserError
 from fedbcgd.evaluation import Batch, evaluate_batch
 from fedbcgd.flat import Layout
+from fedbcgd.local.work import Lend
 from fedbcgd.messages import Broadcast, StateUpdate, Task, Upload
 from fedbcgd.objective import Objective
 
@@ -26,6 +27,7 @@ class Job:
     seed: int
     clients: Sequence[Any]
     test: Source | None = None
+    together: int | None = None  # clients computed in one multiplication, at most; None: each on its own
 
     @cached_property
     def client(self) -> Client:
@@ -37,10 +39,42 @@ class Job:
             return 0
         return len(as_source(self.clients[client], f"client {client}"))
 
-    def fit(self, broadcast: Broadcast, task: Task, state: Mapping[str, Tensor]) -> tuple[Upload, StateUpdate]:
+    def units(self, tasks: Sequence[Task]) -> list[tuple[int, ...]]:
+        """The plan's tasks by their positions, those in one tuple to be computed together: neighbours of equal size.
+
+        What is computed together follows from the plan alone, so it is the same for any number of workers.
+        """
+        if self.together is None:
+            return [(k,) for k in range(len(tasks))]
+        units: list[tuple[int, ...]] = []
+        sizes = [len(as_source(self.clients[task.client], f"client {task.client}")) for task in tasks]
+        for k, size in enumerate(sizes):
+            if units and len(units[-1]) < self.together and sizes[units[-1][0]] == size:
+                units[-1] = (*units[-1], k)
+            else:
+                units.append((k,))
+        return units
+
+    def fit_unit(
+        self,
+        broadcast: Broadcast,
+        tasks: Sequence[Task],
+        states: Sequence[Mapping[str, Tensor]],
+        lend: Sequence[Lend | None] | None = None,
+    ) -> list[tuple[Upload, StateUpdate]]:
+        """The work of one unit."""
+        lend = lend or [None] * len(tasks)
+        if self.together is None:
+            return [self.fit(broadcast, *one) for one in zip(tasks, states, lend, strict=True)]
+        data = [as_source(self.clients[task.client], f"client {task.client}") for task in tasks]
+        return self.client.fit_together(broadcast, tasks, data, states, lend)
+
+    def fit(
+        self, broadcast: Broadcast, task: Task, state: Mapping[str, Tensor], lend: Lend | None = None
+    ) -> tuple[Upload, StateUpdate]:
         try:
             data = as_source(self.clients[task.client], f"client {task.client}")
-            return self.client.fit(broadcast, task, data, state)
+            return self.client.fit(broadcast, task, data, state, lend)
         except Exception as error:
             if "Expected more than 1 value per channel" in str(error):
                 size = self.algorithm.local.batch_size

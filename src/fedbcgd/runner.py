@@ -120,7 +120,9 @@ class _Prepared:
         algorithm = configuration.algorithm_of(config, "configuration")
         task = self.task
         self.job = make_job(
-            task.model, task.clients, algorithm, task.test, run.seed, task.loss, task.metrics, device=config.where.home
+            *(task.model, task.clients, algorithm, task.test, run.seed, task.loss, task.metrics),
+            device=config.where.home,
+            together=run.together,
         )
         if ":" in config.model.name + config.data.name:  # a user's own code
             try_out(self.job)

@@ -54,6 +54,9 @@ class Server:
         self.last: RoundReport | None = None  # of the last round that was committed
         self._barren = 0
         self._plan: Plan | None = None
+        # What every upload is checked against, for each block.
+        self._cut = [layout.slices(j) for j in range(layout.blocks)]
+        self._lengths = [algorithm.lengths(layout, j) for j in range(layout.blocks)]
 
     # -- plan ---------------------------------------------------------------------------------------------------------
 
@@ -77,8 +80,10 @@ class Server:
 
     def _tasks(self) -> list[Task]:
         rng = stream(self.seed, "cohort", self.round)
-        there = np.arange(self.clients) if self.available is None else np.array(sorted(self.available), dtype=np.int64)
-        cohort = rng.choice(there, min(self.cohort, len(there)), replace=False)
+        there = None if self.available is None else np.array(sorted(self.available), dtype=np.int64)
+        count = self.clients if there is None else len(there)
+        cohort = rng.choice(count, min(self.cohort, count), replace=False)
+        cohort = cohort if there is None else there[cohort]
         blocks = self.algorithm.uplink.assign(cohort, self.round, self.layout.blocks)
         return [Task(self.round, int(client), block) for client, block in zip(cohort, blocks, strict=True)]
 
@@ -86,7 +91,7 @@ class Server:
         """What the next round will upload if nothing is lost, in d."""
         if self.algorithm.uplink.pooled:
             return 0.0
-        each = [sum(map(sum, self.algorithm.lengths(self.layout, task.block).values())) for task in self._tasks()]
+        each = [sum(map(sum, self._lengths[task.block].values())) for task in self._tasks()]
         return sum(each) / len(each) / (self.layout.dim * self.layout.dtype.itemsize)
 
     def abandon(self) -> None:
@@ -164,7 +169,7 @@ class Server:
         self._forget = self._forget or why
 
     def _slices(self, block: int) -> tuple[slice, ...]:
-        return self.layout.slices(block) if 0 <= block < self.layout.blocks else ()
+        return self._cut[block] if 0 <= block < self.layout.blocks else ()
 
     def _misdirected(self, upload: Upload) -> str:
         if upload.round != self.round:
@@ -180,7 +185,7 @@ class Server:
         return ""
 
     def _misshapen(self, upload: Upload) -> str:
-        expected = self.algorithm.lengths(self.layout, upload.block)
+        expected = self._lengths[upload.block]
         if set(upload.payload) != set(expected):
             return f"it has channels {sorted(upload.payload)}, expected were {sorted(expected)}"
         for channel, lengths in expected.items():
@@ -197,8 +202,8 @@ class Server:
     def _fit(self, channel: str, block: int, got: list[int]) -> bool:
         codec, dtype = self.algorithm.codec, self.layout.dtype
         if channel == BUFFERS:
-            return got == self.algorithm.lengths(self.layout, block)[BUFFERS]
-        sizes = [s.stop - s.start for s in self.layout.slices(block)]
+            return got == self._lengths[block][BUFFERS]
+        sizes = [s.stop - s.start for s in self._cut[block]]
         return len(got) == len(sizes) and all(codec.fits(k, n, dtype) for k, n in zip(got, sizes, strict=True))
 
     def _decode(self, upload: Upload) -> tuple[list[dict[str, Tensor]], Tensor | None]:

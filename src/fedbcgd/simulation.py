@@ -20,7 +20,9 @@ from fedbcgd.carriers.where import Where
 from fedbcgd.carriers.workers import cores
 from fedbcgd.data.sources import Pooled, as_source, to_device
 from fedbcgd.errors import Diverged, UserError
+from fedbcgd.flat import Layout
 from fedbcgd.job import Job
+from fedbcgd.local.stack import why_not
 from fedbcgd.loop import Callback, Loop, Outcome, Stop
 from fedbcgd.objective import Loss, Metrics, Objective, objective
 from fedbcgd.report.progress import single
@@ -70,6 +72,7 @@ def simulate(
     gpus: float | None = None,
     device: str | torch.device = "cpu",
     channels_last: bool | None = None,
+    together: int | None = None,
     transport: Transport | None = None,
     **options: Any,
 ) -> Result:
@@ -94,6 +97,8 @@ def simulate(
     carrier: "workers", processes of this machine, or "ray" (extra `ray`), actors of a Ray cluster. address: of the cluster
         ("auto", "host:port"); without one Ray is started here. gpus: the share of a GPU that each actor gets.
     channels_last: compute in that memory format; default: for models with 2-d convolutions that can.
+    together: compute up to so many clients in one multiplication, with models that offer it (logistic regression and other
+        linear ones): much faster for small models, and equal up to rounding.
     transport: stands for the network, for tests and studies: gets each upload and may lose (None) or damage it. Only
         with workers=0.
     """
@@ -104,7 +109,7 @@ def simulate(
         raise UserError("transport: only the carrier in this process has one (workers=0)")
     where = Where(carrier, 0 if transport is not None else workers, address, gpus, str(device))
     where.check()
-    job = make_job(model, clients, algorithm, test, seed, loss, metrics, weights, where.home, channels_last)
+    job = make_job(model, clients, algorithm, test, seed, loss, metrics, weights, where.home, channels_last, together)
     server = make_server(job, cohort, stop)
     store = StateStore(algorithm.state_names, job.layout.dim, job.layout.dtype)
     carried = make_carrier(job, store, server.cohort, where, transport)
@@ -135,6 +140,7 @@ def make_job(
     weights: Mapping[str, Tensor] | None = None,
     device: str | torch.device = "cpu",
     channels_last: bool | None = None,
+    together: int | None = None,
 ) -> Job:
     """All that a process needs for the clients' work, the model copied and laid out."""
     module = copy.deepcopy(model).to(make_device(device))
@@ -155,7 +161,20 @@ def make_job(
     if algorithm.uplink.pooled:
         clients = [Pooled([as_source(c, f"client {i}") for i, c in enumerate(clients)])]
     data = None if test is None else as_source(test, "test")
-    return Job(algorithm, layout, module, goal, seed, clients, data)
+    if together is not None:
+        _check_together(together, algorithm, layout, module, goal, clients)
+    return Job(algorithm, layout, module, goal, seed, clients, data, together)
+
+
+def _check_together(
+    count: Any, algorithm: Algorithm, layout: Layout, module: nn.Module, goal: Objective, clients: Sequence[Any]
+) -> None:
+    _whole("together", count, 1)
+    why = why_not(algorithm.local, layout, module, goal)
+    if getattr(as_source(clients[0], "client 0"), "augment", False):
+        why = why or "augmentation is drawn for each client's minibatch"
+    if why:
+        raise UserError(f"together: clients cannot be computed together here: {why}. Leave it out")
 
 
 def make_server(job: Job, cohort: int | None, stop: Stop) -> Server:
@@ -176,6 +195,8 @@ def make_server(job: Job, cohort: int | None, stop: Stop) -> Server:
 def make_carrier(job: Job, store: StateStore, cohort: int, where: Where, transport: Transport | None = None) -> Carrier:
     """Worker processes, one per core unless told otherwise; this process where 0 is asked for or a GPU computes."""
     if where.carrier == "ray":
+        if job.together is not None:
+            raise UserError("together: only worker processes and this process compute clients together, not Ray")
         from fedbcgd.carriers.ray import Ray
 
         return Ray(job, store, cohort, where.workers, where.address, where.gpus, where.device)

@@ -99,7 +99,7 @@ class Workers:
         self.job = job
         self.store = store
         self.clock = Clock()
-        self._places = 4 * workers
+        self._places = 4 * workers * (job.together or 1)
         size = Memory.size(job.algorithm, job.layout, self._places)
         self._fds = [nameless(size)]
         self._memory = Memory(mmap.mmap(self._fds[0], size), job.algorithm, job.layout)
@@ -133,44 +133,48 @@ class Workers:
     def carry(self, server: Server, plan: Plan) -> None:
         self._memory.publish(plan.broadcast)
         epoch = plan.broadcast.epoch
-        todo = deque(range(len(plan.tasks)))
-        near: set[int] = set()  # the next few
-        length = [self.job.examples(task.client) for task in plan.tasks]
+        units = self.job.units(plan.tasks)  # nearly always of one task each
+        todo = deque(units)
+        near: set[tuple[int, ...]] = set()  # the next few
+        length = {unit: sum(self.job.examples(plan.tasks[p].client) for p in unit) for unit in units}
         places = list(range(self._places))
         held: dict[int, int] = {}  # position → the upload slot that the server may still read
         reserved: dict[int, int | None] = {}  # position → the slot for the new client state
 
         def next_words() -> tuple[Any, ...] | None:
             # A slot is held until all earlier uploads are in: within this window there is one for everybody.
-            while todo and todo[0] < server.settled + self._places:
+            while todo and todo[0][-1] < server.settled + self._places:
                 near.add(todo.popleft())
             if not near:
                 return None
-            position = max(near, key=lambda p: (length[p], -p))
-            near.remove(position)
-            task = plan.tasks[position]
-            if position not in reserved:
-                reserved[position] = self.store.reserve()
-            return "fit", position, task, epoch, places.pop(), self.store.slot(task.client, epoch), reserved[position]
+            unit = max(near, key=lambda u: (length[u], -u[0]))
+            near.remove(unit)
+            for position in unit:
+                if position not in reserved:
+                    reserved[position] = self.store.reserve()
+            tasks = tuple(plan.tasks[position] for position in unit)
+            old = [self.store.slot(task.client, epoch) for task in tasks]
+            return "fit", unit, tasks, epoch, [places.pop() for _ in unit], old, [reserved[p] for p in unit]
 
         def again(words: tuple[Any, ...]) -> None:
             near.add(words[1])
-            places.append(words[4])
+            places.extend(words[4])
 
-        def done(position: int, place: int, where: Any, told: Any, seconds: dict[str, float]) -> None:
-            task = plan.tasks[position]
-            with self.clock.timing("sums"):
-                payload = self._memory.get(where)
-                accepted = server.receive(Upload(task.round, task.client, task.block, payload, *told)).accepted
-            if accepted:
-                self.store.accept(task.client, reserved[position], epoch)
-            else:
-                self.store.discard(reserved[position])
-            held[position] = place
+        def done(unit: tuple[int, ...], used: list[int], said: Any, seconds: dict[str, float]) -> None:
+            for position, place, (where, told) in zip(unit, used, said, strict=True):
+                task = plan.tasks[position]
+                with self.clock.timing("sums"):
+                    payload = self._memory.get(where)
+                    accepted = server.receive(Upload(task.round, task.client, task.block, payload, *told)).accepted
+                if accepted:
+                    self.store.accept(task.client, reserved[position], epoch)
+                else:
+                    self.store.discard(reserved[position])
+                held[position] = place
             places.extend(held.pop(p) for p in list(held) if p < server.settled)
             self.clock.add(seconds)
 
-        self._work(next_words, again, done, len(plan.tasks), "waiting")
+        self._work(next_words, again, done, len(units), "waiting")
 
     def evaluate(self, x: Tensor) -> dict[str, float]:
         if self.job.test is None:
@@ -224,7 +228,8 @@ class Workers:
         worker = self._workers[k]
         what = "while idle" if worker.ready else "while starting"
         if doing is not None:
-            what = f"while client {doing[2].client} trained" if doing[0] == "fit" else "while evaluating"
+            clients = ", ".join(str(task.client) for task in doing[2]) if doing[0] == "fit" else ""
+            what = f"while client {clients} trained" if clients else "while evaluating"
         ended = worker.how_it_ended()
         pid = worker.process.pid
         self._deaths[doing[:3] if doing else what] += 1

@@ -88,6 +88,11 @@ class Images:
             height = width = self.crop
         return channels, height, width
 
+    @property
+    def plain(self) -> bool:
+        """Whether images are shown as they are."""
+        return not self.augment and self.resize is None and self.crop is None
+
     def gather(self, rows: Tensor, rng: np.random.Generator) -> tuple[Tensor, Tensor]:
         at = rows if self.rows is None else self.rows[rows]
         pixels = self.resident.pixels(at)

@@ -1,6 +1,6 @@
 """What a client holds: something with a length that gives the batch of some rows."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
@@ -83,6 +83,37 @@ def _joined(pieces: list[Any], order: Tensor) -> Any:
     if isinstance(pieces[0], Mapping):
         return {key: _joined([piece[key] for piece in pieces], order) for key in pieces[0]}
     return tuple(_joined(list(column), order) for column in zip(*pieces, strict=True))
+
+
+def together(sources: Sequence[Source], device: torch.device) -> Callable[[Tensor], tuple[Tensor, Tensor]]:
+    """For sources of equal length: the examples at a row of positions for each of them, (x, y) with a source per row.
+
+    Where all look into one data set they are gathered at once.
+    """
+    first = sources[0]
+    if (
+        isinstance(first, Images)
+        and first.plain
+        and all(
+            isinstance(s, Images) and s.resident is first.resident and s.plain and s.rows is not None for s in sources
+        )
+    ):
+        at = torch.stack([s.rows for s in sources])  # type: ignore[attr-defined]
+        resident = first.resident
+
+        def gather(rows: Tensor) -> tuple[Tensor, Tensor]:
+            chosen = at.gather(1, rows)
+            x = resident.floats(resident.pixels(chosen.flatten()))
+            return to_device((x.unflatten(0, chosen.shape), resident.labels[chosen]), device)
+
+        return gather
+    unused = np.random.default_rng(0)  # for augmentation, and clients that augment are not computed together
+
+    def gather_each(rows: Tensor) -> tuple[Tensor, Tensor]:
+        pairs = [source.gather(r, unused) for source, r in zip(sources, rows, strict=True)]
+        return to_device((torch.stack([x for x, _ in pairs]), torch.stack([y for _, y in pairs])), device)
+
+    return gather_each
 
 
 def split(data: Images | Tensors, parts: Sequence[np.ndarray]) -> list[Images | Tensors]:

@@ -33,6 +33,10 @@ class SGD(LocalRule):
 class Frozen(SGD):
     """Only what will be uploaded moves locally; the rest of the model stays where it was (the paper's Figure 5)."""
 
+    @property
+    def alone(self) -> str:
+        return "each client moves coordinates of its own"
+
     def move(self, work: Work, step: Tensor) -> None:
         for s in work.slices:
             work.y[s].add_(step[s], alpha=-work.eta)

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from fedbcgd.local.rule import Channels, LocalRule
 from fedbcgd.local.scaffold import control_change
-from fedbcgd.local.work import Minibatch, Work
+from fedbcgd.local.work import Minibatch, Progress, Work
 
 
 class SVRG(LocalRule):
@@ -110,6 +110,10 @@ class SVRGControl(SVRG):
     def channels(self) -> tuple[str, ...]:
         return ("dx",) if self.derived else ("dx", "dc")
 
+    @property
+    def alone(self) -> str:
+        return "adaptive damping looks at each client's blocks" if self.damping == "adaptive" else ""
+
     def correction(self, work: Work, full: Tensor) -> Tensor | float:
         c, mine = work.controls["c"], work.mine["c"]
         if self.printed:
@@ -121,14 +125,14 @@ class SVRGControl(SVRG):
             shift[s].mul_(_fit(full[s], mine[s]))
         return shift
 
-    def changes(self, work: Work, s: slice) -> Channels:
+    def changes(self, work: Progress, s: slice) -> Channels:
         sent = super().changes(work, s)
         return sent if self.derived else sent | {"dc": work.notes["full"][s] - work.mine["c"][s]}
 
     def complete(self, sent: Channels, controls: Mapping[str, Tensor], rate: float, steps: int) -> Channels:
         return sent | {"dc": control_change(sent["dx"], controls["c"], rate, steps)} if self.derived else sent
 
-    def keep(self, work: Work, parts: Sequence[tuple[slice, Channels]]) -> dict[str, list[tuple[slice, Tensor]]]:
+    def keep(self, work: Progress, parts: Sequence[tuple[slice, Channels]]) -> dict[str, list[tuple[slice, Tensor]]]:
         if self.printed_refresh:
             return {"c": [(slice(0, len(work.x)), work.notes["full"])]}
         return super().keep(work, parts)
@@ -152,7 +156,7 @@ class _Anchor:
         self._kept: dict[int, Tensor] = {}
         for batch in self.batches:  # y = x still, so no model has to be put aside
             g = work.gradient(batch)
-            self.full.add_(g, alpha=len(batch.rows) / work.examples)
+            self.full.add_(g, alpha=batch.size / work.examples)
             if len(self._kept) < room and batch.draw is not None:
                 self._kept[batch.draw] = g.clone()
 

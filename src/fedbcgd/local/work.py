@@ -1,7 +1,7 @@
-"""One client's work in one round: what a local rule may touch while it trains."""
+"""One client's work in one round: what a local rule may touch while it trains, and what it finds afterwards."""
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from fedbcgd.local.rule import LocalRule
 
 Draws = Callable[[int], np.random.Generator]  # seeds everything that is drawn for one minibatch
+Lend = Callable[[int], Tensor]  # memory for so many values of an upload
 
 
 @dataclass(frozen=True)
@@ -25,6 +26,10 @@ class Minibatch:
 
     rows: Tensor
     draw: int | None = None
+
+    @property
+    def size(self) -> int:
+        return len(self.rows)
 
 
 class Gradient:
@@ -35,7 +40,38 @@ class Gradient:
         self.views = [e.view(self.vector) for e in model.layout.parameters]
 
 
-class Work:
+class Progress:
+    """Where a client is in its round: all that is needed to say what changed."""
+
+    def __init__(
+        self,
+        x: Tensor,
+        y: Tensor,
+        controls: Mapping[str, Tensor],
+        mine: Mapping[str, Tensor],
+        slices: tuple[slice, ...],
+        eta: float,
+        losses: Tensor,
+        lend: Lend | None = None,
+    ):
+        self.x = x  # the anchor: the model of the broadcast
+        self.y = y  # the client's own model
+        self.controls = controls  # c, as broadcast
+        self.mine = mine  # c_i
+        self.slices = slices  # what will be uploaded
+        self.eta = eta
+        self.lend = lend or y.new_empty
+        self.losses = losses  # the sum over the minibatches
+        self.steps = 0
+        self.evaluations = 0
+        self.notes: dict[str, Tensor] = {}  # what a rule's `train` leaves for its `changes`
+
+    @property
+    def mean_loss(self) -> float:
+        return float(self.losses) / max(self.evaluations, 1)
+
+
+class Work(Progress):
     def __init__(
         self,
         rule: "LocalRule",
@@ -50,18 +86,12 @@ class Work:
         rng: np.random.Generator,
         draws: Draws,
         gradient: Gradient,
+        lend: Lend | None,
     ):
         dim = model.layout.dim
-        self.x = x[:dim]  # the anchor: the model of the broadcast
-        self.y = model.vector[:dim]  # the client's own model, which the module computes with
-        self.controls = controls  # c, as broadcast
-        self.mine = mine  # c_i
-        self.slices = slices  # what will be uploaded
+        loss = torch.zeros((), device=model.vector.device)
+        super().__init__(x[:dim], model.vector[:dim], controls, mine, slices, rule.rate(round), loss, lend)
         self.blocks = [model.layout.block(j) for j in range(model.layout.blocks)] + [model.layout.shared]
-        self.eta = rule.rate(round)
-        self.steps = 0
-        self.evaluations = 0
-        self.notes: dict[str, Tensor] = {}  # what a rule's `train` leaves for its `changes`
         self._rule = rule
         self._model = model
         self._objective = objective
@@ -70,7 +100,6 @@ class Work:
         self._draws = draws
         self._g = gradient.vector
         self._views = gradient.views
-        self._loss = torch.zeros((), device=self._g.device)
 
     @property
     def examples(self) -> int:
@@ -80,19 +109,20 @@ class Work:
         """T minibatches: every epoch a new order, its last batch as small as it comes."""
         total = self._rule.steps(self.examples)
         while self.steps < total:
-            for rows in self._order().split(self._rule.batch_size):
+            for batch in self._epoch():
                 self.steps += 1
-                yield Minibatch(rows)
+                yield batch
                 if self.steps == total:
                     return
 
     def partition(self, first_draw: int = 0) -> list[Minibatch]:
         """All examples once, in minibatches whose draws are fixed: whoever uses one again gets the very same ζ."""
-        rows = self._order().split(self._rule.batch_size)
-        return [Minibatch(r, first_draw + k) for k, r in enumerate(rows)]
+        return [replace(batch, draw=first_draw + k) for k, batch in enumerate(self._epoch())]
 
-    def _order(self) -> Tensor:
-        return torch.from_numpy(self._rng.permutation(self.examples))
+    def _epoch(self) -> list[Minibatch]:
+        """All examples once, in a new order."""
+        order = torch.from_numpy(self._rng.permutation(self.examples))
+        return [Minibatch(rows) for rows in order.split(self._rule.batch_size)]
 
     def gradient(self, batch: Minibatch) -> Tensor:
         """∇f_i(y; ζ) as one flat vector, weight decay included, then clipped. The next call overwrites it."""
@@ -117,15 +147,18 @@ class Work:
         parts = _gradients(loss, self._model.parameters)
         self._model.reattach()
         self.evaluations += 1
-        self._loss += loss.detach()
+        self.losses += loss.detach()
         return parts
 
     def _whole(self, parts: tuple[Tensor | None, ...]) -> Tensor:
         self._put(parts)
+        return self._finished()
+
+    def _finished(self) -> Tensor:
         if self._rule.weight_decay:
             self._g.add_(self.y, alpha=self._rule.weight_decay)
         if self._rule.clip_norm is not None:
-            norm = torch.linalg.vector_norm(self._g)
+            norm = torch.linalg.vector_norm(self._g, dim=-1, keepdim=True)
             self._g.mul_((self._rule.clip_norm / norm.clamp(min=1e-12)).clamp(max=1))
         return self._g
 
@@ -144,10 +177,6 @@ class Work:
                 view.zero_() if g is None else view.copy_(g)
         else:
             torch._foreach_copy_(self._views, list(grads))  # type: ignore[arg-type]
-
-    @property
-    def mean_loss(self) -> float:
-        return float(self._loss) / max(self.evaluations, 1)
 
 
 def _gradients(loss: object, parameters: list[Tensor]) -> tuple[Tensor | None, ...]:
