@@ -285,7 +285,7 @@ def test_the_longest_of_the_next_tasks_goes_first(monkeypatch):
 
     def watched(self, *words):
         if words[0] == "fit":
-            told.append(words[2].client)
+            told.extend(task.client for task in words[2])
         tell(self, *words)
 
     monkeypatch.setattr(workers_module._Worker, "tell", watched)
