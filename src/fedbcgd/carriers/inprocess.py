@@ -27,7 +27,7 @@ class InProcess:
     def carry(self, server: Server, plan: Plan) -> None:
         epoch = plan.broadcast.epoch
         with one_thread():
-            for task in plan.tasks:
+            for task in filter(server.expects, plan.tasks):
                 upload, update = self.job.fit(plan.broadcast, task, self.store.load(task.client, epoch))
                 self.clock.add(self.job.client.seconds)
                 arrived = self.transport(upload) if self.transport else upload

@@ -133,7 +133,8 @@ class Workers:
     def carry(self, server: Server, plan: Plan) -> None:
         self._memory.publish(plan.broadcast)
         epoch = plan.broadcast.epoch
-        todo = deque(range(len(plan.tasks)))
+        todo = deque(k for k, task in enumerate(plan.tasks) if server.expects(task))
+        count = len(todo)
         near: set[int] = set()  # the next few
         length = [self.job.examples(task.client) for task in plan.tasks]
         places = list(range(self._places))
@@ -170,7 +171,7 @@ class Workers:
             places.extend(held.pop(p) for p in list(held) if p < server.settled)
             self.clock.add(seconds)
 
-        self._work(next_words, again, done, len(plan.tasks), "waiting")
+        self._work(next_words, again, done, count, "waiting")
 
     def evaluate(self, x: Tensor) -> dict[str, float]:
         if self.job.test is None:

@@ -38,6 +38,10 @@ class LocalRule(Part):
         """T = E·ceil(n/B), unless given."""
         return self.local_steps or self.local_epochs * -(-examples // self.batch_size)
 
+    def evaluations(self, examples: int) -> int:
+        """Gradients of minibatches that a round takes a client with so many examples."""
+        return self.steps(examples)
+
     def refuses(self, model: nn.Module) -> str:
         """Why this rule cannot train this model; empty if it can."""
         return ""
