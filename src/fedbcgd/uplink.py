@@ -85,7 +85,7 @@ class Matched(Blocks):
     divider: str | Sequence[str | Sequence[str]] | Sequence[float] = Field(
         "links", description="links (sizes that fit the links), or as for blocks: layers, even, relative sizes, …"
     )
-    haste: float = Field(0.8, ge=0, le=1, description="from 0, fair (blocks are dealt at random), to 1, fast")
+    haste: float = Field(0.9, ge=0, le=1, description="from 0, fair (blocks are dealt at random), to 1, fast")
 
     @property
     def fits_links(self) -> bool:
