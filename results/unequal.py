@@ -3,8 +3,8 @@
     python results/unequal.py            # about 25 minutes on two cores; writes results/unequal/
 
 LeNet-5, 100 clients of 100 images, 10 in a round, Dirichlet 0.6, one local epoch of batch 10, lr 0.1, N = 5, momentum 0.5.
-1. `matched.csv`, `matched.png`, `bias.csv`: uplinks from 0.5 to 50 Mbit/s (loguniform, hundredfold), the rest as in the 4g profile:
-   blocks dealt at random with even blocks against blocks matched to the links, for several values of `haste`.
+1. `matched.csv`, `matched.png`, `bias.csv`: uplinks from 0.5 to 50 Mbit/s (loguniform, hundredfold), the rest as in the 4g
+   profile: blocks dealt at random with even blocks against blocks matched to the links, for several values of `haste`.
 2. `reach.csv`, `reach.png`: time to accuracy of five algorithms on four profiles.
 3. `closing.csv`: deadlines and over-sampling on the 4g profile.
 4. `dropout.csv`: half of every cohort drops out; every algorithm, logistic regression.
@@ -34,27 +34,31 @@ LOCAL = {"lr": 0.1, "local_epochs": 1, "batch_size": 10}
 BLOCKS = {"name": "fedbcgd", "blocks": 5, "momentum": 0.5, **LOCAL}
 HUNDREDFOLD = {"profile": "4g", "uplink_mbit": {"median": 5, "spread": 100, "shape": "loguniform"}}
 TARGET = 0.75
+ROUNDS = 50
+EVEN = "random, even blocks"
 
 MATCHED = {
-    "random, even blocks": {"divider": "even"},
-    "random, unequal blocks": {"uplink": "matched", "haste": 0.0, "divider": [1, 3, 9, 26, 60]},
+    EVEN: {"divider": "even"},
     "matched, haste 0.5": {"uplink": "matched", "haste": 0.5},
     "matched, haste 0.9": {"uplink": "matched", "haste": 0.9},
     "matched, haste 1": {"uplink": "matched", "haste": 1.0},
 }
 ALGORITHMS = {
     "fedavg": LOCAL,
-    "fedbcgd": {"blocks": 5, "momentum": 0.5, **LOCAL},
+    "fedbcgd": {},  # as in the first study: watching changes nothing, so one run serves every profile
     "fedbcgd+": {"blocks": 5, "momentum": 0.5, **LOCAL},
     "fedpaq": LOCAL,
     "topk": LOCAL,
 }
 CLOSING = {
-    "everybody is waited for": {},
     "deadline 4 s": {"deadline": 4.0},
     "15 asked, 2 of each block": {"oversample": 1.5},
     "15 asked, 2 of each block, half drop out": {"oversample": 1.5, "dropout": 0.5, "deadline": 4.0},
 }
+
+
+def even(seed: int) -> Planned:
+    return planned("matched", EVEN, seed, BLOCKS | MATCHED[EVEN], HUNDREDFOLD, rounds=ROUNDS)
 
 
 def planned(study: str, label: str, seed: int, algorithm: dict, network: dict | None, **run: object) -> Planned:
@@ -83,7 +87,7 @@ def go(runs: dict[tuple[str, int], Planned]) -> dict[tuple[str, int], Outcome]:
 
 def study_matched() -> None:
     runs = {
-        (label, seed): planned("matched", label, seed, BLOCKS | options, HUNDREDFOLD, rounds=60)
+        (label, seed): planned("matched", label, seed, BLOCKS | options, HUNDREDFOLD, rounds=ROUNDS)
         for label, options in MATCHED.items()
         for seed in SEEDS
     }
@@ -100,12 +104,7 @@ def study_matched() -> None:
         lean += [{"assignment": label, "seed": seed, **b.row()} for b in blocks]
     write_text(OUT / "matched.csv", as_csv(table))
     write_text(OUT / "bias.csv", as_csv(lean))
-    first = {
-        seed: r["seconds_per_round"]
-        for r in table
-        for seed in SEEDS
-        if r["assignment"] == "random, even blocks" and r["seed"] == seed
-    }
+    first = {r["seed"]: r["seconds_per_round"] for r in table if r["assignment"] == EVEN}
     for label in MATCHED:
         mine = [r for r in table if r["assignment"] == label]
         saved = spread([first[r["seed"]] / r["seconds_per_round"] for r in mine], 2)
@@ -119,7 +118,7 @@ def study_matched() -> None:
         for panel, axis in zip(panels, ("hours", "round"), strict=True):
             x = [statistics.fmean(rows[i][axis] for rows in group) for i in range(len(group[0]))]
             y = [statistics.fmean(rows[i]["test_accuracy"] for rows in group) for i in range(len(group[0]))]
-            panel.plot(x, y, label=label, color=["#000000", "#999999", "#56B4E9", "#0072B2", "#D55E00"][k])
+            panel.plot(x, y, label=label, color=["#000000", "#56B4E9", "#0072B2", "#D55E00"][k])
             panel.set_xlabel({"hours": "virtual hours", "round": "rounds"}[axis])
             panel.grid(alpha=0.25)
     panels[0].set_ylabel("test accuracy (mean of three seeds)")
@@ -129,7 +128,9 @@ def study_matched() -> None:
 
 def study_reach() -> None:
     runs = {
-        (name, seed): planned("reach", name, seed, {"name": name, **options}, None, rounds=60)
+        (name, seed): planned("reach", name, seed, {"name": name, **options}, None, rounds=ROUNDS)
+        if options
+        else even(seed)
         for name, options in ALGORITHMS.items()
         for seed in SEEDS
     }
@@ -148,14 +149,8 @@ def study_reach() -> None:
         table.append(row)
     write_text(OUT / "reach.csv", as_csv(table))
     for name in ALGORITHMS:
-        print(
-            name,
-            [
-                (r["accuracy"], r["round"], *(r[f"hours_{p}"] for p in PROFILES))
-                for r in table
-                if r["algorithm"] == name
-            ],
-        )
+        mine = [r for r in table if r["algorithm"] == name]
+        print(name, [(r["accuracy"], r["round"], *(r[f"hours_{p}"] for p in PROFILES)) for r in mine])
     figure = Figure(figsize=(14, 4), layout="constrained")
     panels = figure.subplots(1, len(PROFILES), sharey=True)
     for panel, profile in zip(panels, PROFILES, strict=True):
@@ -177,13 +172,14 @@ def study_reach() -> None:
 
 def study_closing() -> None:
     runs = {
-        (label, seed): planned("closing", label, seed, BLOCKS, {"profile": "4g", **own}, rounds=60)
+        (label, seed): planned("closing", label, seed, BLOCKS | MATCHED[EVEN], {"profile": "4g", **own}, rounds=ROUNDS)
         for label, own in CLOSING.items()
         for seed in SEEDS
     }
+    runs = {("everybody is waited for", seed): even(seed) for seed in SEEDS} | runs
     table = []
     for (label, seed), o in go(runs).items():
-        at = [row["hours"] for row in o.rows]
+        at = [row["hours"] for row in o.rows] if label in CLOSING else hours(RUNS / runs[label, seed].folder, "4g")
         row = {
             "rule": label,
             "seed": seed,
