@@ -1,6 +1,6 @@
 """Everything a process needs to do clients' work: what a carrier sends to a worker, or uses itself."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -39,17 +39,19 @@ class Job:
             return 0
         return len(as_source(self.clients[client], f"client {client}"))
 
-    def units(self, tasks: Sequence[Task]) -> list[tuple[int, ...]]:
-        """The plan's tasks by their positions, those in one tuple to be computed together: neighbours of equal size.
+    def units(self, tasks: Sequence[Task], wanted: Callable[[Task], bool]) -> list[tuple[int, ...]]:
+        """The tasks that are wanted by their positions in the plan, those of a tuple to be computed together: neighbours of
+        equal size.
 
         What is computed together follows from the plan alone, so it is the same for any number of workers.
         """
+        positions = [k for k, task in enumerate(tasks) if wanted(task)]
         if self.together is None:
-            return [(k,) for k in range(len(tasks))]
+            return [(k,) for k in positions]
         units: list[tuple[int, ...]] = []
         sizes = [len(as_source(self.clients[task.client], f"client {task.client}")) for task in tasks]
-        for k, size in enumerate(sizes):
-            if units and len(units[-1]) < self.together and sizes[units[-1][0]] == size:
+        for k in positions:
+            if units and len(units[-1]) < self.together and sizes[units[-1][0]] == sizes[k]:
                 units[-1] = (*units[-1], k)
             else:
                 units.append((k,))

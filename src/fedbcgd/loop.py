@@ -10,6 +10,7 @@ from fedbcgd.carriers.carrier import Carrier
 from fedbcgd.errors import unknown
 from fedbcgd.ledger import Ledger
 from fedbcgd.messages import RoundReport
+from fedbcgd.network.watch import Watch
 from fedbcgd.server import Server
 from fedbcgd.signals import uninterrupted
 from fedbcgd.threads import one_thread
@@ -115,6 +116,7 @@ class Loop:
     metric_prefix: str = "test"
     rows: list[Row] = field(default_factory=list)
     seconds: float = 0.0
+    watch: Watch | None = None  # the network of the run
     _lap: float = field(default_factory=time.perf_counter)
 
     def run(self) -> str:
@@ -149,11 +151,13 @@ class Loop:
 
     def _round(self) -> str:
         with uninterrupted():
-            plan = self.server.plan()
-        self.carrier.carry(self.server, plan)
+            plan = self.watch.plan(self.server) if self.watch else self.server.plan()
+        self.carrier.carry(self.watch.door(self.server, self.carrier) if self.watch else self.server, plan)
         with self.carrier.clock.timing("sums"), uninterrupted():
             report = self.server.commit()
             self.carrier.store.commit()
+            if self.watch:
+                self.watch.committed(self.server)
         return self._after(report)
 
     def _after(self, report: RoundReport) -> str:
@@ -186,5 +190,6 @@ class Loop:
             "upload_max_bytes": ledger.upload_max_bytes,
             "download_bytes": ledger.download_bytes,
             "gradient_evaluations": ledger.gradient_evaluations,
+            **(self.watch.columns() if self.watch else {}),
             "seconds": self.lap(),
         }

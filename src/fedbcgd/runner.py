@@ -22,6 +22,7 @@ from fedbcgd.config import Config
 from fedbcgd.errors import Diverged, UserError
 from fedbcgd.files import as_json, make_folder, write_tensors, write_text
 from fedbcgd.loop import Callback, Loop, Outcome, RoundInfo, Stop
+from fedbcgd.network.watch import Watch, fit_to_links
 from fedbcgd.report import plots
 from fedbcgd.server import Server
 from fedbcgd.signals import uninterrupted
@@ -44,6 +45,10 @@ class Folder:
     @property
     def metrics(self) -> Path:
         return self.path / "metrics.jsonl"
+
+    @property
+    def traffic(self) -> Path:
+        return self.path / "traffic.jsonl"
 
     @property
     def summary(self) -> Path:
@@ -74,8 +79,14 @@ class Folder:
     def outcome(self) -> Outcome:
         """What a finished run left."""
         summary = json.loads(self.summary.read_text(encoding="utf-8"))
-        rows = [_row(line) for line in self.metrics.read_text(encoding="utf-8").splitlines()]
-        return Outcome.from_summary(summary, rows)
+        return Outcome.from_summary(summary, self.rows())
+
+    def rows(self) -> list[dict[str, float]]:
+        """The metrics, as far as the run has come."""
+        try:
+            return [_row(line) for line in self.metrics.read_text(encoding="utf-8").splitlines()]
+        except FileNotFoundError:
+            raise UserError(f"{self.path} is no folder of a run: it has no {self.metrics.name}") from None
 
 
 def examine(config: Config, path: Path) -> None:
@@ -119,6 +130,7 @@ class _Prepared:
         self.task = make_task(config)
         algorithm = configuration.algorithm_of(config, "configuration")
         task = self.task
+        algorithm = fit_to_links(algorithm, config.network, len(task.clients), run.cohort, run.seed)
         self.job = make_job(
             *(task.model, task.clients, algorithm, task.test, run.seed, task.loss, task.metrics),
             device=config.where.home,
@@ -128,7 +140,8 @@ class _Prepared:
             try_out(self.job)
         goal = None if run.target is None else (f"{self.task.prefix}_accuracy", ">=", run.target)
         self.stop = Stop(run.rounds, run.budget, goal)
-        self.server = make_server(self.job, run.cohort, self.stop)
+        self.watch = Watch(self.job, config.network)
+        self.server = make_server(self.job, run.cohort, self.stop, self.watch)
 
 
 def _execute(prepared: _Prepared, folder: Folder, callbacks: Sequence[Callback]) -> Outcome:
@@ -142,16 +155,23 @@ def _execute(prepared: _Prepared, folder: Folder, callbacks: Sequence[Callback])
     _refuse_past(folder, server, stop)
     folder.summary.unlink(missing_ok=True)  # it says that a run is finished, which this one is not yet
     write_text(folder.config, config.text())
-    with MetricsFile(folder.metrics, before["metrics"] if before else 0) as metrics:
+    watch = prepared.watch
+    if before and "network" in before:
+        watch.restore(before["network"], server)
+    with (
+        MetricsFile(folder.metrics, before["metrics"] if before else 0) as metrics,
+        MetricsFile(folder.traffic, before.get("traffic", 0) if before else 0) as traffic,
+    ):
+        watch.record = lambda sent: traffic.append(sent.row())
         carrier = make_carrier(job, store, server.cohort, config.where)
         carrier.clock.add(before["clock"] if before else {})
-        loop = Loop(server, carrier, stop, run.evaluate_every, (), task.prefix, metrics.rows)
+        loop = Loop(server, carrier, stop, run.evaluate_every, (), task.prefix, metrics.rows, watch=watch)
         loop.seconds = before["seconds"] if before else 0.0
 
         def save() -> None:
             with carrier.clock.timing("checkpoint"):
                 more = {"metrics": metrics.sync(), "seconds": loop.lap(), "clock": dict(carrier.clock)}
-                more["data"] = task.digest
+                more |= {"data": task.digest, "network": watch.snapshot(), "traffic": traffic.sync()}
                 checkpoints.save(server, store, more)
 
         def write(info: RoundInfo) -> None:

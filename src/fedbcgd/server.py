@@ -41,6 +41,7 @@ class Server:
         self.round = 0
         self.epoch = 0
         self.available: Sequence[int] | None = None  # the clients that can be asked; None: all
+        self.costs: np.ndarray | None = None  # seconds of each client with each block, for uplinks that ask
         self.x = x.clone()
         params = self.x[: layout.dim]
         self.controls = {name: torch.zeros_like(params) for name in algorithm.local.controls}
@@ -84,7 +85,8 @@ class Server:
         count = self.clients if there is None else len(there)
         cohort = rng.choice(count, min(self.cohort, count), replace=False)
         cohort = cohort if there is None else there[cohort]
-        blocks = self.algorithm.uplink.assign(cohort, self.round, self.layout.blocks)
+        costs = None if self.costs is None else self.costs[cohort]
+        blocks = self.algorithm.uplink.assign(cohort, self.round, self.layout.blocks, costs, rng)
         return [Task(self.round, int(client), block) for client, block in zip(cohort, blocks, strict=True)]
 
     def next_upload_d(self) -> float:
@@ -111,6 +113,11 @@ class Server:
         """How many tasks, from the first of the plan on, are done with."""
         return self._next
 
+    def expects(self, task: Task) -> bool:
+        """Whether the client of this task has still to answer: it was not given up before it began."""
+        place = self._place.get(task.client)
+        return place is not None and place not in self._arrived
+
     # -- receive ------------------------------------------------------------------------------------------------------
 
     def receive(self, upload: Upload) -> Receipt:
@@ -128,6 +135,7 @@ class Server:
         floats = sum(s.stop - s.start for s in self._slices(upload.block)) * len(self.algorithm.local.channels)
         # What is sent twice was sent twice; but it was broadcast and computed once.
         first = upload.round == self.round and self._place.get(upload.client, -1) not in {-1, *self._arrived}
+        evaluations = max(0, int(upload.gradient_evaluations)) if first else 0
         sends = not self.algorithm.uplink.pooled
         self.ledger.record(
             Entry(
@@ -138,8 +146,8 @@ class Server:
                 upload.nbytes * sends,
                 plan.broadcast.nbytes * sends if first else 0,
                 accepted=not reason,
-            ),
-            max(0, int(upload.gradient_evaluations)) if first else 0,
+                gradient_evaluations=evaluations,
+            )
         )
         if reason:
             reason = f"round {self.round}, client {upload.client}: {reason}"

@@ -24,6 +24,8 @@ from fedbcgd.flat import Layout
 from fedbcgd.job import Job
 from fedbcgd.local.stack import why_not
 from fedbcgd.loop import Callback, Loop, Outcome, Stop
+from fedbcgd.network.settings import NO_WORKERS, Network, as_network
+from fedbcgd.network.watch import Watch, fit_to_links
 from fedbcgd.objective import Loss, Metrics, Objective, objective
 from fedbcgd.report.progress import single
 from fedbcgd.server import Server
@@ -74,6 +76,7 @@ def simulate(
     channels_last: bool | None = None,
     together: int | None = None,
     transport: Transport | None = None,
+    network: str | Mapping[str, Any] | Network | None = None,
     **options: Any,
 ) -> Result:
     """Train `model` on `clients` with a federated algorithm, on this machine.
@@ -101,21 +104,29 @@ def simulate(
         linear ones): much faster for small models, and equal up to rounding.
     transport: stands for the network, for tests and studies: gets each upload and may lose (None) or damage it. Only
         with workers=0.
+    network: whose links the clients have: the name of a profile ("4g", "broadband", "datacentre", "mix") or a dictionary of
+        the settings of `[network]` in docs/network.md. Rows then have `hours`, on the clock of that network; deadlines,
+        over-sampling and faults are among the settings.
     """
     algorithm = _algorithm(algorithm, options)
+    conditions = as_network(network)
     stop = Stop(rounds, budget, make_target(target))
     _check(model, clients, test, stop, evaluate_every, seed, callbacks)
     if transport is not None and (workers or carrier == "ray"):
         raise UserError("transport: only the carrier in this process has one (workers=0)")
     where = Where(carrier, 0 if transport is not None else workers, address, gpus, str(device))
     where.check()
+    if conditions is not None and conditions.crash and (where.workers == 0 or carrier == "ray"):
+        raise UserError(f"network.{NO_WORKERS}")
+    algorithm = fit_to_links(algorithm, conditions, len(clients), cohort, seed)
     job = make_job(model, clients, algorithm, test, seed, loss, metrics, weights, where.home, channels_last, together)
-    server = make_server(job, cohort, stop)
+    watch = None if conditions is None else Watch(job, conditions)
+    server = make_server(job, cohort, stop, watch)
     store = StateStore(algorithm.state_names, job.layout.dim, job.layout.dtype)
     carried = make_carrier(job, store, server.cohort, where, transport)
     try:
         with single(algorithm.name, progress) as bar:
-            loop = Loop(server, carried, stop, evaluate_every, [*callbacks, bar] if bar else callbacks)
+            loop = Loop(server, carried, stop, evaluate_every, [*callbacks, bar] if bar else callbacks, watch=watch)
             try:
                 reason = loop.run()
             except KeyboardInterrupt:
@@ -177,13 +188,16 @@ def _check_together(
         raise UserError(f"together: clients cannot be computed together here: {why}. Leave it out")
 
 
-def make_server(job: Job, cohort: int | None, stop: Stop) -> Server:
+def make_server(job: Job, cohort: int | None, stop: Stop, watch: Watch | None = None) -> Server:
     x = job.layout.vector(job.module.state_dict(), next(job.module.parameters()).device)
     size = min(10, len(job.clients)) if cohort is None or job.algorithm.uplink.pooled else cohort
     if job.algorithm.uplink.pooled and stop.rounds is None and stop.target is None:
         raise UserError(f"{job.algorithm.name} uploads nothing, so no budget ends it: give rounds or a target")
     _whole("cohort", size, 1)
-    server = Server(job.algorithm, job.layout, x, len(job.clients), size, job.seed)
+    asked = size if watch is None or size > len(job.clients) else watch.sampled(size, len(job.clients))
+    server = Server(job.algorithm, job.layout, x, len(job.clients), asked, job.seed)
+    if watch is not None:
+        watch.attach(server, size)
     need = server.next_upload_d()
     if stop.budget is not None and need > stop.budget * (1 + 1e-9):
         raise UserError(

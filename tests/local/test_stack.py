@@ -109,9 +109,10 @@ def test_units_are_neighbours_of_equal_size():
     data = clients(8, sizes=(5, 5, 5, 2))
     job = make_job(Logistic(2, (1, 3, 4)).double(), data, make_algorithm("fedavg"), None, 0, together=2)
     tasks = [Task(0, k, 0) for k in range(8)]
-    assert job.units(tasks) == [(0, 1), (2,), (3,), (4, 5), (6,), (7,)]
+    assert job.units(tasks, bool) == [(0, 1), (2,), (3,), (4, 5), (6,), (7,)]
+    assert job.units(tasks, lambda task: task.client != 3) == [(0, 1), (2, 4), (5, 6), (7,)]
     job.together = None
-    assert job.units(tasks) == [(k,) for k in range(8)]
+    assert job.units(tasks, bool) == [(k,) for k in range(8)]
 
 
 def test_unequal_clients_are_right_too():

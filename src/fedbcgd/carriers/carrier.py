@@ -15,7 +15,8 @@ class Carrier(Protocol):
     clock: Clock
 
     def carry(self, server: Server, plan: Plan) -> None:
-        """Have every task of the plan done, and hand each upload to `server.receive` or say that it is lost."""
+        """Have every task of the plan done that the server expects (`server.expects`: some may have been given up before),
+        and hand each upload to `server.receive` or say that it is lost."""
 
     def evaluate(self, x: Tensor) -> dict[str, float]:
         """Metrics of the model x on the test data; empty without any."""

@@ -27,7 +27,7 @@ class InProcess:
     def carry(self, server: Server, plan: Plan) -> None:
         epoch = plan.broadcast.epoch
         with one_thread():
-            for unit in self.job.units(plan.tasks):
+            for unit in self.job.units(plan.tasks, server.expects):
                 tasks = [plan.tasks[k] for k in unit]
                 states = [self.store.load(task.client, epoch) for task in tasks]
                 made = self.job.fit_unit(plan.broadcast, tasks, states)

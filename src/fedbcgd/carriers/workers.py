@@ -133,7 +133,7 @@ class Workers:
     def carry(self, server: Server, plan: Plan) -> None:
         self._memory.publish(plan.broadcast)
         epoch = plan.broadcast.epoch
-        units = self.job.units(plan.tasks)  # nearly always of one task each
+        units = self.job.units(plan.tasks, server.expects)  # nearly always of one task each
         todo = deque(units)
         near: set[tuple[int, ...]] = set()  # the next few
         length = {unit: sum(self.job.examples(plan.tasks[p].client) for p in unit) for unit in units}

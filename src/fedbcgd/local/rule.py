@@ -44,6 +44,10 @@ class LocalRule(Part):
         """Why clients that take this rule cannot be computed together; empty if they can."""
         return ""
 
+    def evaluations(self, examples: int) -> int:
+        """Gradients of minibatches that a round takes a client with so many examples."""
+        return self.steps(examples)
+
     def refuses(self, model: nn.Module) -> str:
         """Why this rule cannot train this model; empty if it can."""
         return ""

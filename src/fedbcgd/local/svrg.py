@@ -29,6 +29,10 @@ class SVRG(LocalRule):
 
     printed: bool = Field(False, description="the signs as printed in Eq. 4, to see the difference (erratum 1)")
 
+    def evaluations(self, examples: int) -> int:
+        """All minibatches at the anchor, kept, then one a step; the first step needs none."""
+        return -(-examples // self.batch_size) + self.steps(examples) - (not self.printed)
+
     def refuses(self, model: nn.Module) -> str:
         for name, part in model.named_modules():
             trains = (
