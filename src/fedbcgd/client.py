@@ -48,7 +48,8 @@ class Client:
         start = time.perf_counter()
         slices = self.layout.slices(task.block)
         self.model.load(broadcast.x)
-        mine = {n: state[n] if n in state else self._zeros() for n in self.algorithm.state_names}
+        device = self.model.vector.device
+        mine = {n: state[n].to(device) if n in state else self._zeros() for n in self.algorithm.state_names}
         rng = stream(self.seed, "batches", *at)
 
         def draws(k: int) -> np.random.Generator:
@@ -92,7 +93,7 @@ class Client:
         if self._rows is None or len(self._rows.y) != len(tasks):
             self._rows = Rows(self.layout, len(tasks), self.model.vector.device)
         mine = {
-            n: torch.stack([state[n] if n in state else self._zeros() for state in states])
+            n: torch.stack([state[n].to(broadcast.x.device) if n in state else self._zeros() for state in states])
             for n in self.algorithm.state_names
         }
         rngs = [stream(self.seed, "batches", task.round, task.client) for task in tasks]

@@ -165,23 +165,25 @@ def _execute(prepared: _Prepared, folder: Folder, callbacks: Sequence[Callback])
         watch.record = lambda sent: traffic.append(sent.row())
         carrier = make_carrier(job, store, server.cohort, config.where)
         carrier.clock.add(before["clock"] if before else {})
-        loop = Loop(server, carrier, stop, run.evaluate_every, (), task.prefix, metrics.rows, watch=watch)
+        loop = Loop(server, carrier, stop, run.evaluate_every, (), task.prefix, metrics.rows, watch=watch, overlap=True)
         loop.seconds = before["seconds"] if before else 0.0
 
-        def save() -> None:
+        def save(beside: bool = False) -> None:
             with carrier.clock.timing("checkpoint"):
-                more = {"metrics": metrics.sync(), "seconds": loop.lap(), "clock": dict(carrier.clock)}
-                more |= {"data": task.digest, "network": watch.snapshot(), "traffic": traffic.sync()}
-                checkpoints.save(server, store, more)
+                more = {"metrics": metrics.size, "seconds": loop.lap(), "clock": dict(carrier.clock)}
+                more |= {"data": task.digest, "network": watch.snapshot(), "traffic": traffic.size}
+                checkpoints.begin(server, store, more, [metrics.sync, traffic.sync])
+                if not beside:
+                    checkpoints.finish(store)
 
-        def write(info: RoundInfo) -> None:
-            if info.row and len(metrics.rows) > metrics.written:
-                metrics.append(info.row)
+        def write(info: RoundInfo | None = None) -> None:
+            for row in metrics.rows[metrics.written :]:
+                metrics.append(row)
 
         def keep(info: RoundInfo) -> None:
             write(info)  # a row that a callback asked for, by stopping
             if not info.reason and checkpoints.due(server):
-                save()
+                save(beside=True)
 
         def summarise(outcome: Outcome) -> None:
             summary = outcome.summary() | _circumstances(config, server.layout, dict(carrier.clock))
@@ -206,14 +208,17 @@ def _execute(prepared: _Prepared, folder: Folder, callbacks: Sequence[Callback])
                 f"interrupted after round {server.round}; --resume goes on from there ({folder.path})"
             ) from None
         except Diverged:
+            write()
             summarise(Outcome.of(loop, "diverged"))
             raise
         except UserError as error:
+            checkpoints.wait()
             saved = checkpoints.load()
             kept = f"the checkpoint of round {saved[1]['round']} is whole" if saved else "no checkpoint was written yet"
             raise UserError(f"{error}; {kept}") from error
         finally:
             carrier.close()
+            checkpoints.wait()
             store.close()
 
 
@@ -255,7 +260,12 @@ class MetricsFile:
             os.fsync(self._file.fileno())
         except OSError as error:
             raise UserError(f"{self._path} could not be written: {error.strerror}") from error
-        return self._file.seek(0, os.SEEK_END)
+        return self.size
+
+    @property
+    def size(self) -> int:
+        """Bytes written so far."""
+        return os.fstat(self._file.fileno()).st_size
 
     def __enter__(self) -> "MetricsFile":
         return self

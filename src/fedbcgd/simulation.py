@@ -127,6 +127,7 @@ def simulate(
     try:
         with single(algorithm.name, progress) as bar:
             loop = Loop(server, carried, stop, evaluate_every, [*callbacks, bar] if bar else callbacks, watch=watch)
+            loop.overlap = not callbacks  # a user's callback sees each row with its own round
             try:
                 reason = loop.run()
             except KeyboardInterrupt:
@@ -174,7 +175,11 @@ def make_job(
     data = None if test is None else as_source(test, "test")
     if together is not None:
         _check_together(together, algorithm, layout, module, goal, clients)
-    return Job(algorithm, layout, module, goal, seed, clients, data, together)
+    job = Job(algorithm, layout, module, goal, seed, clients, data, together)
+    where = next(module.parameters()).device
+    if where.type != "cpu":
+        job.move_to(where)
+    return job
 
 
 def _check_together(

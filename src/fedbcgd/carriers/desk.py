@@ -55,7 +55,7 @@ class Slot:
 
 
 class Memory:
-    """[x, controls …, upload slots …]"""
+    """[x, controls …, the model that is evaluated, upload slots …]"""
 
     def __init__(self, memory: mmap.mmap, algorithm: Algorithm, layout: Layout):
         self._memory = memory
@@ -67,12 +67,13 @@ class Memory:
         for name in algorithm.local.broadcasts:
             self.controls[name] = torch.frombuffer(memory, dtype=layout.dtype, count=layout.dim, offset=at)
             at += aligned(layout.dim * item)
-        self._slots = at
+        self.evaluated = torch.frombuffer(memory, dtype=layout.dtype, count=layout.size, offset=at)
+        self._slots = at + aligned(layout.size * item)
 
     @staticmethod
     def size(algorithm: Algorithm, layout: Layout, slots: int) -> int:
         item = layout.dtype.itemsize
-        head = aligned(layout.size * item) + len(algorithm.local.broadcasts) * aligned(layout.dim * item)
+        head = 2 * aligned(layout.size * item) + len(algorithm.local.broadcasts) * aligned(layout.dim * item)
         return head + slots * upload_room(algorithm, layout)
 
     def publish(self, broadcast: Broadcast) -> None:

@@ -71,7 +71,7 @@ class _Desk:
         return unit, places, said, dict(self.job.client.seconds)
 
     def evaluate(self, index: int, start: int, stop: int) -> tuple[Any, ...]:
-        return index, self.job.evaluate(self.memory.x, start, stop)
+        return index, self.job.evaluate(self.memory.evaluated, start, stop)
 
 
 def failure(error: BaseException) -> tuple[str, bytes, str]:

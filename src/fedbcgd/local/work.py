@@ -122,6 +122,7 @@ class Work(Progress):
     def _epoch(self) -> list[Minibatch]:
         """All examples once, in a new order."""
         order = torch.from_numpy(self._rng.permutation(self.examples))
+        order = order.to(getattr(self._data, "device", "cpu"))  # once an epoch, not with every batch
         return [Minibatch(rows) for rows in order.split(self._rule.batch_size)]
 
     def gradient(self, batch: Minibatch) -> Tensor:
