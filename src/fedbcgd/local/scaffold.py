@@ -27,7 +27,7 @@ class Scaffold(LocalRule):
     def train(self, work: Work) -> None:
         correction = work.controls["c"] - work.mine["c"]
         for batch in work.minibatches():
-            work.y.add_(work.gradient(batch).add_(correction), alpha=-work.eta)
+            work.descend(batch, (1.0, correction))
 
     def changes(self, work: Progress, s: slice) -> Channels:
         sent = super().changes(work, s)

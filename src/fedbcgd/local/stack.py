@@ -105,15 +105,16 @@ class Stack(Work):
             batches = [_Batch(batch.rows, examples=(x, y)) for batch, x, y in parts]
         return batches
 
-    def gradient(self, batch: Minibatch) -> Tensor:
+    def gradient(self, batch: Minibatch, out: Tensor | None = None, bare: bool = False) -> Tensor:
         assert isinstance(batch, _Batch)
         x, y = batch.examples or self._gather(batch.rows)
         self._losses.append(self._stacked_gradient(self._rows.values, x, y, self._rows.gradients))
         self.evaluations += 1
-        return self._finished()
+        g = self._g if bare else self._finished(self._g)
+        return g if out is None else out.copy_(g)
 
-    def descend(self, batch: Minibatch) -> None:
-        self.y.add_(self.gradient(batch), alpha=-self.eta)
+    def descend(self, batch: Minibatch, *more: tuple[float, Tensor]) -> None:
+        self.add((1.0, self.gradient(batch)), *more)
 
     def client(self, k: int, slices: tuple[slice, ...], lend: Lend | None) -> Progress:
         """One client of the stack, trained."""

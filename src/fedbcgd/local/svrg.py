@@ -46,17 +46,19 @@ class SVRG(LocalRule):
         return ""
 
     def train(self, work: Work) -> None:
-        anchor = _Anchor(work, self.cache_mb)
-        work.notes["full"] = full = anchor.full
+        # Weight decay is the same in every gradient at the anchor: where nothing is clipped it is added once, to the sum.
+        decay = self.weight_decay if self.clip_norm is None else 0.0
+        anchor = _Anchor(work, self.cache_mb, bare=self.clip_norm is None)
+        work.notes["full"] = full = anchor.full.add_(work.x, alpha=decay)
         sign = -1 if self.printed else 1
-        offset = sign * full + self.correction(work, full)
+        offset = first = sign * full + self.correction(work, full)
+        if decay:
+            offset = torch.sub(first, work.x, alpha=sign * decay)
         for batch in self._minibatches(work, anchor.batches):
             if work.steps == 1 and not self.printed:
-                work.y.add_(offset, alpha=-work.eta)  # y = x: the two gradients of ζ are the same
-                continue
-            at_x = anchor.gradient(batch)
-            g = work.gradient(batch).sub_(at_x, alpha=sign).add_(offset)
-            work.y.add_(g, alpha=-work.eta)
+                work.add((1.0, first))  # y = x: the two gradients of ζ are the same
+            else:
+                work.descend(batch, (-sign, anchor.gradient(batch)), (1.0, offset))
 
     def correction(self, work: Work, full: Tensor) -> Tensor | float:
         """What is added to the variance-reduced gradient."""
@@ -152,20 +154,23 @@ def _fit(gradient: Tensor, control: Tensor) -> Tensor:
 class _Anchor:
     """Gradients at the anchor x: their mean, and each of them, kept as far as memory allows."""
 
-    def __init__(self, work: Work, cache_mb: float):
+    def __init__(self, work: Work, cache_mb: float, bare: bool):
         self.work = work
         self.batches = work.partition()
-        self.full = torch.zeros_like(work.x)
+        self._bare = bare
         room = int(cache_mb * 2**20 // (work.x.numel() * work.x.element_size()))
-        self._kept: dict[int, Tensor] = {}
-        for batch in self.batches:  # y = x still, so no model has to be put aside
-            g = work.gradient(batch)
+        self._kept = work.x.new_empty(min(room, len(self.batches)), *work.x.shape)
+        self._spare = work.x.new_empty(work.x.shape) if room < len(self.batches) else None
+        self.full = torch.zeros_like(work.x)
+        for k, batch in enumerate(self.batches):  # y = x still, so no model has to be put aside
+            g = work.gradient(batch, self._kept[k] if k < room else self._spare, bare)
             self.full.add_(g, alpha=batch.size / work.examples)
-            if len(self._kept) < room and batch.draw is not None:
-                self._kept[batch.draw] = g.clone()
 
     def gradient(self, batch: Minibatch) -> Tensor:
         """∇f_i(x; ζ): kept, or computed again to the same bits."""
-        if batch.draw in self._kept:
+        assert batch.draw is not None
+        if batch.draw < len(self._kept):
             return self._kept[batch.draw]
-        return self.work.gradient_at_anchor(batch).clone()
+        if self._spare is None:
+            self._spare = torch.empty_like(self.full)
+        return self.work.gradient_at_anchor(batch, self._spare, self._bare)

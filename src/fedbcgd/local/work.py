@@ -125,20 +125,28 @@ class Work(Progress):
         order = order.to(getattr(self._data, "device", "cpu"))  # once an epoch, not with every batch
         return [Minibatch(rows) for rows in order.split(self._rule.batch_size)]
 
-    def gradient(self, batch: Minibatch) -> Tensor:
-        """∇f_i(y; ζ) as one flat vector, weight decay included, then clipped. The next call overwrites it."""
-        return self._whole(self._parts(batch))
+    def gradient(self, batch: Minibatch, out: Tensor | None = None, bare: bool = False) -> Tensor:
+        """∇f_i(y; ζ) as one flat vector, weight decay included, then clipped. Without `out` the next call overwrites it.
 
-    def descend(self, batch: Minibatch) -> None:
-        """y ← y − η·∇f_i(y; ζ), parameter by parameter: the same values without a pass to bring them together."""
+        `bare` leaves out weight decay and clipping."""
+        return self._whole(self._parts(batch), out, bare)
+
+    def descend(self, batch: Minibatch, *more: tuple[float, Tensor]) -> None:
+        """y ← y − η·(∇f_i(y; ζ) + Σ a·v) for (a, v) in `more`; the gradient parameter by parameter, which saves a pass."""
         parts = self._parts(batch)
         if self._rule.clip_norm is not None or any(g is None for g in parts):
             self.y.add_(self._whole(parts), alpha=-self.eta)
-            return
-        steps: Any = list(parts)
-        if self._rule.weight_decay:  # into new tensors: autograd may hand out one gradient for two parameters
-            steps = torch._foreach_add(steps, self._model.views, alpha=self._rule.weight_decay)
-        torch._foreach_add_(self._model.views, steps, alpha=-self.eta)
+        else:
+            steps: Any = list(parts)
+            if self._rule.weight_decay:  # into new tensors: autograd may hand out one gradient for two parameters
+                steps = torch._foreach_add(steps, self._model.views, alpha=self._rule.weight_decay)
+            torch._foreach_add_(self._model.views, steps, alpha=-self.eta)
+        self.add(*more)
+
+    def add(self, *more: tuple[float, Tensor]) -> None:
+        """y ← y − η·Σ a·v."""
+        for a, v in more:
+            self.y.add_(v, alpha=-self.eta * a)
 
     def _parts(self, batch: Minibatch) -> tuple[Tensor | None, ...]:
         """The gradient of the loss alone for each parameter."""
@@ -151,33 +159,36 @@ class Work(Progress):
         self.losses += loss.detach()
         return parts
 
-    def _whole(self, parts: tuple[Tensor | None, ...]) -> Tensor:
-        self._put(parts)
-        return self._finished()
+    def _whole(self, parts: tuple[Tensor | None, ...], out: Tensor | None = None, bare: bool = False) -> Tensor:
+        views = self._views if out is None else [e.view(out) for e in self._model.layout.parameters]
+        _put(parts, views)
+        g = self._g if out is None else out
+        return g if bare else self._finished(g)
 
-    def _finished(self) -> Tensor:
+    def _finished(self, g: Tensor) -> Tensor:
         if self._rule.weight_decay:
-            self._g.add_(self.y, alpha=self._rule.weight_decay)
+            g.add_(self.y, alpha=self._rule.weight_decay)
         if self._rule.clip_norm is not None:
-            norm = torch.linalg.vector_norm(self._g, dim=-1, keepdim=True)
-            self._g.mul_((self._rule.clip_norm / norm.clamp(min=1e-12)).clamp(max=1))
-        return self._g
-
-    def gradient_at_anchor(self, batch: Minibatch) -> Tensor:
-        """∇f_i(x; ζ), wherever y is. The next gradient overwrites it."""
-        here = self.y.clone()
-        self.y.copy_(self.x)
-        g = self.gradient(batch)
-        self.y.copy_(here)
+            norm = torch.linalg.vector_norm(g, dim=-1, keepdim=True)
+            g.mul_((self._rule.clip_norm / norm.clamp(min=1e-12)).clamp(max=1))
         return g
 
-    def _put(self, grads: tuple[Tensor | None, ...]) -> None:
-        """Gradients into the flat vector; a parameter that the loss does not use has gradient zero."""
-        if any(g is None for g in grads):
-            for view, g in zip(self._views, grads, strict=True):
-                view.zero_() if g is None else view.copy_(g)
-        else:
-            torch._foreach_copy_(self._views, list(grads))  # type: ignore[arg-type]
+    def gradient_at_anchor(self, batch: Minibatch, out: Tensor, bare: bool = False) -> Tensor:
+        """∇f_i(x; ζ), wherever y is."""
+        here = self.y.clone()
+        self.y.copy_(self.x)
+        self.gradient(batch, out, bare)
+        self.y.copy_(here)
+        return out
+
+
+def _put(grads: tuple[Tensor | None, ...], views: list[Tensor]) -> None:
+    """Gradients into a flat vector; a parameter that the loss does not use has gradient zero."""
+    if any(g is None for g in grads):
+        for view, g in zip(views, grads, strict=True):
+            view.zero_() if g is None else view.copy_(g)
+    else:
+        torch._foreach_copy_(views, list(grads))  # type: ignore[arg-type]
 
 
 def _gradients(loss: object, parameters: list[Tensor]) -> tuple[Tensor | None, ...]:
