@@ -6,8 +6,9 @@ LeNet-5, 100 clients of 100 images, 10 in a round, Dirichlet 0.6, one local epoc
 1. `matched.csv`, `matched.png`, `bias.csv`: uplinks from 0.5 to 50 Mbit/s (loguniform, hundredfold), the rest as in the 4g
    profile: blocks dealt at random with even blocks against blocks matched to the links, for several values of `haste`.
 2. `reach.csv`, `reach.png`: time to accuracy of five algorithms on four profiles.
-3. `closing.csv`: deadlines and over-sampling on the 4g profile.
-4. `dropout.csv`: half of every cohort drops out; every algorithm, logistic regression.
+3. `knob.csv`: seconds of a round and bias for values of `haste` from 0 to 1, from the plans of 400 rounds; nobody trains.
+4. `closing.csv`: deadlines and over-sampling on the 4g profile, logistic regression.
+5. `dropout.csv`: half of every cohort drops out; every algorithm, logistic regression.
 """
 
 import math
@@ -21,11 +22,17 @@ from fedbcgd import config as configuration
 from fedbcgd.algorithm import algorithm_names
 from fedbcgd.experiments.batch import Planned, as_csv, run_all
 from fedbcgd.files import make_folder, write_text, write_whole
-from fedbcgd.loop import Outcome
+from fedbcgd.loop import Outcome, Stop
 from fedbcgd.network.afterwards import bias, hours, to_reach
+from fedbcgd.network.bias import leans
 from fedbcgd.network.profiles import PROFILES
+from fedbcgd.network.settings import as_network
+from fedbcgd.network.traffic import Round, read
+from fedbcgd.network.watch import Watch, fit_to_links
 from fedbcgd.report.plots import look
 from fedbcgd.report.progress import watch
+from fedbcgd.simulation import make_job, make_server
+from fedbcgd.task import make_task
 
 OUT = Path(__file__).parent / "unequal"
 RUNS = Path("runs/unequal")
@@ -33,16 +40,19 @@ SEEDS = (0, 1, 2)
 LOCAL = {"lr": 0.1, "local_epochs": 1, "batch_size": 10}
 BLOCKS = {"name": "fedbcgd", "blocks": 5, "momentum": 0.5, **LOCAL}
 HUNDREDFOLD = {"profile": "4g", "uplink_mbit": {"median": 5, "spread": 100, "shape": "loguniform"}}
-TARGET = 0.75
-ROUNDS = 50
+TARGET = 0.7
+ROUNDS = 40
 EVEN = "random, even blocks"
 
 MATCHED = {
     EVEN: {"divider": "even"},
-    "matched, haste 0.5": {"uplink": "matched", "haste": 0.5},
     "matched, haste 0.9": {"uplink": "matched", "haste": 0.9},
     "matched, haste 1": {"uplink": "matched", "haste": 1.0},
 }
+KNOB = {EVEN: MATCHED[EVEN]} | {
+    f"haste {h}": {"uplink": "matched", "haste": h} for h in (0.0, 0.25, 0.5, 0.75, 0.9, 0.95, 1.0)
+}
+KNOB["haste 1, even blocks"] = {"uplink": "matched", "haste": 1.0, "divider": "even"}
 ALGORITHMS = {
     "fedavg": LOCAL,
     "fedbcgd": {},  # as in the first study: watching changes nothing, so one run serves every profile
@@ -51,9 +61,11 @@ ALGORITHMS = {
     "topk": LOCAL,
 }
 CLOSING = {
-    "deadline 4 s": {"deadline": 4.0},
+    "everybody is waited for": {},
+    "deadline 0.4 s": {"deadline": 0.4},
     "15 asked, 2 of each block": {"oversample": 1.5},
-    "15 asked, 2 of each block, half drop out": {"oversample": 1.5, "dropout": 0.5, "deadline": 4.0},
+    "20 asked, 2 of each block": {"oversample": 2.0},
+    "half drop out, 20 asked, deadline 1 s": {"oversample": 2.0, "dropout": 0.5, "deadline": 1.0},
 }
 
 
@@ -118,7 +130,7 @@ def study_matched() -> None:
         for panel, axis in zip(panels, ("hours", "round"), strict=True):
             x = [statistics.fmean(rows[i][axis] for rows in group) for i in range(len(group[0]))]
             y = [statistics.fmean(rows[i]["test_accuracy"] for rows in group) for i in range(len(group[0]))]
-            panel.plot(x, y, label=label, color=["#000000", "#56B4E9", "#0072B2", "#D55E00"][k])
+            panel.plot(x, y, label=label, color=["#000000", "#0072B2", "#D55E00"][k])
             panel.set_xlabel({"hours": "virtual hours", "round": "rounds"}[axis])
             panel.grid(alpha=0.25)
     panels[0].set_ylabel("test accuracy (mean of three seeds)")
@@ -170,34 +182,88 @@ def study_reach() -> None:
     write_whole(OUT / "reach.png", lambda path: figure.savefig(path, dpi=130))
 
 
+def study_knob() -> None:
+    """The rounds are planned, and timed, and their uploads taken to arrive; what is in them does not matter here."""
+    table = []
+    for seed in SEEDS:
+        for label, options in KNOB.items():
+            algorithm = configuration.algorithm_of(
+                even(seed).config.model_copy(update={"algorithm": BLOCKS | options}), label
+            )
+            network = as_network(HUNDREDFOLD)
+            algorithm = fit_to_links(algorithm, network, 100, 10, seed)
+            task = make_task(even(seed).config)
+            job = make_job(task.model, task.clients, algorithm, None, seed)
+            seen = Watch(job, network)
+            server = make_server(job, 10, Stop(rounds=1), seen)
+            assert seen.links is not None
+            rounds, seconds = [], []
+            for _ in range(400):
+                tasks = seen.plan(server).tasks
+                who, what = [t.client for t in tasks], [t.block for t in tasks]
+                seconds.append(seen.costs[who, what].max())
+                rounds.append(Round(server.round, 10, 0, 0.0, who, what, [0] * 10, [0] * 10, [1] * 10))
+                server.round += 1
+            blocks = leans(rounds, seen.links)
+            row = {"assignment": label, "seed": seed, "seconds_per_round": statistics.fmean(seconds)}
+            row |= {
+                "largest_block": max(job.layout.sizes) / job.layout.dim,
+                "smallest_block": min(job.layout.sizes) / job.layout.dim,
+            }
+            row |= {
+                "largest_distance": max(b.distance for b in blocks),
+                "fewest_clients": min(b.clients for b in blocks),
+            }
+            least = min(min(b.shares) for b in blocks)
+            table.append(row | {"mean_rank_of_largest": blocks[-1].rank, "smallest_share_of_a_fifth": least})
+    write_text(OUT / "knob.csv", as_csv(table))
+    for label in KNOB:
+        mine = [r for r in table if r["assignment"] == label]
+        print(
+            label,
+            {k: round(statistics.fmean(r[k] for r in mine), 3) for k in mine[0] if k not in ("assignment", "seed")},
+        )
+
+
 def study_closing() -> None:
     runs = {
-        (label, seed): planned("closing", label, seed, BLOCKS | MATCHED[EVEN], {"profile": "4g", **own}, rounds=ROUNDS)
+        (label, seed): planned(
+            "closing",
+            label,
+            seed,
+            BLOCKS | {"lr": 0.01},
+            {"profile": "4g", **own},
+            rounds=100,
+            model="logistic",
+            workers=0,
+        )
         for label, own in CLOSING.items()
         for seed in SEEDS
     }
-    runs = {("everybody is waited for", seed): even(seed) for seed in SEEDS} | runs
     table = []
     for (label, seed), o in go(runs).items():
-        at = [row["hours"] for row in o.rows] if label in CLOSING else hours(RUNS / runs[label, seed].folder, "4g")
-        row = {
-            "rule": label,
-            "seed": seed,
-            "seconds_per_round": at[-1] * 3600 / o.rounds,
-            "accuracy": last(o, "test_accuracy"),
-        }
-        row |= {"hours_to_target": to_reach(o.rows, at, "test_accuracy", TARGET), "target": TARGET}
+        at = [row["hours"] for row in o.rows]
+        arrived = _uploads(RUNS / runs[label, seed].folder)
+        row = {"rule": label, "seed": seed, "seconds_per_round": at[-1] * 3600 / o.rounds}
+        row |= {"accuracy": last(o, "test_accuracy"), "target": TARGET}
+        row |= {"hours_to_target": to_reach(o.rows, at, "test_accuracy", TARGET)}
         table.append(
-            row | {"discarded": o.ledger.lost, "asked": o.ledger.lost + _uploads(RUNS / runs[label, seed].folder)}
+            row | {"arrived_per_round": arrived / o.rounds, "discarded_or_lost_per_round": o.ledger.lost / o.rounds}
         )
     write_text(OUT / "closing.csv", as_csv(table))
-    for row in table:
-        print(row)
+    for label in CLOSING:
+        mine = [r for r in table if r["rule"] == label]
+        print(
+            label,
+            {
+                k: round(statistics.fmean(r[k] or math.nan for r in mine), 5)
+                for k in mine[0]
+                if k not in ("rule", "seed")
+            },
+        )
 
 
 def _uploads(folder: Path) -> int:
-    from fedbcgd.network.traffic import read
-
     return sum(len(sent.clients) for sent in read(folder / "traffic.jsonl"))
 
 
@@ -232,7 +298,13 @@ def study_dropout() -> None:
         print(name, *(f"{statistics.fmean(v):.4f}" if not math.isnan(sum(v)) else v for v in both))
 
 
-STUDIES = {"matched": study_matched, "reach": study_reach, "closing": study_closing, "dropout": study_dropout}
+STUDIES = {
+    "matched": study_matched,
+    "reach": study_reach,
+    "knob": study_knob,
+    "closing": study_closing,
+    "dropout": study_dropout,
+}
 
 if __name__ == "__main__":
     make_folder(OUT)
