@@ -32,7 +32,7 @@ def test_who_drops_out_depends_on_seed_round_and_client_alone():
     assert (dropped(tasks, 0.6, seed=0) >= gone).all()  # who drops out at 0.3 does so at 0.6
 
 
-@pytest.mark.parametrize("codec", CODECS)
+@pytest.mark.parametrize("codec", list(CODECS))
 def test_damaged_uploads_are_refused_whatever_the_codec(federation, net, toys, codec):
     """Both kinds of damage, in every round and at every client; nothing moves, and no client's state does."""
     algorithm = make_algorithm("scaffold", codec=codec, local_steps=1)

@@ -21,7 +21,8 @@ LINKS = """client,uplink_mbit,downlink_mbit,latency_ms,gradient_ms
 0,0.000128,0.000256,500,250
 1,0.000256,0.000128,0,1000
 """
-ACTING = {"profile": "4g", "oversample": 1.5, "dropout": 0.3, "corrupt": 0.2, "deadline": 0.35, "absences": True}
+ACTING = {"profile": "4g", "oversample": 1.5, "dropout": 0.3, "corrupt": 0.2, "deadline": 2.0, "availability": 0.9}
+ACTING["absences"] = True
 
 
 def rows(result):
