@@ -57,7 +57,12 @@ KNOB["haste 1, even blocks"] = {"uplink": "matched", "haste": 1.0, "divider": "e
 ALGORITHMS = {
     "fedavg": LOCAL,
     "fedbcgd": {"blocks": 5, "momentum": 0.5, **LOCAL},
-    "fedbcgd+": {"blocks": 5, "momentum": 0.5, **LOCAL},
+    "fedbcgd+": {
+        "blocks": 5,
+        "momentum": 0.5,
+        **LOCAL,
+        "lr": 0.03,
+    },  # at 0.1 it jumps about and does not reach the target
     "fedpaq": LOCAL,
     "topk": LOCAL,
 }
