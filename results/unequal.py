@@ -233,8 +233,8 @@ def means(table: list[dict], by: str) -> None:
 
 
 def study_correlated() -> None:
-    """The worst case for matching: how fast a client is depends on what it holds. Clients are ranked by their mean label, and
-    their uplinks, hundredfold apart, follow that rank; Dirichlet 0.1, so that labels differ much."""
+    """The worst case for matching: how fast a client is depends on what it holds. Clients are ranked by their mean label,
+    and their uplinks, hundredfold apart, follow that rank; Dirichlet 0.1, so that labels differ much."""
     runs = {}
     for seed in SEEDS:
         raw = planned("correlated", "counts", seed, BLOCKS, None, **QUICK).config.model_dump()
