@@ -63,7 +63,9 @@ def test_what_a_folder_holds(tmp_path):
         "model.safetensors",
         "checkpoint",
         "curve.png",
+        "curve.svg",
         "holdings.png",
+        "holdings.svg",
     }
     rows = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     assert [row["round"] for row in rows] == [2, 4]

@@ -268,8 +268,7 @@ def sweep_up(folder: Folder) -> None:
             ("model", ".safetensors"),
             ("config", ".toml"),
             ("summary", ".json"),
-            ("curve", ".png"),
-            ("holdings", ".png"),
+            *((figure, kind) for figure in ("curve", "holdings") for kind in (".png", ".svg")),
         ):
             for path in place.glob(f".{stem}-*{suffix}"):
                 path.unlink(missing_ok=True)
