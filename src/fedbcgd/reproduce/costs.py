@@ -55,7 +55,9 @@ def _panel(panel: Panel) -> Cost:
         tried = tried if tried > 1 else 0
         short = min(rounds, max(panel.effort.least, math.ceil(panel.effort.share * rounds)))
         runs += tried + panel.effort.seeds
-        every = panel.effort.seeds * _run(panel, contender, rounds, 40) + tried * _run(panel, contender, short, 20)
+        every = panel.effort.seeds * _run(panel, contender, rounds, panel.effort.evaluations) + tried * _run(
+            panel, contender, short, panel.effort.evaluations * 2 // 5
+        )
         seconds += every + RUN_SECONDS * (tried + panel.effort.seeds) * (panel.run.get("workers") != 0)
     return Cost(runs, seconds / 3600)
 

@@ -18,7 +18,6 @@ from fedbcgd.models.make import make_model
 from fedbcgd.reproduce.spec import Contender, Panel
 from fedbcgd.task import load_data
 
-EVALUATIONS, IN_SEARCH = 40, 20  # of a run, about: four, and two, in its last tenth
 SEARCH_SEED = 0  # the seeds of the runs that count come after it
 Options = Mapping[str, Any]
 
@@ -86,7 +85,7 @@ def search(panel: Panel, machine: Machine) -> list[tuple[Contender, dict[str, fl
             continue
         whole = rounds(panel, contender)
         count = min(whole, max(panel.effort.least, math.ceil(panel.effort.share * whole)))
-        stop = {"rounds": count, "evaluate_every": max(1, count // IN_SEARCH)}
+        stop = {"rounds": count, "evaluate_every": max(1, count * 5 // (panel.effort.evaluations * 2))}
         for point in tried:
             text = ", ".join(f"{k} {v:g}" for k, v in point.items())
             label = f"search: {panel.title}, {contender.title}, {text}"
@@ -105,7 +104,7 @@ def repetition(
         if contender.key not in chosen:
             continue
         count = rounds(panel, contender)
-        stop: dict[str, Any] = {"evaluate_every": max(1, count // EVALUATIONS)}
+        stop: dict[str, Any] = {"evaluate_every": max(1, count // panel.effort.evaluations)}
         stop |= {"budget": panel.budget} if contender.rounds_of is None else {"rounds": count}
         label = f"{panel.title}, {contender.title}, seed {seed}"
         out.append((contender, _planned(panel, contender, chosen[contender.key], seed, stop, {}, label, machine)))

@@ -23,9 +23,10 @@ _NAMES = {
     "effort.lr": "learning rates tried",
     "effort.momentum": "momenta λ tried",
     "effort.seeds": "seeds",
+    "effort.evaluations": "evaluations of a run, about",
     "effort.share": "share of the rounds that a run of the search gets",
 }
-_LEFT_OUT = {"effort.least", "effort.validation", "run.workers"}
+_LEFT_OUT = {"run.workers"}
 _DEFAULTS = {"model.width": 1.0, "target": "what FedAvg ends with"}
 
 
@@ -60,7 +61,7 @@ def _flat(panel: Panel) -> dict[str, Any]:
     for name in _FIELDS:
         value = getattr(panel, name)
         if isinstance(value, Effort):
-            value = {**value.grid, "seeds": value.seeds, "share": value.share}
+            value = {**value.grid, "seeds": value.seeds, "share": value.share, "evaluations": value.evaluations}
         if isinstance(value, Mapping):
             out |= {f"{name}.{key}": v for key, v in value.items()}
         else:

@@ -16,10 +16,10 @@ DATA = {
 }
 BOTH = ("lr", "momentum")
 
-CPU_EFFORT = Effort({"lr": (0.1, 0.03, 0.3), "momentum": (0.5,)}, seeds=2, share=0.25)
+CPU_EFFORT = Effort({"lr": (0.1, 0.03, 0.3), "momentum": (0.5,)}, seeds=2, share=0.25, evaluations=25)
 CPU_SHORT = replace(CPU_EFFORT, least=8)  # for networks that are slow even when they are narrow
 CPU_LINEAR = replace(CPU_EFFORT, grid={"lr": (0.01, 0.003, 0.03), "momentum": (0.5,)})
-SMOKE_EFFORT = Effort({"lr": (0.05, 0.1), "momentum": (0.5,)}, seeds=1, share=0.5, least=1)
+SMOKE_EFFORT = Effort({"lr": (0.05, 0.1), "momentum": (0.5,)}, seeds=1, share=0.5, least=1, evaluations=4)
 
 Changes = Mapping[str, Any]  # of a panel's fields; mappings are updated, the rest replaced
 
@@ -55,8 +55,8 @@ SMOKE: dict[str, Changes] = {
     "binary-sigmoid": {"local": {"weight_decay": 1e-4 * paper.SMOOTHNESS["embedded"]}},
 }
 SMOKE_ALL: Changes = {
-    "data": {"name": "embedded", "clients": 20, "augment": False},
-    "local": {"local_steps": 2, "batch_size": 10},
+    "data": {"name": "embedded", "augment": False},
+    "local": {"local_steps": 1},
     "budget": 2.0,
     "run": {"workers": 0},
     "effort": SMOKE_EFFORT,

@@ -45,6 +45,7 @@ class Effort:
     share: float  # of the rounds that a run of the search gets, but at least `least` of them
     least: int = 20
     validation: float = 0.1  # share of the training set held out for it
+    evaluations: int = 200  # of a run, about; of a run of the search two fifths of that
 
 
 @dataclass(frozen=True)
