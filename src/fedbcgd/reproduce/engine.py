@@ -115,7 +115,7 @@ def _run(asked: Asked, display: Display, runs: list[Planned]) -> None:
     ]  # each once, under its first name
     if unique:
         with display([planned.label for planned in unique]) as shown:
-            run_all(unique, asked.runs, shown)
+            run_all(unique, asked.runs, shown, figures=False)
 
 
 def _seeds(panel: Panel, asked: Asked) -> int:
