@@ -51,8 +51,9 @@ def _differences(original: Panel, panel: Panel) -> list[str]:
     one, two = _flat(original), _flat(panel)
     keys = [key for key in {**one, **two} if one.get(key) != two.get(key) and key not in _LEFT_OUT]
     lines = [f"{_NAMES.get(key, key)}: {_shown(key, one.get(key))} → {_shown(key, two.get(key))}" for key in keys]
-    if [c.key for c in original.contenders] != [c.key for c in panel.contenders]:
-        lines.append("contenders: " + ", ".join(c.title for c in panel.contenders))
+    left = [c.title for c in original.contenders if c.key not in {p.key for p in panel.contenders}]
+    if left:
+        lines.append(f"without {', '.join(left)}")
     return lines
 
 
