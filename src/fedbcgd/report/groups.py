@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from fedbcgd.report.collect import Found
-from fedbcgd.report.looks import Look, looks
+from fedbcgd.report.looks import Look, families
 
 # Where and how often something is done changes nothing in what is computed.
 _ASIDE = {
@@ -45,9 +45,10 @@ def group(runs: Sequence[Found]) -> Grouped:
     for t, members in enumerate(tasks.values()):
         gathered = _gather(runs, members)
         names = _names([runs[g[0]] for g in gathered])
-        given = looks(names)
+        given = families([runs[g[0]].algorithm for g in gathered])
         groups += [
-            Group(t, name, given[name], tuple(g), runs[g[0]].algorithm) for name, g in zip(names, gathered, strict=True)
+            Group(t, name, look, tuple(g), runs[g[0]].algorithm)
+            for name, look, g in zip(names, given, gathered, strict=True)
         ]
     return Grouped(tuple(_tasks([runs[members[0]] for members in tasks.values()])), tuple(groups))
 

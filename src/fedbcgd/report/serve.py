@@ -41,7 +41,6 @@ class _Handler(BaseHTTPRequestHandler):
     server: PageServer
     server_version = "fedbcgd"
     sys_version = ""
-    protocol_version = "HTTP/1.1"
 
     def do_GET(self) -> None:
         # A page from elsewhere may point a name of its own at this machine; only these two names are ours.

@@ -84,7 +84,7 @@ function lineChart(id, lines, { xLabel, yLabel, logX, logY, goal, width }) {
   const all = lines.flatMap((l) => l.points).filter((p) => (!logX || p.x > 0) && (!logY || p.y > 0));
   if (!all.length) return el("p", { class: "empty" }, "Nothing to draw yet: no run that is shown has this metric.");
   const height = width < 500 ? 280 : 380;
-  const edge = { left: 54, right: 14, top: 14, bottom: 44 };
+  const edge = { left: width < 500 ? 40 : 54, right: 14, top: 14, bottom: 44 };
   const xs = all.map((p) => p.x);
   const lows = all.map((p) => (p.sd > 0 && (!logY || p.y - p.sd > 0) ? p.y - p.sd : p.y));
   const highs = all.map((p) => (p.sd > 0 ? p.y + p.sd : p.y));
@@ -129,14 +129,11 @@ function lineChart(id, lines, { xLabel, yLabel, logX, logY, goal, width }) {
     }
     const path = kept.map((p, i) => (i ? "L" : "M") + X(p.x).toFixed(1) + "," + Y(p.y).toFixed(1)).join("");
     g.append(svg("path", { class: "line", d: path, "stroke-dasharray": thin ? null : dash(group, 2) }));
-    if (!thin) for (const p of apart(kept, X, Y, (width - edge.left) / 8)) g.append(mark(group, X(p.x), Y(p.y)));
+    if (!thin || kept.length < 3) for (const p of apart(kept, X, Y, (width - edge.left) / 8)) g.append(mark(group, X(p.x), Y(p.y)));
     root.append(g);
   }
   return withCursor(id, root, lines.filter((l) => !l.thin), { X, Y, edge, width, height, xLabel, yLabel, inside });
 }
-
-const least = (values) => values.reduce((a, b) => Math.min(a, b), Infinity);
-const most = (values) => values.reduce((a, b) => Math.max(a, b), -Infinity);
 
 /* Points that stand at least so many pixels apart along the line. */
 function apart(points, X, Y, distance) {

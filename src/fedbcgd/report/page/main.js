@@ -12,7 +12,7 @@ const darkness = matchMedia("(prefers-color-scheme: dark)");
 function applyTheme() {
   const dark = theme === "dark" || (theme === "auto" && darkness.matches);
   document.documentElement.dataset.theme = dark ? "dark" : "light";
-  byId("theme").textContent = { auto: "Theme: as the system", light: "Theme: light", dark: "Theme: dark" }[theme];
+  byId("theme").textContent = { auto: "Theme: system", light: "Theme: light", dark: "Theme: dark" }[theme];
 }
 
 byId("theme").addEventListener("click", () => {

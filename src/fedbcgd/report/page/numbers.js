@@ -4,17 +4,31 @@ const COSTS = new Set([
   "round", "upload_d", "upload_bytes", "upload_max_bytes", "upload_wait_bytes", "download_bytes", "gradient_evaluations", "seconds", "hours",
 ]);
 
+const least = (values) => values.reduce((a, b) => Math.min(a, b), Infinity);
+const most = (values) => values.reduce((a, b) => Math.max(a, b), -Infinity);
 const mean = (values) => values.reduce((sum, v) => sum + v, 0) / values.length;
+
+function spreadOf(values, write, writeDeviation = write) {
+  const sd = deviation(values);
+  return write(mean(values)) + (sd > 0 ? " ± " + writeDeviation(sd) : "");
+}
 
 function deviation(values) {
   if (values.length < 2) return NaN;
   const m = mean(values);
-  return Math.sqrt(values.reduce((sum, v) => sum + (v - m) ** 2, 0) / (values.length - 1));
+  const sd = Math.sqrt(values.reduce((sum, v) => sum + (v - m) ** 2, 0) / (values.length - 1));
+  return sd > 1e-12 * Math.abs(m) ? sd : 0; // what rounding leaves is no deviation
 }
 
 const groupsOfTask = () => DATA.groups.filter((g) => g.task === state.task);
 const runsOf = (group) => group.runs.map((k) => DATA.runs[k]).filter((run) => !state.hidden.has(run.place));
 const shownGroups = () => groupsOfTask().filter((g) => runsOf(g).length);
+/* What means are taken over: finished runs, or all of them as long as none is finished. */
+function settled(group) {
+  const done = runsOf(group).filter((run) => run.status === "finished");
+  return done.length ? done : runsOf(group);
+}
+const unsettled = (group) => runsOf(group).filter((run) => !settled(group).includes(run));
 const falls = (metric) => /loss|gap|error|mse/.test(metric);
 const rowsOf = (run) => (run.columns.round || []).length;
 
@@ -59,8 +73,8 @@ function axesOfTask() {
 }
 
 /* Mean and deviation over the seeds of a group, at the rounds that all of them have. */
-function series(group, axis, name) {
-  const runs = runsOf(group).filter((run) => rowsOf(run) && run.columns[name] && AXES[axis].of(run));
+function series(group, axis, name, among = settled(group)) {
+  const runs = among.filter((run) => rowsOf(run) && run.columns[name] && AXES[axis].of(run));
   if (!runs.length) return [];
   const at = runs.map((run) => {
     const x = AXES[axis].of(run);
@@ -89,9 +103,9 @@ function lastTenth(run, name) {
 function target() {
   if (state.target !== null) return state.target;
   const name = metric();
-  const best = shownGroups().map((g) => series(g, "round", name).map((p) => p.y)).filter((y) => y.length);
+  const best = shownGroups().flatMap((g) => runsOf(g).map((run) => (run.columns[name] || []).filter((v) => v !== null))).filter((y) => y.length);
   if (!best.length) return NaN;
-  const found = falls(name) ? Math.max(...best.map((y) => Math.min(...y))) : Math.min(...best.map((y) => Math.max(...y)));
+  const found = falls(name) ? most(best.map(least)) : least(best.map(most));
   return falls(name) ? found : Math.floor(found * 1000) / 1000;
 }
 
@@ -99,7 +113,7 @@ function target() {
 function reached(group) {
   const name = metric();
   const goal = target();
-  return runsOf(group).map((run) => {
+  return settled(group).map((run) => {
     const i = (run.columns[name] || []).findIndex((v) => v !== null && (falls(name) ? v <= goal : v >= goal));
     if (i < 0) return null;
     return { round: run.columns.round[i], upload_d: run.columns.upload_d[i], seconds: secondsOf(run)[i] };
@@ -119,8 +133,7 @@ function short(v, digits = 4) {
 function spread(values, digits = 4) {
   const known = values.filter((v) => v !== null && Number.isFinite(v));
   if (!known.length) return "–";
-  const sd = deviation(known);
-  return short(mean(known), digits) + (sd > 0 ? " ± " + short(sd, 2) : "");
+  return spreadOf(known, (v) => short(v, digits), (v) => short(v, 2));
 }
 
 function duration(seconds) {

@@ -55,7 +55,7 @@ function curves(width) {
   const axis = axesOfTask().includes(state.axis) ? state.axis : "upload_d";
   const groups = shownGroups();
   const lines = groups.map((group) => ({ group, points: series(group, axis, name) }));
-  const thin = state.seeds ? groups.flatMap((group) => runsOf(group).map((run) => ({ group, thin: true, points: series({ ...group, runs: [DATA.runs.indexOf(run)] }, axis, name) }))) : [];
+  const thin = groups.flatMap((group) => (state.seeds ? runsOf(group) : unsettled(group)).map((run) => ({ group, thin: true, points: series(group, axis, name, [run]) })));
   const controls = el(
     "div",
     { class: "controls" },
@@ -86,7 +86,7 @@ function curves(width) {
     name ? capital(metricWord(name)) : "Curves",
     null,
     controls,
-    el("figure", {}, chart, el("figcaption", {}, "Against " + AXES[axis].label + (banded ? "; mean over seeds, band ± one standard deviation." : "."), axis === "time" ? " " + assumptions() : "")),
+    el("figure", {}, chart, el("figcaption", {}, "Against " + AXES[axis].label + ((banded ? "; mean over seeds, band ± one standard deviation" : "") + (groups.some((g) => unsettled(g).length) ? "; thin lines are runs that are not finished, which no mean holds." : ".")), axis === "time" ? " " + assumptions() : "")),
     unfold("curves-numbers", "The numbers as a table", pointsTable(lines, AXES[axis].label, metricWord(name))),
   );
 }
@@ -192,11 +192,6 @@ function timeToTarget() {
   );
 }
 
-function spreadOf(values, write) {
-  const sd = deviation(values);
-  return write(mean(values)) + (sd > 0 ? " ± " + write(sd) : "");
-}
-
 function traffic() {
   const groups = shownGroups().map((group) => ({ group, run: runsOf(group).find((r) => (r.ledger.block_bytes || []).length) })).filter((g) => g.run);
   if (!groups.length) return null;
@@ -205,10 +200,10 @@ function traffic() {
     const sent = run.ledger.block_bytes;
     const total = sent.reduce((a, b) => a + b, 0);
     const n = sent.length;
-    const bar = 100 / n;
+    const bar = Math.min(14, 100 / n);
     const picture = svg("svg", { viewBox: "0 0 100 44", preserveAspectRatio: "none", class: "blocks look", css: look(group), "aria-hidden": "true" });
     sent.forEach((b, k) => picture.append(svg("rect", { x: k * bar + Math.min(0.6, bar * 0.08), width: bar - 2 * Math.min(0.6, bar * 0.08), y: 44 - (42 * b) / highest, height: (42 * b) / highest })));
-    const words = n === 1 ? "not divided: every client uploads the whole model" : `${n} blocks, ${bytes(least(sent))} to ${bytes(most(sent))} each`;
+    const words = n === 1 ? "not divided: every client uploads the whole model" : `${n} blocks, ` + (least(sent) === most(sent) ? bytes(sent[0]) : `${bytes(least(sent))} to ${bytes(most(sent))}`) + " each";
     return el("li", {}, el("p", { class: "bar-name" }, swatch(group), group.name), picture, el("p", { class: "note" }, `${words}; ${bytes(total)} in all, shared block included`));
   });
   const rows = groups.flatMap(({ group, run }) => run.ledger.block_bytes.map((b, k) => [group.name, k + 1, run.blocks[k] === undefined ? "–" : short(run.blocks[k]), bytes(b)]));

@@ -5,10 +5,10 @@ function outcomeColumns() {
   const name = metric();
   const words = metricWord(name);
   const got = (key) => (group) => reached(group).map((r) => (r === null ? Infinity : r[key]));
-  const each = (f) => (group) => runsOf(group).map(f);
+  const each = (f) => (group) => settled(group).map(f);
   return [
-    { key: name + "_last_tenth", head: `${words}, last 10 % of rounds`, of: each((run) => lastTenth(run, name)) },
-    { key: name + "_last", head: `${words}, last`, of: each((run) => lastOf(run.columns[name])) },
+    { key: name + "_last_tenth", head: `${words}, mean of last 10 %`, of: each((run) => lastTenth(run, name)) },
+    { key: name + "_last", aside: true, head: `${words}, last`, of: each((run) => lastOf(run.columns[name])) },
     { key: "rounds", head: "rounds", of: each((run) => lastOf(run.columns.round)) },
     { key: "upload_d", head: "upload, d", of: each((run) => lastOf(run.columns.upload_d)) },
     { key: "largest_upload_mb", head: "largest upload, MB", of: each((run) => lastOf(run.columns.upload_max_bytes) / 1e6) },
@@ -23,21 +23,21 @@ function outcomeCell(column, group) {
   const known = values.filter((v) => Number.isFinite(v));
   if (!known.length) return values.some((v) => v === Infinity) ? "∞" : "–";
   const write = column.write || ((v) => short(v, 4));
-  const sd = deviation(known);
-  const text = write(mean(known)) + (sd > 0 ? " ± " + (column.write ? write(sd) : short(sd, 2)) : "");
+  const text = spreadOf(known, write, column.write || ((v) => short(v, 2)));
   return known.length < values.length ? `${text} (${known.length} of ${values.length})` : text;
 }
 
 function outcomes() {
   const groups = shownGroups();
   const columns = outcomeColumns();
-  const rows = groups.map((group) => [el("span", { class: "bar-name" }, swatch(group), group.name), runsOf(group).length, ...columns.map((c) => outcomeCell(c, group))]);
+  const seen = columns.filter((c) => !c.aside);
+  const rows = groups.map((group) => [el("span", { class: "bar-name" }, swatch(group), group.name), settled(group).length, ...seen.map((c) => outcomeCell(c, group))]);
   return card(
     "outcomes",
     "Outcomes",
-    "Mean ± standard deviation over the seeds that are shown.",
-    table("Outcomes", ["run", "seeds", ...columns.map((c) => c.head)], rows),
-    el("div", { class: "buttons" }, copyButton("copy-csv", "Copy as CSV", "CSV", () => asCsv(groups, columns)), copyButton("copy-latex", "Copy as LaTeX", "LaTeX", () => asLatex(groups, columns))),
+    "Mean ± standard deviation over the seeds that are shown and finished. “Last 10 %” is the mean over the last tenth of the rounds, as in the paper’s tables; ∞: the target was not reached.",
+    table("Outcomes", ["run", "seeds", ...seen.map((c) => c.head)], rows),
+    el("div", { class: "buttons" }, copyButton("copy-csv", "Copy as CSV", "CSV", () => asCsv(groups, columns)), copyButton("copy-latex", "Copy as LaTeX", "LaTeX", () => asLatex(groups, seen))),
   );
 }
 
@@ -54,7 +54,7 @@ function asCsv(groups, columns) {
       const sd = deviation(values);
       return [whole ? mean(values) : values.some((v) => v === Infinity) ? "inf" : "", whole && Number.isFinite(sd) ? sd : ""];
     });
-    return [harmless(group.name), runsOf(group).length, ...numbers];
+    return [harmless(group.name), settled(group).length, ...numbers];
   });
   return [head, ...lines].map((line) => line.map((v) => quoted(String(v))).join(",")).join("\n") + "\n";
 }
@@ -64,7 +64,7 @@ const latex = (text) => String(text).replace(/[\\{}$&#_%~^<>±∞–−]/g, (c) 
 
 function asLatex(groups, columns) {
   const head = ["run", "seeds", ...columns.map((c) => c.head)].map(latex).join(" & ");
-  const lines = groups.map((group) => [group.name, runsOf(group).length, ...columns.map((c) => outcomeCell(c, group))].map(latex).join(" & ") + " \\\\");
+  const lines = groups.map((group) => [group.name, settled(group).length, ...columns.map((c) => outcomeCell(c, group))].map(latex).join(" & ") + " \\\\");
   return ["\\begin{tabular}{l" + "r".repeat(columns.length + 1) + "}", "\\toprule", head + " \\\\", "\\midrule", ...lines, "\\bottomrule", "\\end{tabular}", ""].join("\n");
 }
 
