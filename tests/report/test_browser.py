@@ -246,6 +246,18 @@ def test_old_and_damaged_folders(browser, tmp_path):
     assert browser.errors() == []
 
 
+def test_hours_on_a_networks_clock_are_an_axis_where_a_run_has_them(browser, tmp_path):
+    folder = make(tmp_path / "run")
+    write_rows(folder, [row | {"hours": 0.25 * row["round"]} for row in rows("fedavg", 0)])
+    page.write([tmp_path], tmp_path / "r.html")
+    browser.go((tmp_path / "r.html").as_uri())
+    browser.click("label[for=axis-hours]")
+    assert axis_words(browser) == "hours on the run's own network"
+    browser.run("document.querySelector('#curves-chart').focus()")
+    browser.type("#curves-chart", "\ue010")
+    assert browser.wait("return document.querySelector('#said').textContent").endswith("2.5: fedavg 0.5")
+
+
 def test_a_folder_without_runs(browser, tmp_path):
     page.write([tmp_path], tmp_path / "r.html")
     browser.go((tmp_path / "r.html").as_uri())

@@ -57,7 +57,7 @@ _OTHERS = [
     Look(*colours, dash, marker)
     for dash in _DASHES
     for colours, marker in zip(
-        (_BLUE, _VERMILION, _GREEN, _PURPLE, _OLIVE, _SKY, _WINE, _INDIGO),
+        (_OLIVE, _SKY, _GREEN, _INDIGO, _WINE, _BLUE, _VERMILION, _PURPLE),
         _MARKERS,
         strict=True,
     )

@@ -8,6 +8,7 @@ from typing import Any
 import matplotlib
 import numpy as np
 from matplotlib.figure import Figure
+from matplotlib.ticker import NullFormatter
 from rich.table import Table
 
 from fedbcgd import theory
@@ -77,6 +78,7 @@ def figure(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
                 if axis == "blocks":
                     panel.set_xscale("log", base=2)
                     panel.xaxis.set_major_formatter("{x:g}")
+                panel.yaxis.set_minor_formatter(NullFormatter())
                 panel.set_xlabel(label)
                 panel.grid(True)
             line[0].set_ylabel(f"{case}\nfloats to ε (in d), constants 1")

@@ -67,7 +67,7 @@ function ticks(low, high, count, log) {
   }
   const raw = (high - low) / Math.max(1, count);
   const power = 10 ** Math.floor(Math.log10(raw));
-  const step = [1, 2, 2.5, 5, 10].map((m) => m * power).find((s) => s >= raw * 0.999);
+  const step = [1, 2, 2.5, 5, 10].map((m) => m * power).find((s) => s >= raw * 0.8);
   for (let v = Math.ceil(low / step - 1e-9) * step; v <= high + step * 1e-9; v += step) out.push(Math.abs(v) < step * 1e-9 ? 0 : v);
   return out;
 }
@@ -164,8 +164,8 @@ function withCursor(id, root, lines, at) {
 
   function show(x, aloud) {
     const rows = lines
-      .map(({ group, points }) => ({ group, point: points.filter(at.inside).reduce((kept, p) => (p.x <= x * (1 + 1e-9) ? p : kept), null) }))
-      .filter((r) => r.point)
+      .map(({ group, points }) => ({ group, point: lastBefore(points.filter(at.inside), x) }))
+      .filter((r) => r.point) // a line that has ended before, or not begun, has no value here
       .sort((a, b) => b.point.y - a.point.y);
     cursor.setAttribute("x1", X(x));
     cursor.setAttribute("x2", X(x));
@@ -209,6 +209,11 @@ function withCursor(id, root, lines, at) {
     return undefined;
   });
   return box;
+}
+
+function lastBefore(points, x) {
+  if (!points.length || points[points.length - 1].x < x * (1 - 1e-9)) return null;
+  return points.reduce((kept, p) => (p.x <= x * (1 + 1e-9) ? p : kept), null);
 }
 
 function nearest(sorted, x) {

@@ -103,7 +103,9 @@ function lastTenth(run, name) {
 function target() {
   if (state.target !== null) return state.target;
   const name = metric();
-  const best = shownGroups().flatMap((g) => runsOf(g).map((run) => (run.columns[name] || []).filter((v) => v !== null))).filter((y) => y.length);
+  const runs = shownGroups().flatMap(runsOf);
+  const done = runs.filter((run) => run.status === "finished");
+  const best = (done.length ? done : runs).map((run) => (run.columns[name] || []).filter((v) => v !== null)).filter((y) => y.length);
   if (!best.length) return NaN;
   const found = falls(name) ? most(best.map(least)) : least(best.map(most));
   return falls(name) ? found : Math.floor(found * 1000) / 1000;

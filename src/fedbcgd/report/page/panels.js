@@ -192,6 +192,11 @@ function timeToTarget() {
   );
 }
 
+function fromTo(values, write) {
+  const [low, high] = [write(least(values)), write(most(values))];
+  return low === high ? low : `${low} to ${high}`;
+}
+
 function traffic() {
   const groups = shownGroups().map((group) => ({ group, run: runsOf(group).find((r) => (r.ledger.block_bytes || []).length) })).filter((g) => g.run);
   if (!groups.length) return null;
@@ -203,7 +208,7 @@ function traffic() {
     const bar = Math.min(14, 100 / n);
     const picture = svg("svg", { viewBox: "0 0 100 44", preserveAspectRatio: "none", class: "blocks look", css: look(group), "aria-hidden": "true" });
     sent.forEach((b, k) => picture.append(svg("rect", { x: k * bar + Math.min(0.6, bar * 0.08), width: bar - 2 * Math.min(0.6, bar * 0.08), y: 44 - (42 * b) / highest, height: (42 * b) / highest })));
-    const words = n === 1 ? "not divided: every client uploads the whole model" : `${n} blocks, ` + (least(sent) === most(sent) ? bytes(sent[0]) : `${bytes(least(sent))} to ${bytes(most(sent))}`) + " each";
+    const words = n === 1 ? "not divided: every client uploads the whole model" : `${n} blocks, ` + fromTo(sent, bytes) + " each";
     return el("li", {}, el("p", { class: "bar-name" }, swatch(group), group.name), picture, el("p", { class: "note" }, `${words}; ${bytes(total)} in all, shared block included`));
   });
   const rows = groups.flatMap(({ group, run }) => run.ledger.block_bytes.map((b, k) => [group.name, k + 1, run.blocks[k] === undefined ? "–" : short(run.blocks[k]), bytes(b)]));
@@ -223,7 +228,7 @@ function holdingsCard(width) {
   const { classes, counts } = DATA.holdings[which];
   const sizes = counts.map((c) => c.reduce((a, b) => a + b, 0));
   const held = counts.map((c) => c.filter((n) => n > 0).length);
-  const words = `${counts.length} clients, ${classes.length} labels; ${least(sizes)} to ${most(sizes)} examples a client, who holds ${short(mean(held), 3)} labels on average.`;
+  const words = `${counts.length} clients, ${classes.length} labels; ${fromTo(sizes, short)} examples a client, who holds ${short(mean(held), 3)} labels on average.`;
   const height = Math.max(120, Math.min(420, classes.length * (classes.length > 20 ? 5 : 18)));
   const left = classes.length <= 30 ? Math.min(110, 14 + 6.4 * most(classes.map((c) => c.length))) : 40;
   const canvas = el("canvas", { width: counts.length, height: classes.length, class: "map", css: { height: height + "px" }, "aria-hidden": "true" });
