@@ -5,10 +5,13 @@ of the draws; what is reported are other seeds at that rate, or at the next smal
 floats are those of the ledger at the first round whose f(x) − f* is at most ε.
 """
 
+import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
+
+import numpy as np
 
 from fedbcgd.errors import Diverged, UserError
 from fedbcgd.loop import RoundInfo
@@ -173,6 +176,33 @@ def compare(size: Size, measured: Measured) -> list[dict[str, Any]]:
     return rows
 
 
+@dataclass(frozen=True)
+class Fit:
+    """The theorem's form a + b/N with constants of its own: what does not change with N, and what falls as 1/N."""
+
+    steady: float
+    falling: float
+    off: float  # the largest factor between it and what was measured
+
+    def at(self, blocks: int) -> float:
+        return self.steady + self.falling / blocks
+
+
+def fit(rows: Sequence[Mapping[str, Any]], name: str) -> Fit | None:
+    """Least squares of the relative error, with constants that are not negative."""
+    own = [(row["blocks"], row["measured_d"]) for row in rows if row["algorithm"] == name]
+    if len(own) < 3 or not all(math.isfinite(y) for _, y in own):
+        return None
+    basis = np.array([[1 / y, 1 / (n * y)] for n, y in own])
+    found = np.linalg.lstsq(basis, np.ones(len(own)), rcond=None)[0]
+    if found.min() < 0:  # then the other part alone
+        kept = int(found.argmax())
+        found = np.zeros(2)
+        found[kept] = basis[:, kept].sum() / np.square(basis[:, kept]).sum()
+    relative = basis @ found
+    return Fit(float(found[0]), float(found[1]), float(max(relative.max(), 1 / relative.min())))
+
+
 def verdicts(rows: Sequence[Mapping[str, Any]]) -> dict[str, str]:
     """For each algorithm with blocks: do measured and theorem agree on what N does?"""
     out = {}
@@ -190,6 +220,12 @@ def verdicts(rows: Sequence[Mapping[str, Any]]) -> dict[str, str]:
             f"measured and theorem {words} within a factor of {AGREE:g}; the worst is N = {worst}, where the measured "
             f"ratio to N = 1 is {factors[worst]:.2f} times the theorem's"
         )
+        form = fit(rows, name)
+        if form is not None:
+            out[name] += (
+                f". Its form a + b/N with constants of its own, a = {form.steady:.3g} d and b = {form.falling:.3g} d, "
+                f"is within a factor of {form.off:.2f} of what was measured"
+            )
     return out
 
 
