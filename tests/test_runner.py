@@ -64,6 +64,7 @@ def test_what_a_folder_holds(tmp_path):
         "checkpoint",
         "curve.png",
         "curve.svg",
+        "holdings.json",
         "holdings.png",
         "holdings.svg",
     }
@@ -77,6 +78,7 @@ def test_what_a_folder_holds(tmp_path):
         "upload_d",
         "upload_bytes",
         "upload_max_bytes",
+        "upload_wait_bytes",
         "download_bytes",
         "gradient_evaluations",
         "seconds",

@@ -50,6 +50,11 @@ class Folder:
         return self.path / "summary.json"
 
     @property
+    def holdings(self) -> Path:
+        """How many examples of which label each client has."""
+        return self.path / "holdings.json"
+
+    @property
     def model(self) -> Path:
         return self.path / "model.safetensors"
 
@@ -141,6 +146,8 @@ def _execute(prepared: _Prepared, folder: Folder, callbacks: Sequence[Callback],
     _refuse_past(folder, server, stop)
     folder.summary.unlink(missing_ok=True)  # it says that a run is finished, which this one is not yet
     write_text(folder.config, config.text())
+    if task.counts is not None:
+        write_text(folder.holdings, as_json({"classes": task.classes, "counts": task.counts.tolist()}) + "\n")
     with MetricsFile(folder.metrics, before["metrics"] if before else 0) as metrics:
         carrier = make_carrier(job, store, server.cohort, config.where)
         carrier.clock.add(before["clock"] if before else {})
@@ -270,6 +277,7 @@ def sweep_up(folder: Folder) -> None:
             ("model", ".safetensors"),
             ("config", ".toml"),
             ("summary", ".json"),
+            ("holdings", ".json"),
             *((figure, kind) for figure in ("curve", "holdings") for kind in (".png", ".svg")),
         ):
             for path in place.glob(f".{stem}-*{suffix}"):

@@ -5,8 +5,8 @@ grey printer and any colour vision; the colours are those of Okabe and Ito and o
 contrast of at least 3 to 1 against its background.
 """
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 
 SOLID: tuple[float, ...] = ()
 DASHED = (4.0, 1.6)
@@ -51,12 +51,14 @@ LOOKS = {
     "fedpaq": Look(*_GREEN, SOLID, "P"),
     "topk": Look(*_SKY, SOLID, "X"),
 }
+_DASHES = (SOLID, DASHED, DOTTED, MIXED)
+_MARKERS = ("<", ">", "p", "h", "*", "d", "H", "8")
 _OTHERS = [
     Look(*colours, dash, marker)
-    for dash in (SOLID, DASHED, DOTTED, MIXED)
+    for dash in _DASHES
     for colours, marker in zip(
-        (_BLUE, _VERMILION, _GREEN, _PURPLE, _OLIVE, _SKY, _WINE, _INDIGO),
-        ("<", ">", "p", "h", "*", "d", "H", "8"),
+        (_OLIVE, _SKY, _GREEN, _INDIGO, _WINE, _BLUE, _VERMILION, _PURPLE),
+        _MARKERS,
         strict=True,
     )
 ]
@@ -65,6 +67,22 @@ _OTHERS = [
 def look(name: str, position: int = 0) -> Look:
     """The look of an algorithm; of anything else the one of its position among what has none of its own."""
     return LOOKS.get(name) or _OTHERS[position % len(_OTHERS)]
+
+
+def families(algorithms: Sequence[str]) -> list[Look]:
+    """A look for each of several lines, given the algorithm of each. Where algorithms are compared, variants of one keep its
+    colour and differ in dash and marker; where all lines are of one algorithm, they differ in everything."""
+    if len(set(algorithms)) == 1 and len(algorithms) > 1:
+        return [_OTHERS[k % len(_OTHERS)] for k in range(len(algorithms))]
+    first = looks(dict.fromkeys(algorithms))
+    out = []
+    for k, algorithm in enumerate(algorithms):
+        own, turn = first[algorithm], algorithms[:k].count(algorithm)
+        if turn:
+            marker = _MARKERS[(turn + 3 * list(first).index(algorithm)) % len(_MARKERS)]
+            own = replace(own, dash=_DASHES[turn % len(_DASHES)], marker=marker)
+        out.append(own)
+    return out
 
 
 def looks(names: Iterable[str]) -> dict[str, Look]:

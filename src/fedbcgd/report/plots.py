@@ -35,6 +35,7 @@ STYLE: dict[Any, Any] = {
     "lines.linewidth": 1.4,
     "lines.markersize": 4,
     "legend.frameon": False,
+    "legend.handlelength": 2.8,  # room for a dash
     "svg.fonttype": "none",
     "svg.hashsalt": "fedbcgd",  # the same figure is the same file
 }
