@@ -147,6 +147,8 @@ def test_at_paper_scale_momenta_are_searched_where_there_is_a_momentum():
 
 def test_costs_are_in_their_order():
     for item in ITEMS.values():
+        if not item.panels["cpu"]:
+            continue  # Table 1 is theory
         hours = {scale: cost(item, scale).hours for scale in ("paper", "cpu", "smoke")}
         assert hours["paper"] > hours["cpu"] > hours["smoke"]
     minutes = cost(ITEMS["figure8"], "cpu").hours * 60

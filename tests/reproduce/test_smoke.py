@@ -8,8 +8,9 @@ import pytest
 from fedbcgd.cli.common import display
 from fedbcgd.errors import UserError
 from fedbcgd.report.progress import wide_console
-from fedbcgd.reproduce import command
+from fedbcgd.reproduce import command, table1
 from fedbcgd.reproduce.items import ITEMS
+from fedbcgd.reproduce.spec import FAILS, HOLDS, NOT_RUN, UNTESTABLE
 
 
 @pytest.fixture(scope="module")
@@ -24,7 +25,7 @@ def made(tmp_path_factory):
 pytestmark = pytest.mark.timeout(900)  # a busy machine is no reason to fail
 
 
-@pytest.mark.parametrize("item", ITEMS.values(), ids=lambda i: i.name)
+@pytest.mark.parametrize("item", [i for i in ITEMS.values() if i.panels["smoke"]], ids=lambda i: i.name)
 def test_every_item_leaves_its_tables_and_its_figure(made, item):
     folder = made / item.name
     text = (folder / "README.md").read_text()
@@ -43,6 +44,56 @@ def test_every_item_leaves_its_tables_and_its_figure(made, item):
     about = json.loads((folder / "about.json").read_text())
     assert about["seeds"] == [1]
     assert {v["verdict"] for v in about["claims"]} <= {"not testable at this scale", "not run"}
+
+
+def test_table_1_has_the_orders_and_what_was_measured(made):
+    folder = made / "table1"
+    text = (folder / "README.md").read_text()
+    for name in ("FedAvg", "FedBCGD", "SCAFFOLD", "FedLin", "CE-LSGD", "FedBCGD+"):
+        assert f"| {name} | " in text
+    rows = list(csv.DictReader((folder / "measured.csv").open()))
+    assert [(row["algorithm"], row["blocks"]) for row in rows][:4] == [
+        ("fedbcgd+", "1"),
+        ("fedbcgd+", "2"),
+        ("fedbcgd", "1"),
+        ("fedbcgd", "2"),
+    ]
+    for name in ("figure.png", "figure.svg", "measured.png", "measured.svg"):
+        assert (folder / name).exists()
+
+
+def test_what_table_1_measured_is_not_measured_again(made):
+    said = []
+    table1.reproduce(made, "smoke", said.append)
+    assert said == []
+
+
+def test_verdicts_on_table_1():
+    """FedBCGD: 8 d at N = 1 and 6 d at N = 4. FedBCGD+ must also fall as the theorem says, within a factor of 2."""
+
+    def rows(*measured):
+        return [
+            {
+                "algorithm": name,
+                "blocks": n,
+                "measured_d": d,
+                "measured_sd": 0.0,
+                "theorem_d": 1.0,
+                "measured_ratio": d / measured[0],
+                "theorem_ratio": 1 / n,
+            }
+            for name in ("fedbcgd", "fedbcgd+")
+            for n, d in zip((1, 4), measured, strict=True)
+        ]
+
+    def verdicts(*measured):
+        return [v["verdict"] for v in table1.judge(rows(*measured), "cpu")]
+
+    assert verdicts(8.0, 3.0) == [HOLDS, HOLDS]
+    assert verdicts(8.0, 6.0) == [HOLDS, FAILS]  # 0.75 against the theorem's 0.25
+    assert verdicts(8.0, 9.0) == [FAILS, FAILS]
+    assert {v["verdict"] for v in table1.judge(None, "cpu")} == {NOT_RUN}
+    assert {v["verdict"] for v in table1.judge(rows(8.0, 3.0), "smoke")} == {UNTESTABLE}
 
 
 def test_the_search_is_part_of_the_output(made):

@@ -8,14 +8,14 @@ from rich.table import Table
 
 from fedbcgd.errors import UserError, unknown
 from fedbcgd.files import make_folder, write_text
-from fedbcgd.reproduce import engine, tables
+from fedbcgd.reproduce import engine, table1, tables
 from fedbcgd.reproduce.costs import cost
 from fedbcgd.reproduce.engine import Asked, Display
 from fedbcgd.reproduce.items import ITEMS
 from fedbcgd.reproduce.plan import Machine
 from fedbcgd.reproduce.reductions import reductions
 from fedbcgd.reproduce.results import PanelResult, shown_final, shown_floats
-from fedbcgd.reproduce.spec import SCALES, Scale
+from fedbcgd.reproduce.spec import SCALES, Item, Scale
 
 ALL = "all"
 
@@ -60,7 +60,8 @@ def show_list(console: Console, scale: str) -> None:
     for column in ("item", "what", "cost"):
         table.add_column(column)
     for item in ITEMS.values():
-        table.add_row(item.name, item.title, str(cost(item, known)))
+        told = table1.COSTS[known] if item.name == table1.NAME else str(cost(item, known))
+        table.add_row(item.name, item.title, told)
     console.print(table)
 
 
@@ -68,8 +69,21 @@ def reproduce(name: str, asked: Asked, display: Display, console: Console, run: 
     """Run an item, or only look at what is finished; tell, and write everything."""
     item = ITEMS[name]
     make_folder(asked.out)
-    every = engine.panels(item, asked)
     console.print(f"{item.title} — scale {asked.scale}", markup=False, highlight=False)
+    if name == table1.NAME:
+        verdicts = table1.reproduce(asked.out, asked.scale, console.print, run)
+        write_text(asked.out / "claims.md", tables.all_claims(asked.out, ITEMS, asked.scale))
+    else:
+        verdicts = _panels(item, asked, display, console, run)
+    for verdict in verdicts:
+        console.print(f"{verdict['verdict']}: {verdict['claim']}", markup=False, highlight=False)
+        if verdict["evidence"]:
+            console.print(f"  {verdict['evidence']}", markup=False, highlight=False)
+    console.print(f"{asked.out / item.name}: README.md, CSV files and the figure", markup=False, highlight=False)
+
+
+def _panels(item: Item, asked: Asked, display: Display, console: Console, run: bool) -> list[dict[str, str]]:
+    every = engine.panels(item, asked)
     for line in reductions(item, every):
         console.print(f"  {line}", markup=False, highlight=False)
 
@@ -84,11 +98,7 @@ def reproduce(name: str, asked: Asked, display: Display, console: Console, run: 
         write(results)
     for result in results:
         console.print(_table(result))
-    for verdict in tables.judged(item, asked, results):
-        console.print(f"{verdict['verdict']}: {verdict['claim']}", markup=False, highlight=False)
-        if verdict["evidence"]:
-            console.print(f"  {verdict['evidence']}", markup=False, highlight=False)
-    console.print(f"{asked.out / item.name}: README.md, CSV files and the figure", markup=False, highlight=False)
+    return tables.judged(item, asked, results)
 
 
 def _table(result: PanelResult) -> Table:

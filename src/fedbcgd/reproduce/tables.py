@@ -226,12 +226,17 @@ def _search(results: list[PanelResult]) -> str:
 
 def circumstances(results: list[PanelResult]) -> dict[str, Any]:
     outcomes = [o for r in results for by_seed in r.outcomes.values() for o in by_seed.values()]
+    seeds = sorted({seed for r in results for by_seed in r.outcomes.values() for seed in by_seed})
+    hours = round(sum(o.seconds for o in outcomes) / 3600, 3)
+    return told_circumstances(seeds, len(outcomes)) | {"hours": hours}
+
+
+def told_circumstances(seeds: list[int], runs: int) -> dict[str, Any]:
     return {
         "command": " ".join([Path(sys.argv[0]).name, *sys.argv[1:]]),
         "commit": commit(),
-        "seeds": sorted({seed for r in results for by_seed in r.outcomes.values() for seed in by_seed}),
-        "runs": len(outcomes),
-        "hours": round(sum(o.seconds for o in outcomes) / 3600, 3),
+        "seeds": seeds,
+        "runs": runs,
         "versions": {"fedbcgd": __version__, "torch": torch.__version__, "python": platform.python_version()},
         "machine": {"system": platform.platform(), "cores": cores()},
     }
