@@ -14,6 +14,7 @@ from fedbcgd.files import make_folder
 from fedbcgd.loop import Outcome
 from fedbcgd.reproduce import plan
 from fedbcgd.reproduce.measures import last_tenth
+from fedbcgd.reproduce.origin import Recorded, commit_of
 from fedbcgd.reproduce.plan import Machine
 from fedbcgd.reproduce.results import DIVERGED, PanelResult, Trial
 from fedbcgd.reproduce.settings import changed
@@ -37,6 +38,15 @@ class Asked:
     @property
     def runs(self) -> Path:
         return self.out / "runs"
+
+    def command(self, item: Item) -> str:
+        """What a user would type for this item."""
+        parts = ["fedbcgd reproduce", item.name, "--scale", self.scale]
+        parts += ["--only", self.only] if self.only else []
+        parts += ["--seeds", str(self.seeds)] if self.seeds is not None else []
+        used = {panel.data["name"] for panel in item.panels[self.scale]}
+        parts += [f"--data {name}={other}" for name, other in self.data.items() if name in used]
+        return " ".join(parts)
 
 
 def panels(item: Item, asked: Asked) -> list[Panel]:
@@ -97,12 +107,14 @@ def _gather(panel: Panel, asked: Asked) -> PanelResult:
         if contender.tuned_as in chosen:
             chosen[contender.key] = chosen[contender.tuned_as]
     outcomes: dict[str, dict[int, Outcome]] = {}
+    commits: set[str] = set()
     for seed in range(1, 1 + max(_seeds(panel, asked), panel.effort.seeds)):
         for contender, planned in plan.repetition(panel, chosen, seed, asked.machine):
             done = finished(planned, asked.runs)
             if done is not None:
                 outcomes.setdefault(contender.key, {})[seed] = done
-    return PanelResult(panel, outcomes, chosen, tuple(trials))
+                commits.add(commit_of(asked.runs / planned.folder))
+    return PanelResult(panel, outcomes, chosen, tuple(trials), frozenset(commits))
 
 
 def finished(planned: Planned, runs: Path) -> Outcome | None:
@@ -115,7 +127,7 @@ def _run(asked: Asked, display: Display, runs: list[Planned]) -> None:
     ]  # each once, under its first name
     if unique:
         with display([planned.label for planned in unique]) as shown:
-            run_all(unique, asked.runs, shown, figures=False)
+            run_all(unique, asked.runs, Recorded(shown, unique, asked.runs), figures=False)
 
 
 def _seeds(panel: Panel, asked: Asked) -> int:

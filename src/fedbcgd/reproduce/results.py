@@ -29,6 +29,7 @@ class PanelResult:
     outcomes: Mapping[str, Mapping[int, Outcome]]  # by contender and seed; contenders that were not run are not here
     chosen: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # hyper-parameters, by contender
     trials: tuple[Trial, ...] = ()
+    commits: frozenset[str] = frozenset()  # of the source that made the runs
 
     @property
     def higher(self) -> bool:

@@ -14,8 +14,9 @@ from fedbcgd.experiments.quadratics import SETTING, Size
 from fedbcgd.files import as_json, make_folder, write_text
 from fedbcgd.report import theory as report
 from fedbcgd.reproduce import paper
+from fedbcgd.reproduce.origin import commit
 from fedbcgd.reproduce.spec import FAILS, HOLDS, NOT_RUN, UNTESTABLE, Claim, Item, Scale, Verdict
-from fedbcgd.reproduce.tables import claims_table, commit, told_circumstances
+from fedbcgd.reproduce.tables import claims_table, told_circumstances
 
 NAME = "table1"
 SIZES: dict[Scale, Size] = {
@@ -58,7 +59,12 @@ def reproduce(out: Path, scale: Scale, say: Callable[[str], None], run: bool = T
     if rows is not None:
         report.measured_figure(rows, folder / "measured.png")
     verdicts = judge(rows, scale)
-    about = told_circumstances(sorted(range(1, 1 + size.seeds)), 0 if rows is None else len(rows))
+    about = told_circumstances(
+        f"fedbcgd reproduce {NAME} --scale {scale}",
+        [commit()],
+        sorted(range(1, 1 + size.seeds)),
+        0 if rows is None else len(rows),
+    )
     write_text(folder / "about.json", as_json({"scale": scale, **about, "claims": verdicts}, indent=1) + "\n")
     write_text(folder / "README.md", _markdown(setting, size, scale, rows, verdicts))
     return verdicts

@@ -3,8 +3,6 @@
 import json
 import math
 import platform
-import subprocess
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -36,7 +34,7 @@ def write(item: Item, asked: Asked, results: list[PanelResult]) -> Path:
             write_text(folder / name, as_csv(rows))
     drawn = figures.draw(results, folder, f"{item.title} — scale {asked.scale}")
     verdicts = judged(item, asked, results)
-    about = circumstances(results)
+    about = circumstances(asked.command(item), results)
     told = {"scale": asked.scale, **about, "claims": verdicts}
     write_text(folder / "about.json", as_json(told, indent=1) + "\n")
     write_text(folder / "README.md", markdown(item, asked, results, verdicts, about, drawn))
@@ -224,17 +222,18 @@ def _search(results: list[PanelResult]) -> str:
 # -- circumstances
 
 
-def circumstances(results: list[PanelResult]) -> dict[str, Any]:
+def circumstances(command: str, results: list[PanelResult]) -> dict[str, Any]:
     outcomes = [o for r in results for by_seed in r.outcomes.values() for o in by_seed.values()]
     seeds = sorted({seed for r in results for by_seed in r.outcomes.values() for seed in by_seed})
     hours = round(sum(o.seconds for o in outcomes) / 3600, 3)
-    return told_circumstances(seeds, len(outcomes)) | {"hours": hours}
+    commits = sorted(set().union(*(r.commits for r in results))) if results else []
+    return told_circumstances(command, commits, seeds, len(outcomes)) | {"hours": hours}
 
 
-def told_circumstances(seeds: list[int], runs: int) -> dict[str, Any]:
+def told_circumstances(command: str, commits: list[str], seeds: list[int], runs: int) -> dict[str, Any]:
     return {
-        "command": " ".join([Path(sys.argv[0]).name, *sys.argv[1:]]),
-        "commit": commit(),
+        "command": command,
+        "commits": commits,
         "seeds": seeds,
         "runs": runs,
         "versions": {"fedbcgd": __version__, "torch": torch.__version__, "python": platform.python_version()},
@@ -245,21 +244,10 @@ def told_circumstances(seeds: list[int], runs: int) -> dict[str, Any]:
 def _circumstances(about: Mapping[str, Any]) -> str:
     seeds = ", ".join(map(str, about["seeds"])) or "none"
     return (
-        f"`{about['command']}`, commit {about['commit']}, seeds {seeds}; {about['runs']} runs took {about['hours']:g} hours "
-        f"together with {about['machine']['cores']} cores (the search not counted; the machine may have done other work)."
+        f"`{about['command']}`, commit {', '.join(about['commits'])}, seeds {seeds}; {about['runs']} runs took "
+        f"{about['hours']:g} hours together with {about['machine']['cores']} cores "
+        "(the search not counted; the machine may have done other work)."
     )
-
-
-def commit() -> str:
-    """Of the source that runs, where it is a git checkout."""
-    here = Path(__file__).parent
-    try:
-        said = subprocess.run(
-            ["git", "-C", str(here), "rev-parse", "--short", "HEAD"], capture_output=True, text=True, timeout=10
-        )
-    except (OSError, subprocess.TimeoutExpired):
-        return "unknown"
-    return said.stdout.strip() if said.returncode == 0 else "unknown"
 
 
 def all_claims(out: Path, items: Mapping[str, Item], scale: str) -> str:
