@@ -4,6 +4,7 @@ import json
 import math
 import platform
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from fedbcgd.reproduce.claims import judge
 from fedbcgd.reproduce.engine import Asked
 from fedbcgd.reproduce.reductions import reductions
 from fedbcgd.reproduce.results import PanelResult, shown, shown_final, shown_floats
-from fedbcgd.reproduce.spec import NOT_RUN, Item, Printed, Verdict
+from fedbcgd.reproduce.spec import NOT_RUN, Item, Panel, Printed, Verdict
 from fedbcgd.version import __version__
 
 
@@ -140,7 +141,7 @@ def markdown(
         f"# {item.title}",
         f"Scale `{asked.scale}`. Mean ± standard deviation over seeds of the last 10 % of rounds.",
     ]
-    less = reductions(item, [result.panel for result in results])
+    less = reductions(item, [as_run(result) for result in results])
     if less:
         parts.append("Against the paper's setting:\n\n" + "\n".join(f"- {line}" for line in less))
     parts += [_panel(result) for result in results]
@@ -153,6 +154,12 @@ def markdown(
         parts.append("## Where the paper is silent\n\n" + "\n".join(f"- {note}" for note in item.notes))
     parts.append(_circumstances(about))
     return "\n\n".join(parts) + "\n"
+
+
+def as_run(result: PanelResult) -> Panel:
+    """The panel with the number of seeds that were finished, in the place of those that were meant."""
+    most = max((len(by_seed) for by_seed in result.outcomes.values()), default=result.panel.effort.seeds)
+    return replace(result.panel, effort=replace(result.panel.effort, seeds=most))
 
 
 def claims_table(verdicts: list[dict[str, str]]) -> str:
