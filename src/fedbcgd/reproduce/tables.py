@@ -259,20 +259,20 @@ def _circumstances(about: Mapping[str, Any]) -> str:
 
 def all_claims(out: Path, items: Mapping[str, Item], scale: str) -> str:
     """The verdicts on every claim, from what the items have left; what was not run is called so."""
-    lines = [
-        "# The paper's claims",
-        f"Scale `{scale}`; written by `fedbcgd reproduce` from what it measured. An item's own page has its tables, figure, "
-        "search and circumstances.",
-        "| item | claim | verdict | evidence |\n|---|---|---|---|",
-    ]
-    rows = []
+    claims = ["| item | claim | verdict | evidence |", "|---|---|---|---|"]
+    state = ["| item | what | seeds | runs | hours |", "|---|---|---|---|---|"]
     for item in items.values():
         path = out / item.name / "about.json"
-        told = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
-        known = {v["key"]: v for v in told.get("claims", ())}
-        name = f"[{item.name}]({item.name}/README.md)" if told else item.name
+        about = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+        known = {v["key"]: v for v in about.get("claims", ())}
+        name = f"[{item.name}]({item.name}/README.md)" if about else item.name
         for claim in item.claims:
             v = known.get(claim.key, {"verdict": NOT_RUN, "evidence": ""})
-            rows.append(f"| {name} | {claim.text} | **{v['verdict']}** | {v['evidence']} |")
-    lines[-1] = "\n".join([lines[-1], *rows])
-    return "\n\n".join(lines) + "\n"
+            claims.append(f"| {name} | {claim.text} | **{v['verdict']}** | {v['evidence']} |")
+        seeds = ", ".join(map(str, about.get("seeds", ()))) or NOT_RUN
+        state.append(f"| {name} | {item.title} | {seeds} | {about.get('runs', 0)} | {about.get('hours', '–')} |")
+    head = (
+        f"# The paper's claims\n\nScale `{scale}`; written by `fedbcgd reproduce` from what it measured. An item's own page "
+        "has its tables, figure, search and circumstances."
+    )
+    return "\n\n".join([head, "\n".join(claims), "## What was run", "\n".join(state)]) + "\n"
