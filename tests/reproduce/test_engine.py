@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from fedbcgd.errors import UserError
-from fedbcgd.reproduce import engine, plan, tables
+from fedbcgd.reproduce import engine, origin, plan, tables
 from fedbcgd.reproduce.engine import Asked
 from fedbcgd.reproduce.items import ITEMS
 from fedbcgd.reproduce.plan import Machine
@@ -187,3 +187,23 @@ def test_killed_in_the_middle_it_goes_on_and_repeats_nothing(tmp_path):
     assert all(p.stat().st_mtime_ns == then for p, then in before.items())
     assert len(shown.begun) == 9 - len(before)
     assert len(results[0].contenders) == 9
+
+
+def test_a_data_set_that_is_missing_matters_only_where_it_is_asked_for(tmp_path):
+    here = small()
+    missing = replace(here, key="missing", data={**here.data, "name": "not-here"})
+    both = Item("both", "Both", dict.fromkeys(("paper", "cpu", "smoke"), (here, missing)))
+    shown = Shown()
+    results = engine.run(both, Asked("smoke", tmp_path, only="logistic"), shown.display, lambda results: None)
+    assert [bool(r.contenders) for r in results] == [True, False]
+    with pytest.raises(UserError, match="not-here"):
+        engine.run(both, Asked("smoke", tmp_path, only="missing"), shown.display, lambda results: None)
+
+
+def test_a_run_knows_the_source_that_made_it_and_the_command_can_be_typed(tmp_path):
+    result, _ = run(item(small()), tmp_path)
+    assert result.commits == {origin.commit()}
+    asked = Asked("smoke", tmp_path, seeds=2, only="log", data={"embedded": "mine", "cifar10": "other"})
+    assert (
+        asked.command(item(small())) == "fedbcgd reproduce item --scale smoke --only log --seeds 2 --data embedded=mine"
+    )

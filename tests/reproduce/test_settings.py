@@ -1,5 +1,6 @@
 """The items against what the paper prints, read off its pages."""
 
+import json
 from math import inf
 
 import pytest
@@ -153,3 +154,60 @@ def test_costs_are_in_their_order():
         assert hours["paper"] > hours["cpu"] > hours["smoke"]
     minutes = cost(ITEMS["figure8"], "cpu").hours * 60
     assert 1 < minutes < 45
+
+
+SHAPES = {
+    "cifar10": ((3, 32, 32), 10, 50_000),
+    "cifar100": ((3, 32, 32), 100, 50_000),
+    "tiny-imagenet": ((3, 224, 224), 200, 100_000),
+    "emnist-byclass": ((1, 28, 28), 2, 697_932),
+    "embedded": ((1, 28, 28), 10, 10_000),
+}
+
+
+@pytest.fixture
+def described(monkeypatch):
+    """The data sets as they are described, so that none has to be here."""
+
+    def facts(data):
+        named = json.loads(data)
+        (channels, height, width), classes, count = SHAPES[named["name"]]
+        side = named.get("crop") or named.get("resize")
+        classes = 2 if "positive" in named else classes
+        return ((channels, side, side) if side else (channels, height, width)), classes, count
+
+    monkeypatch.setattr(plan, "_facts", facts)
+    return monkeypatch
+
+
+@pytest.mark.parametrize("scale", ["cpu", "smoke"])
+@pytest.mark.parametrize("item", ITEMS.values(), ids=lambda i: i.name)
+def test_every_run_of_a_small_scale_is_a_valid_configuration_of_a_model_that_can_be_divided(item, scale, described):
+    for p in item.panels[scale]:
+        chosen = {c.key: {"lr": 0.1, "momentum": 0.5} for c in p.contenders}
+        planned = plan.repetition(p, chosen, 1, plan.Machine())
+        assert len(planned) == len(p.contenders)
+        assert len({run.folder for _, run in planned}) == len(planned)
+        assert all(run.config.run.cohort == 10 for _, run in planned)
+
+
+@pytest.mark.parametrize("item", ITEMS.values(), ids=lambda i: i.name)
+def test_every_run_of_the_papers_scale_is_a_valid_configuration(item, described):
+    described.setattr(plan, "rounds", lambda panel, contender: 1000)  # whole networks need not be made for this
+    for p in item.panels["paper"]:
+        chosen = {c.key: {"lr": 0.1, "momentum": 0.5} for c in p.contenders}
+        for contender, run in plan.repetition(p, chosen, 1, plan.Machine()):
+            assert run.config.data.clients == 100
+            assert run.config.algorithm["lr"] == 0.1
+            assert run.config.run.budget == (None if contender.rounds_of else p.budget)
+
+
+def test_what_a_budget_pays_for(described):
+    """LeNet-5 at a quarter of its width: 51,274 parameters, 490 of them shared, so four blocks are (d − 490)/4 + 490 each on
+    average: 0.2572 d, and 20 d pay for 77 rounds. FedAvg has 20, SCAFFOLD 10, FedBCGD+ half of FedBCGD's."""
+    p = panel("table3", "cifar10-lenet5", "cpu")
+    rounds = {c.key: plan.rounds(p, c) for c in p.contenders}
+    assert plan.round_cost(p, p.contender("fedbcgd")) == pytest.approx(((51_274 - 490) / 4 + 490) / 51_274)
+    assert rounds["fedavg"] == rounds["scaffold-derived"] == 20
+    assert rounds["scaffold"] == 10
+    assert (rounds["fedbcgd"], rounds["fedbcgd+"]) == (77, 38)

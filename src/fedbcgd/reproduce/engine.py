@@ -71,18 +71,27 @@ def run(item: Item, asked: Asked, display: Display, write: Callable[[list[PanelR
     chosen = selected(every, asked.only)
     make_folder(asked.runs)
     _run(asked, display, [planned for panel in chosen for _, _, planned in plan.search(panel, asked.machine)])
-    results = gather(every, asked)
+    results = gather(every, asked, chosen)
     for seed in range(1, 1 + max((_seeds(panel, asked) for panel in chosen), default=0)):
         wanted = [result for result in results if result.panel in chosen and seed <= _seeds(result.panel, asked)]
         _run(asked, display, [p for r in wanted for _, p in plan.repetition(r.panel, r.chosen, seed, asked.machine)])
-        results = gather(every, asked)
+        results = gather(every, asked, chosen)
         write(results)
     return results
 
 
-def gather(every: Iterable[Panel], asked: Asked) -> list[PanelResult]:
-    """What is finished, also of panels and seeds that were not asked for now."""
-    return [_gather(panel, asked) for panel in every]
+def gather(every: Iterable[Panel], asked: Asked, needed: Sequence[Panel] = ()) -> list[PanelResult]:
+    """What is finished, also of panels and seeds that were not asked for now. A panel that is not needed may be one whose
+    data set is not here: then there is nothing of it."""
+    results = []
+    for panel in every:
+        try:
+            results.append(_gather(panel, asked))
+        except UserError:
+            if panel in needed:
+                raise
+            results.append(PanelResult(panel, {}))
+    return results
 
 
 def _gather(panel: Panel, asked: Asked) -> PanelResult:
