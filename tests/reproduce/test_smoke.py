@@ -137,7 +137,7 @@ def test_the_list_shows_every_item_and_its_cost(capsys):
 def test_mistakes_are_named():
     with pytest.raises(UserError, match="table3"):
         command.names("tabel3")
-    with pytest.raises(UserError, match="paper, cpu, smoke"):
+    with pytest.raises(UserError, match="Known: cpu, paper, smoke"):
         command.check_scale("gpu")
     with pytest.raises(UserError, match="NAME=OTHER"):
         command.asked("cpu", None, data=["emnist"])
