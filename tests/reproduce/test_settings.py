@@ -142,8 +142,14 @@ def test_equal_effort_at_cpu_scale():
 def test_at_paper_scale_momenta_are_searched_where_there_is_a_momentum():
     p = panel("table3", "cifar10-lenet5")
     tried = {c.key: len(plan.points(p, c)) for c in p.contenders}
-    assert tried["fedavg"] == tried["scaffold"] == 6
+    assert tried["fedavg"] == tried["scaffold-derived"] == 6
     assert tried["fedbcgd"] == tried["fedbcgd+"] == tried["fedavgm"] == 36
+
+
+def test_both_forms_of_scaffold_get_one_search():
+    p = panel("table3", "cifar10-lenet5")
+    assert plan.points(p, p.contender("scaffold")) == []
+    assert p.contender("scaffold").tuned_as == "scaffold-derived"
 
 
 def test_costs_are_in_their_order():

@@ -61,7 +61,7 @@ def show_list(console: Console, scale: str) -> None:
         table.add_column(column)
     for item in ITEMS.values():
         told = table1.COSTS[known] if item.name == table1.NAME else str(cost(item, known))
-        table.add_row(item.name, item.title, told)
+        table.add_row(item.name, item.title, f"the runs of {' and '.join(item.shares)}" if item.shares else told)
     console.print(table)
 
 

@@ -92,3 +92,4 @@ class Item:
     panels: Mapping[Scale, tuple[Panel, ...]]
     claims: tuple[Claim, ...] = ()
     notes: tuple[str, ...] = ()  # where the paper is silent or contradicts itself, and what is done here
+    shares: tuple[str, ...] = ()  # items whose runs are all that this one needs
