@@ -1,6 +1,7 @@
 """FedBCGD+ in practice: exact in the long run, and not behind at small budgets?
 
     python results/fedbcgd_plus.py           # about 15 minutes on one core; writes results/fedbcgd-plus/
+    python results/fedbcgd_plus.py --draw    # the figures alone, from the CSV that is there
 
 1. Multinomial logistic regression on the embedded Fashion-MNIST images: M = 100, S = 10, N = 5, Dirichlet 0.1, E = 1,
    B = 50. Each variant's learning rate and momentum are chosen by the train loss at 60 d with seed 0; curves: seeds 1, 2, 3.
@@ -9,16 +10,21 @@
 
 import csv
 import itertools
+import sys
 from pathlib import Path
+from typing import Any
 
+import matplotlib
 import numpy as np
 from matplotlib.figure import Figure
 
 import fedbcgd
 from fedbcgd.data import dirichlet, fashion_mnist, split
-from fedbcgd.files import make_folder, write_text, write_whole
+from fedbcgd.files import make_folder, write_text
 from fedbcgd.models import Logistic
 from fedbcgd.problems import quadratics
+from fedbcgd.report import plots
+from fedbcgd.report.looks import families
 
 OUT = Path(__file__).parent / "fedbcgd-plus"
 BUDGET, RATES, MOMENTA, SEEDS = 60, (0.01, 0.03, 0.1), (0.0, 0.5, 0.8), (1, 2, 3)
@@ -31,7 +37,7 @@ VARIANTS = {
     "FedBCGD+ adaptive (2d/N)": ("fedbcgd+", {"blocks": 5, "damping": "adaptive"}),
     "FedBCGD+ derived (d/N)": ("fedbcgd+derived", {"blocks": 5}),
 }
-COLOURS = ["#000000", "#0072B2", "#D55E00", "#E69F00", "#CC79A7", "#56B4E9", "#009E73"]
+LOOKS = dict(zip(VARIANTS, families([name for name, _ in VARIANTS.values()]), strict=True))
 
 
 def regression(variant: str, lr: float, momentum: float, seed: int, every: int) -> list[dict[str, float]]:
@@ -66,28 +72,27 @@ def study_regression() -> None:
         )
     save(search, "search.csv")
     save(curves, "regression.csv")
-    figure = Figure(figsize=(7, 4.5), layout="constrained")
-    panel = figure.subplots()
-    for variant, colour in zip(VARIANTS, COLOURS, strict=True):
-        runs = [[r for r in curves if r["variant"] == variant and r["seed"] == s] for s in SEEDS]
-        x = [r["upload_d"] for r in runs[0]]
-        y = np.array([[r["test_loss"] for r in run] for run in runs])
-        panel.plot(x, y.mean(0), color=colour, label=variant)
-        panel.fill_between(x, y.min(0), y.max(0), color=colour, alpha=0.15, linewidth=0)
-    panel.set_ylim(0.35, 1.2)
-    panel.set_xlabel("upload (in d)")
-    panel.set_ylabel("train loss (three seeds: mean, range)")
-    panel.legend(frameon=False)
-    panel.grid(alpha=0.25)
-    write_whole(OUT / "regression.png", lambda path: figure.savefig(path, dpi=150))
+    draw_regression(curves)
+
+
+def draw_regression(curves: list[dict]) -> None:
+    with matplotlib.rc_context(plots.STYLE):
+        figure, panel = empty("upload (in d)", "train loss (three seeds: mean, range)")
+        for variant, look in LOOKS.items():
+            runs = [[r for r in curves if r["variant"] == variant and r["seed"] == s] for s in SEEDS]
+            x = [r["upload_d"] for r in runs[0]]
+            y = np.array([[r["test_loss"] for r in run] for run in runs])
+            panel.plot(x, y.mean(0), label=variant, **plots.line(look))
+            panel.fill_between(x, y.min(0), y.max(0), color=look.colour, alpha=0.15, linewidth=0)
+        panel.set_ylim(0.35, 1.2)
+        panel.legend(loc="center left", bbox_to_anchor=(1.0, 0.5))
+        plots.save(figure, OUT / "regression.png")
 
 
 def study_quadratics() -> None:
     p = quadratics(clients=40, dim=20, beta=10, mu=1, sigma=5, G=10, examples=10)
     rows = []
-    figure = Figure(figsize=(7, 4.5), layout="constrained")
-    panel = figure.subplots()
-    for (variant, (name, options)), colour in zip(VARIANTS.items(), COLOURS, strict=True):
+    for variant, (name, options) in VARIANTS.items():
         options = {**options, "blocks": 4, "momentum": 0.0} if "fedbcgd" in name else options
         result = fedbcgd.simulate(
             p.model, p.clients, name, rounds=800, cohort=8, workers=0, loss=p.loss, metrics=p.metrics, test=p.test,
@@ -97,19 +102,29 @@ def study_quadratics() -> None:
             {"variant": variant, "round": r["round"], "upload_d": r["upload_d"], "gap": r["test_gap"]}
             for r in result.rows
         ]
-        panel.semilogy(
-            [r["round"] for r in result.rows],
-            [max(r["test_gap"], 1e-33) for r in result.rows],
-            color=colour,
-            label=variant,
-        )
         print(f"{variant}: gap {result.final['test_gap']:.1e} after 800 rounds", flush=True)
     save(rows, "quadratics.csv")
-    panel.set_xlabel("rounds")
-    panel.set_ylabel("f(x) − f(x*)")
-    panel.legend(frameon=False)
-    panel.grid(alpha=0.25)
-    write_whole(OUT / "quadratics.png", lambda path: figure.savefig(path, dpi=150))
+    draw_quadratics(rows)
+
+
+def draw_quadratics(rows: list[dict]) -> None:
+    with matplotlib.rc_context(plots.STYLE):
+        figure, panel = empty("rounds", "f(x) − f(x*)")
+        for variant, look in LOOKS.items():
+            own = [r for r in rows if r["variant"] == variant]
+            gaps = [max(r["gap"], 1e-33) for r in own]
+            panel.semilogy([r["round"] for r in own], gaps, label=variant, **plots.line(look))
+        panel.legend(loc="center left", bbox_to_anchor=(1.0, 0.5))
+        plots.save(figure, OUT / "quadratics.png")
+
+
+def empty(x_label: str, y_label: str) -> tuple[Figure, Any]:
+    figure = Figure(figsize=(plots.PAGE, 3.2), layout="constrained")
+    panel = figure.subplots()
+    panel.set_xlabel(x_label)
+    panel.set_ylabel(y_label)
+    panel.grid(True)
+    return figure, panel
 
 
 def save(rows: list[dict], name: str) -> None:
@@ -118,7 +133,16 @@ def save(rows: list[dict], name: str) -> None:
     write_text(OUT / name, "\n".join(lines) + "\n")
 
 
+def load(name: str) -> list[dict]:
+    with (OUT / name).open() as file:
+        return [{k: v if k == "variant" else float(v) for k, v in row.items()} for row in csv.DictReader(file)]
+
+
 if __name__ == "__main__":
+    if "--draw" in sys.argv:
+        draw_quadratics(load("quadratics.csv"))
+        draw_regression(load("regression.csv"))
+        sys.exit()
     make_folder(OUT)
     study_quadratics()
     study_regression()

@@ -30,6 +30,7 @@ def test_by_hand():
     assert ledger.upload_bytes == 64
     assert ledger.upload_floats == 16
     assert ledger.upload_max_bytes == 40
+    assert ledger.upload_wait_bytes == 16 + 40
     assert ledger.download_bytes == 400
     assert ledger.gradient_evaluations == 8
     assert (ledger.refused, ledger.lost) == (1, 1)

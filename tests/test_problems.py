@@ -149,3 +149,12 @@ def test_top_k_loses_nothing_in_the_long_run(federation, net, toys):
     for client, changes_made in changed.items():
         owed = f.store.load(client, 0)["residual"]
         torch.testing.assert_close(total[client] + owed, torch.stack(changes_made).sum(0), rtol=1e-10, atol=1e-12)
+
+
+def test_a_conditioned_quadratic_is_as_badly_conditioned_as_its_clients():
+    """The mean of the curvatures 100^(u ± 0.1) over many clients is within a factor of 100^0.1 of 100^u."""
+    for conditioned, low in ((True, 100 / 100**0.2), (False, 1.0)):
+        p = quadratics(clients=200, dim=11, beta=100, mu=1, conditioned=conditioned)
+        mean = torch.stack([a[0] for a, _ in p.clients]).mean(0)
+        ratio = float(mean.max() / mean.min())
+        assert low <= ratio <= 100 if conditioned else ratio < 3

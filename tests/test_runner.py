@@ -64,7 +64,10 @@ def test_what_a_folder_holds(tmp_path):
         "model.safetensors",
         "checkpoint",
         "curve.png",
+        "curve.svg",
+        "holdings.json",
         "holdings.png",
+        "holdings.svg",
     }
     rows = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     assert [row["round"] for row in rows] == [2, 4]
@@ -76,6 +79,7 @@ def test_what_a_folder_holds(tmp_path):
         "upload_d",
         "upload_bytes",
         "upload_max_bytes",
+        "upload_wait_bytes",
         "download_bytes",
         "gradient_evaluations",
         "seconds",

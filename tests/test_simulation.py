@@ -33,6 +33,7 @@ def test_three_lines(net, toys):
         "upload_d",
         "upload_bytes",
         "upload_max_bytes",
+        "upload_wait_bytes",
         "download_bytes",
         "gradient_evaluations",
         "seconds",

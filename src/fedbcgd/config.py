@@ -189,7 +189,7 @@ def complete(config: Config) -> Config:
 
 def differences(a: Config, b: Config) -> list[str]:
     """Lines `section.key: this → that`, leaving out what may change between a run and its continuation."""
-    one, two = _flat(a.model_dump()), _flat(b.model_dump())
+    one, two = flat(a.model_dump()), flat(b.model_dump())
     keys = [k for k in {**one, **two} if one.get(k) != two.get(k) and k not in EXTENDABLE]
     return [f"{k}: {_shown(one.get(k))} → {_shown(two.get(k))}" for k in keys]
 
@@ -303,10 +303,11 @@ def explain(error: Any) -> str:
     return f"{field}: given {error['input']!r}; {message[:1].lower()}{message[1:]}"
 
 
-def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+def flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested tables as one, under names with dots."""
     out: dict[str, Any] = {}
     for key, v in values.items():
-        out |= _flat(v, f"{prefix}{key}.") if isinstance(v, Mapping) else {f"{prefix}{key}": _plain(v)}
+        out |= flat(v, f"{prefix}{key}.") if isinstance(v, Mapping) else {f"{prefix}{key}": _plain(v)}
     return out
 
 

@@ -29,6 +29,7 @@ class Ledger:
     upload_floats: int = 0
     upload_bytes: int = 0
     upload_max_bytes: int = 0  # the largest upload of any one client in any one round
+    upload_wait_bytes: int = 0  # sum over rounds of the largest upload of a client: what each round waits for
     download_bytes: int = 0
     gradient_evaluations: int = 0
     refused: int = 0
@@ -64,7 +65,9 @@ class Ledger:
             by_client[entry.client] = by_client.get(entry.client, 0) + entry.upload_bytes
         if by_client:
             self.upload_d += sum(by_client.values()) / len(by_client) / (self.dim * self.itemsize)
-            self.upload_max_bytes = max(self.upload_max_bytes, *by_client.values())
+            largest = max(by_client.values())
+            self.upload_max_bytes = max(self.upload_max_bytes, largest)
+            self.upload_wait_bytes += largest
 
     def totals(self) -> dict[str, Any]:
         values = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "entries"}

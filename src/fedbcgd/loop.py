@@ -223,6 +223,7 @@ class Loop:
             "upload_d": ledger.upload_d,
             "upload_bytes": ledger.upload_bytes,
             "upload_max_bytes": ledger.upload_max_bytes,
+            "upload_wait_bytes": ledger.upload_wait_bytes,
             "download_bytes": ledger.download_bytes,
             "gradient_evaluations": ledger.gradient_evaluations,
             **(self.watch.columns() if self.watch else {}),

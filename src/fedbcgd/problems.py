@@ -48,14 +48,18 @@ def quadratics(
     G: float = 5.0,
     examples: int = 10,
     seed: int = 0,
+    conditioned: bool = False,
 ) -> Problem:
     """Heterogeneous quadratics f_i(w) = mean over ν of ½·Σ_k a_ik·(w_k − t_iνk)².
 
     β and μ bound every curvature a_ik; σ² is the variance of a single example's gradient around its client's; G² is the
-    mean of ‖∇f_i(x*)‖² over the clients.
+    mean of ‖∇f_i(x*)‖² over the clients. Where every client draws its curvatures alone, their mean f is far better
+    conditioned than β/μ; with `conditioned`, a coordinate is about as steep for all of them, and so f is not.
     """
     rng = stream(seed, "quadratics")
     spread = torch.from_numpy(rng.random((clients, dim)))
+    if conditioned:
+        spread = (torch.linspace(0, 1, dim, dtype=torch.float64) + 0.2 * (spread - 0.5)).clamp(0, 1)
     a = mu * (beta / mu) ** spread  # log-uniform
     a[0, 0], a[-1, -1] = mu, beta  # the bounds are met
     b = torch.from_numpy(rng.normal(size=(clients, dim)))

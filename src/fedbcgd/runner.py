@@ -55,6 +55,11 @@ class Folder:
         return self.path / "summary.json"
 
     @property
+    def holdings(self) -> Path:
+        """How many examples of which label each client has."""
+        return self.path / "holdings.json"
+
+    @property
     def model(self) -> Path:
         return self.path / "model.safetensors"
 
@@ -103,6 +108,7 @@ def execute(
     resume: bool = False,
     callbacks: Sequence[Callback] = (),
     say: Callable[[str], None] | None = None,
+    figures: bool = True,
 ) -> Outcome:
     """Run a configuration in a folder, or go on with what is there. `say` gets what a person should know about it."""
     config = configuration.complete(config)
@@ -117,7 +123,7 @@ def execute(
         _refuse_foreign(folder, config, resume)
         make_folder(folder.checkpoint)
         sweep_up(folder)
-        return _execute(prepared, folder, callbacks)
+        return _execute(prepared, folder, callbacks, figures)
 
 
 class _Prepared:
@@ -144,7 +150,7 @@ class _Prepared:
         self.server = make_server(self.job, run.cohort, self.stop, self.watch)
 
 
-def _execute(prepared: _Prepared, folder: Folder, callbacks: Sequence[Callback]) -> Outcome:
+def _execute(prepared: _Prepared, folder: Folder, callbacks: Sequence[Callback], figures: bool) -> Outcome:
     config, task, job = prepared.config, prepared.task, prepared.job
     stop, server, algorithm, run = prepared.stop, prepared.server, prepared.job.algorithm, config.run
     checkpoints = Checkpoints(folder.checkpoint, run.checkpoint_every)
@@ -155,6 +161,8 @@ def _execute(prepared: _Prepared, folder: Folder, callbacks: Sequence[Callback])
     _refuse_past(folder, server, stop)
     folder.summary.unlink(missing_ok=True)  # it says that a run is finished, which this one is not yet
     write_text(folder.config, config.text())
+    if task.counts is not None:
+        write_text(folder.holdings, as_json({"classes": task.classes, "counts": task.counts.tolist()}) + "\n")
     watch = prepared.watch
     if before and "network" in before:
         watch.restore(before["network"], server)
@@ -198,8 +206,9 @@ def _execute(prepared: _Prepared, folder: Folder, callbacks: Sequence[Callback])
             write_tensors(folder.model, export(job, server.x))
             outcome = Outcome.of(loop, reason)
             summarise(outcome)
-            plots.curves({algorithm.name: outcome.rows}, folder.path / "curve.png")
-            if task.counts is not None:
+            if figures:
+                plots.curves({algorithm.name: outcome.rows}, folder.path / "curve.png")
+            if figures and task.counts is not None:
                 plots.holdings(task.counts, folder.path / "holdings.png", task.classes)
             return outcome
         except KeyboardInterrupt:
@@ -300,8 +309,8 @@ def sweep_up(folder: Folder) -> None:
             ("model", ".safetensors"),
             ("config", ".toml"),
             ("summary", ".json"),
-            ("curve", ".png"),
-            ("holdings", ".png"),
+            ("holdings", ".json"),
+            *((figure, kind) for figure in ("curve", "holdings") for kind in (".png", ".svg")),
         ):
             for path in place.glob(f".{stem}-*{suffix}"):
                 path.unlink(missing_ok=True)

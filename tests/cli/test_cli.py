@@ -60,7 +60,13 @@ def test_a_short_demo(tmp_path):
     assert "fedavg" in done.stdout
     assert "largest upload" in done.stdout
     assert "fedbcgd: started" in done.stderr  # plain lines without a terminal
-    assert sorted(os.listdir(tmp_path / "out")) == ["curves.png", "holdings.png", "metrics.csv"]
+    assert sorted(os.listdir(tmp_path / "out")) == [
+        "curves.png",
+        "curves.svg",
+        "holdings.png",
+        "holdings.svg",
+        "metrics.csv",
+    ]
     rows = list(csv.DictReader((tmp_path / "out" / "metrics.csv").open()))
     last = {row["run"]: row for row in rows}
     assert set(last) == {"fedavg", "fedbcgd", "fedpaq"}

@@ -54,6 +54,7 @@ def _root(
 
 
 def main() -> None:
-    from fedbcgd.cli import blocks, compare, data, demo, doctor, network, run  # noqa: F401  (each registers its commands)
+    # Each registers its commands.
+    from fedbcgd.cli import blocks, compare, data, demo, doctor, network, report, reproduce, run, theory  # noqa: F401
 
     app()

@@ -1,0 +1,54 @@
+"""`fedbcgd report`: the page of one or many runs."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fedbcgd.cli import app
+
+
+@app.command()
+def report(
+    folders: Annotated[
+        list[Path],
+        typer.Argument(help="Folders of runs, or folders that hold several (compare, sweep).", show_default=False),
+    ],
+    out: Annotated[Path, typer.Option("--out", help="The HTML file to write.")] = Path("report.html"),
+    watch: Annotated[
+        bool, typer.Option("--watch", help="Serve the page on this machine and refresh it while runs go on.")
+    ] = False,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="With --watch; 0: a free one.")] = 0,
+    open_: Annotated[bool, typer.Option("--open", help="Open the page in a browser.")] = False,
+) -> None:
+    """Make a page of runs: one HTML file with everything in it, that opens without a network.
+
+    Accuracy against upload, rounds, gradient evaluations and time; time to a target under an uplink of your choice; traffic
+    per block; labels of the clients; configurations and how they differ; tables to copy as CSV and LaTeX. A folder that is
+    damaged or still being written is shown as far as it can be read, and the page says what is missing.
+    """
+    import sys
+    import webbrowser
+
+    from fedbcgd.report import page
+
+    if watch:
+        from fedbcgd.report.collect import folders as find
+        from fedbcgd.report.serve import PageServer
+
+        find(folders)  # a place that is not there is said at once
+        with PageServer(folders, port) as server:
+            print(f"{server.address}  (Ctrl-C ends it)", flush=True)
+            if open_:
+                webbrowser.open(server.address)
+            try:
+                server.serve_forever(poll_interval=0.2)
+            except KeyboardInterrupt:
+                print("ended", file=sys.stderr)
+        return
+    count, problems = page.write(folders, out)
+    for problem in problems:
+        print(f"fedbcgd: {problem.where}: {problem.what}", file=sys.stderr)
+    print(f"{out} written: {count} run{'' if count == 1 else 's'}")
+    if open_:
+        webbrowser.open(out.resolve().as_uri())

@@ -1,0 +1,127 @@
+"""`fedbcgd theory`: Table 1 with numbers, and measured beside it."""
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fedbcgd.cli import app
+from fedbcgd.cli.common import Json, Quiet, say_json
+
+
+@app.command()
+def theory(
+    beta: Annotated[float, typer.Option(help="β: smoothness.")] = 100.0,
+    mu: Annotated[float, typer.Option(help="μ: strong convexity.")] = 1.0,
+    sigma: Annotated[float, typer.Option(help="σ: deviation of a minibatch's gradient.")] = 1.0,
+    heterogeneity: Annotated[float, typer.Option("--G", help="G: deviation of clients' gradients.")] = 1.0,
+    clients: Annotated[int | None, typer.Option(help="M; 100, or 32 with --measure.", show_default=False)] = None,
+    cohort: Annotated[int | None, typer.Option(help="S; 10, or 16 with --measure.", show_default=False)] = None,
+    blocks: Annotated[int, typer.Option(help="N.")] = 5,
+    steps: Annotated[int | None, typer.Option(help="T; 10, or 4 with --measure.", show_default=False)] = None,
+    epsilon: Annotated[float, typer.Option(help="ε: the error to be reached.")] = 1e-3,
+    momentum: Annotated[float, typer.Option(help="λ: the table's α is 1/(1 − λ).")] = 0.0,
+    gap: Annotated[float, typer.Option("--F", help="F = f(x⁰) − f*, in the non-convex case.")] = 1.0,
+    tau: Annotated[float, typer.Option(help="τ: second-order heterogeneity, of CE-LSGD and BVR-L-SGD.")] = 1.0,
+    measure: Annotated[
+        bool, typer.Option("--measure", help="Measure the floats to ε on quadratics too, over N (minutes).")
+    ] = False,
+    up_to: Annotated[int, typer.Option("--up-to", min=2, help="With --measure: the largest N, by doubling.")] = 8,
+    seeds: Annotated[int, typer.Option(min=1, help="With --measure: seeds.")] = 3,
+    out: Annotated[
+        Path | None, typer.Option("--out", help="Folder for CSV and figures (PNG, SVG).", show_default=False)
+    ] = None,
+    quiet: Quiet = False,
+    as_json: Json = False,
+) -> None:
+    """The orders of rounds and floats in the paper's Table 1, with numbers, and the theorem each comes from.
+
+    Every constant that the O hides is taken as 1. --out draws the floats over N and over G. --measure runs FedBCGD+,
+    FedBCGD, FedAvg and SCAFFOLD on quadratics with these very β, μ, σ and G until f(x) − f* is at most ε, each at the best
+    learning rate of a ladder, and says whether what N does agrees with the theorem.
+    """
+    from fedbcgd import theory as tables
+    from fedbcgd.report.progress import wide_console
+
+    small = measure
+    setting = tables.Setting(
+        beta,
+        mu,
+        sigma,
+        heterogeneity,
+        clients if clients is not None else 32 if small else 100,
+        cohort if cohort is not None else 16 if small else 10,
+        blocks,
+        steps if steps is not None else 4 if small else 10,
+        epsilon,
+        momentum,
+        gap,
+        tau,
+    )
+    console = wide_console()
+    for case in tables.CASES:
+        if as_json:
+            for o in tables.orders(setting, case):
+                say_json(
+                    algorithm=o.name, case=case, rounds=o.rounds, terms=o.terms, floats_d=o.floats, source=o.source
+                )
+        else:
+            from fedbcgd.report import theory as report
+
+            console.print(report.table(setting, case))
+    if not as_json:
+        for note in tables.NOTES:
+            console.print(f"- {note}", highlight=False)
+    if out is not None:
+        from fedbcgd.experiments.batch import as_csv
+        from fedbcgd.files import make_folder, write_text
+        from fedbcgd.report import theory as report
+
+        rows = report.sweep(setting)
+        write_text(make_folder(out) / "theory.csv", as_csv(rows))
+        report.figure(rows, out / "theory.png")
+    if measure:
+        _measure(setting, up_to, seeds, out, quiet, as_json)
+    if out is not None and not as_json:
+        console.print(f"everything is in {out}", highlight=False, markup=False)
+
+
+def _measure(setting: object, up_to: int, seeds: int, out: Path | None, quiet: bool, as_json: bool) -> None:
+    from dataclasses import asdict, replace
+
+    from fedbcgd import files
+    from fedbcgd.experiments import quadratics
+    from fedbcgd.experiments.batch import as_csv
+    from fedbcgd.report import theory as report
+    from fedbcgd.report.progress import wide_console
+    from fedbcgd.theory import Setting
+    from fedbcgd.version import __version__
+
+    assert isinstance(setting, Setting)
+    ladder = tuple(2**k for k in range(up_to.bit_length()))
+    size = quadratics.Size(replace(setting, blocks=1, momentum=0.0), ladder, seeds=seeds)
+
+    def say(line: str) -> None:
+        if not quiet and not as_json:
+            print(line, file=sys.stderr, flush=True)
+
+    measured = quadratics.measure(size, say)
+    rows = quadratics.compare(size, measured)
+    verdicts = quadratics.verdicts(rows)
+    if out is not None:
+        files.write_text(out / "search.csv", as_csv(measured.search))
+        files.write_text(out / "runs.csv", as_csv(measured.runs))
+        files.write_text(out / "measured.csv", as_csv(rows))
+        about = {"command": " ".join(["fedbcgd", *sys.argv[1:]]), "version": __version__, "size": asdict(size)}
+        files.write_text(out / "measured.json", files.as_json(about | {"verdicts": verdicts}, indent=1) + "\n")
+        report.measured_figure(rows, out / "measured.png")
+    if as_json:
+        for row in rows:
+            say_json(**row)
+        say_json(verdicts=verdicts)
+        return
+    console = wide_console()
+    console.print(report.measured_table(rows))
+    for name, verdict in verdicts.items():
+        console.print(f"{name}: {verdict}", highlight=False)

@@ -1,0 +1,189 @@
+"""Run folders, read for the page: as far as they are whole, and what is wrong with the others."""
+
+import json
+import math
+import os
+import time
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from fedbcgd.config import flat
+from fedbcgd.errors import UserError
+
+FILES = ("config.toml", "metrics.jsonl", "summary.json", "holdings.json")
+FRESH = 120.0  # seconds after which a run that writes nothing is no longer called running
+MOST_ROWS = 2000  # of one run on the page; of more, every so many and the last
+
+
+@dataclass
+class Found:
+    """One run, as far as it could be read."""
+
+    place: str
+    algorithm: str
+    seed: int | None
+    status: str  # finished, diverged, running, unfinished
+    rows: list[dict[str, float]]
+    options: dict[str, Any]  # the configuration, flat: "algorithm.lr" → 0.1
+    summary: dict[str, Any] = field(default_factory=dict)
+    holdings: dict[str, Any] | None = None
+
+
+@dataclass(frozen=True)
+class Problem:
+    where: str
+    what: str
+
+
+def folders(places: Sequence[Path]) -> list[Path]:
+    """The run folders in these places, each once, in the order of their names."""
+    found: dict[Path, None] = {}
+    for place in places:
+        if not place.is_dir():
+            raise UserError(f"{place} is no folder: wanted is the folder of a run, or one that holds several")
+        inside = []
+        for folder, names, files in os.walk(place):
+            names[:] = [n for n in names if not n.startswith(".") and n not in ("checkpoint", "tensorboard")]
+            if "metrics.jsonl" in files or "summary.json" in files or {"config.toml", ".lock"} <= set(files):
+                inside.append(Path(folder))
+        found |= dict.fromkeys(sorted(inside))
+    return list(found)
+
+
+class Collector:
+    """Reads run folders again and again; a folder whose files have not changed is not read twice."""
+
+    def __init__(self, places: Sequence[Path]):
+        self.places = places
+        self._known: dict[Path, tuple[Any, Found | None, list[Problem]]] = {}
+
+    def collect(self) -> tuple[list[Found], list[Problem]]:
+        runs, problems = [], []
+        for folder in folders(self.places):
+            stamp = _stamp(folder)
+            if folder not in self._known or self._known[folder][0] != stamp:
+                wrong: list[Problem] = []
+                self._known[folder] = (stamp, read(folder, wrong), wrong)
+            _, run, wrong = self._known[folder]
+            problems += wrong
+            if run is not None:
+                if run.status in ("running", "unfinished"):
+                    run.status = _unfinished(folder)
+                runs.append(run)
+        return runs, problems
+
+
+def read(folder: Path, problems: list[Problem]) -> Found | None:
+    """What a folder holds; None where that is not enough to show. What is wrong is added to `problems`."""
+
+    def wrong(name: str, what: str) -> None:
+        problems.append(Problem(str(folder / name), what))
+
+    def load(name: str) -> dict[str, Any]:
+        path = folder / name
+        if not path.exists():
+            return {}
+        try:
+            text = path.read_text(encoding="utf-8")
+            made = tomllib.loads(text) if path.suffix == ".toml" else json.loads(text)
+            if not isinstance(made, dict):
+                raise ValueError("it holds no table")
+            return made
+        except (OSError, ValueError) as error:
+            wrong(name, f"cannot be read: {error}")
+            return {}
+
+    summary, config = load("summary.json"), load("config.toml")
+    if not isinstance(summary.get("ledger", {}), dict) or not isinstance(summary.get("config", {}), dict):
+        wrong("summary.json", "is not what a run writes: it is left out")
+        summary = {}
+    rows = _rows(folder / "metrics.jsonl", wrong)
+    options = flat(config or summary.get("config") or {"algorithm": summary.get("options", {})})
+    named = summary.get("algorithm") or options.get("algorithm.name")
+    if not named:
+        wrong("", "says nowhere which algorithm ran: it is left out")
+        return None
+    options.setdefault("algorithm.name", named)
+    seed = options.get("run.seed", summary.get("seed"))
+    status = _status(summary) if summary else _unfinished(folder)
+    holdings = _holdings(load("holdings.json"), wrong)
+    known_seed = seed if isinstance(seed, int) else None
+    return Found(str(folder), str(named), known_seed, status, rows, options, summary, holdings)
+
+
+def _stamp(folder: Path) -> tuple[Any, ...]:
+    def of(path: Path) -> tuple[int, int] | None:
+        try:
+            stat = path.stat()
+        except OSError:
+            return None
+        return stat.st_mtime_ns, stat.st_size
+
+    return tuple(of(folder / name) for name in FILES)
+
+
+def _status(summary: Mapping[str, Any]) -> str:
+    return "diverged" if summary.get("stopped") == "diverged" else "finished"
+
+
+def _unfinished(folder: Path) -> str:
+    newest = max((s[0] for s in _stamp(folder) if s is not None), default=0) / 1e9
+    return "running" if time.time() - newest < FRESH else "unfinished"
+
+
+def _rows(path: Path, wrong: Any) -> list[dict[str, float]]:
+    if not path.exists():
+        return []
+    rows: list[dict[str, float]] = []
+    damaged = 0
+    try:
+        lines = path.read_bytes().split(b"\n")
+    except OSError as error:
+        wrong(path.name, f"cannot be read: {error.strerror}")
+        return []
+    for line in lines[:-1]:  # what stands after the last line's end is still being written
+        try:
+            row = {str(k): _number(v) for k, v in json.loads(line).items()}
+            if not math.isfinite(row["round"]):
+                raise ValueError("a row without its round")
+            rows.append(row)
+        except (ValueError, AttributeError, KeyError):
+            damaged += 1
+    if damaged:
+        wrong(path.name, f"{damaged} of {len(lines) - 1} lines are damaged and left out")
+    if len(rows) > MOST_ROWS:
+        step = -(-len(rows) // MOST_ROWS)
+        rows = rows[::step] + ([] if (len(rows) - 1) % step == 0 else [rows[-1]])
+    return rows
+
+
+def _number(value: Any) -> float:
+    if value is None:
+        return math.nan
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise ValueError(value)
+    return value
+
+
+def _holdings(loaded: dict[str, Any], wrong: Any) -> dict[str, Any] | None:
+    if not loaded:
+        return None
+    classes, counts = loaded.get("classes"), loaded.get("counts")
+    if (
+        not isinstance(counts, list)
+        or not isinstance(classes, list)
+        or not counts
+        or not all(isinstance(c, list) and all(isinstance(n, int) and n >= 0 for n in c) for c in counts)
+        or len({len(c) for c in counts}) != 1
+        or not counts[0]
+    ):
+        wrong("holdings.json", "is not what a run writes: it is left out")
+        return None
+    names = [str(c) for c in classes]
+    return {
+        "classes": names if len(names) == len(counts[0]) else [str(k) for k in range(len(counts[0]))],
+        "counts": counts,
+    }

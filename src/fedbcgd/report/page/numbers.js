@@ -1,0 +1,158 @@
+/* Numbers: of runs, of groups of seeds, and how they are written. */
+
+const COSTS = new Set([
+  "round", "upload_d", "upload_bytes", "upload_max_bytes", "upload_wait_bytes", "download_bytes", "gradient_evaluations", "seconds", "hours",
+]);
+
+const least = (values) => values.reduce((a, b) => Math.min(a, b), Infinity);
+const most = (values) => values.reduce((a, b) => Math.max(a, b), -Infinity);
+const mean = (values) => values.reduce((sum, v) => sum + v, 0) / values.length;
+
+function spreadOf(values, write, writeDeviation = write) {
+  const sd = deviation(values);
+  return write(mean(values)) + (sd > 0 ? " ± " + writeDeviation(sd) : "");
+}
+
+function deviation(values) {
+  if (values.length < 2) return NaN;
+  const m = mean(values);
+  const sd = Math.sqrt(values.reduce((sum, v) => sum + (v - m) ** 2, 0) / (values.length - 1));
+  return sd > 1e-12 * Math.abs(m) ? sd : 0; // what rounding leaves is no deviation
+}
+
+const groupsOfTask = () => DATA.groups.filter((g) => g.task === state.task);
+const runsOf = (group) => group.runs.map((k) => DATA.runs[k]).filter((run) => !state.hidden.has(run.place));
+const shownGroups = () => groupsOfTask().filter((g) => runsOf(g).length);
+/* What means are taken over: finished runs, or all of them as long as none is finished. */
+function settled(group) {
+  const done = runsOf(group).filter((run) => run.status === "finished");
+  return done.length ? done : runsOf(group);
+}
+const unsettled = (group) => runsOf(group).filter((run) => !settled(group).includes(run));
+const falls = (metric) => /loss|gap|error|mse/.test(metric);
+const rowsOf = (run) => (run.columns.round || []).length;
+
+function metricsOfTask() {
+  const names = new Set();
+  for (const g of groupsOfTask()) for (const k of g.runs) for (const name of Object.keys(DATA.runs[k].columns)) if (!COSTS.has(name)) names.add(name);
+  const first = ["test_accuracy", "validation_accuracy"];
+  return [...names].sort((a, b) => first.indexOf(b) - first.indexOf(a));
+}
+
+function metric() {
+  const names = metricsOfTask();
+  return names.includes(state.metric) ? state.metric : names[0] || "";
+}
+
+/* Seconds until each row, on the link that the user chose. */
+function secondsOf(run) {
+  const c = run.columns;
+  const cohort = run.options["run.cohort"] || 10;
+  return c.round.map((round, i) => {
+    const waited = c.upload_wait_bytes ? c.upload_wait_bytes[i] : null;
+    const bytes = waited !== null ? waited : round * c.upload_max_bytes[i];
+    const computing = ((c.gradient_evaluations ? c.gradient_evaluations[i] : 0) / cohort) * (state.minibatch / 1000);
+    return (bytes * 8) / (state.uplink * 1e6) + round * state.latency + computing;
+  });
+}
+
+/* Old folders have only the largest upload of all rounds. */
+const estimated = (run) => !run.columns.upload_wait_bytes || run.columns.upload_wait_bytes.some((v) => v === null);
+
+const AXES = {
+  upload_d: { name: "Upload", label: "upload of a client, in d", of: (run) => run.columns.upload_d },
+  round: { name: "Rounds", label: "rounds", of: (run) => run.columns.round },
+  gradient_evaluations: { name: "Gradients", label: "gradient evaluations (minibatches)", of: (run) => run.columns.gradient_evaluations },
+  time: { name: "Time", label: "hours on the chosen uplink", of: (run) => secondsOf(run).map((s) => s / 3600) },
+  hours: { name: "Network", label: "hours on the run's own network", of: (run) => run.columns.hours },
+};
+
+function axesOfTask() {
+  const runs = groupsOfTask().flatMap((g) => g.runs.map((k) => DATA.runs[k]));
+  return Object.keys(AXES).filter((axis) => axis !== "hours" || runs.some((run) => run.columns.hours));
+}
+
+/* Mean and deviation over the seeds of a group, at the rounds that all of them have. */
+function series(group, axis, name, among = settled(group)) {
+  const runs = among.filter((run) => rowsOf(run) && run.columns[name] && AXES[axis].of(run));
+  if (!runs.length) return [];
+  const at = runs.map((run) => {
+    const x = AXES[axis].of(run);
+    return new Map(run.columns.round.map((r, i) => [r, [x[i], run.columns[name][i]]]));
+  });
+  const points = [];
+  for (const r of at[0].keys()) {
+    const pairs = at.map((m) => m.get(r));
+    if (pairs.some((p) => !p || p[0] === null || p[1] === null)) continue;
+    const y = pairs.map((p) => p[1]);
+    points.push({ round: r, x: mean(pairs.map((p) => p[0])), y: mean(y), sd: deviation(y), n: y.length });
+  }
+  return points;
+}
+
+const lastOf = (values) => (values || []).reduce((kept, v) => (v === null ? kept : v), NaN);
+
+/* As the paper's tables: the mean over the last tenth of the rounds. */
+function lastTenth(run, name) {
+  const rounds = run.columns.round || [];
+  const from = 0.9 * rounds[rounds.length - 1];
+  const values = rounds.map((r, i) => [r, (run.columns[name] || [])[i]]).filter(([r, v]) => r > from && v !== null && v !== undefined);
+  return values.length ? mean(values.map((p) => p[1])) : lastOf(run.columns[name]);
+}
+
+function target() {
+  if (state.target !== null) return state.target;
+  const name = metric();
+  const runs = shownGroups().flatMap(runsOf);
+  const done = runs.filter((run) => run.status === "finished");
+  const best = (done.length ? done : runs).map((run) => (run.columns[name] || []).filter((v) => v !== null)).filter((y) => y.length);
+  if (!best.length) return NaN;
+  const found = falls(name) ? most(best.map(least)) : least(best.map(most));
+  return falls(name) ? found : Math.floor(found * 1000) / 1000;
+}
+
+/* What each run of a group had spent when it first reached the target; null for one that never did. */
+function reached(group) {
+  const name = metric();
+  const goal = target();
+  return settled(group).map((run) => {
+    const i = (run.columns[name] || []).findIndex((v) => v !== null && (falls(name) ? v <= goal : v >= goal));
+    if (i < 0) return null;
+    return { round: run.columns.round[i], upload_d: run.columns.upload_d[i], seconds: secondsOf(run)[i] };
+  });
+}
+
+function short(v, digits = 4) {
+  if (v === null || v === undefined || Number.isNaN(v)) return "–";
+  if (!Number.isFinite(v)) return v > 0 ? "∞" : "−∞";
+  if (v === 0) return "0";
+  const size = Math.abs(v);
+  if (size >= 1e6 || size < 1e-4) return v.toExponential(Math.max(0, digits - 2)).replace("e+", "e").replace("-", "−");
+  if (Number.isInteger(v)) return v.toLocaleString("en-GB");
+  return Number(v.toPrecision(digits)).toLocaleString("en-GB", { maximumSignificantDigits: digits });
+}
+
+function spread(values, digits = 4) {
+  const known = values.filter((v) => v !== null && Number.isFinite(v));
+  if (!known.length) return "–";
+  return spreadOf(known, (v) => short(v, digits), (v) => short(v, 2));
+}
+
+function duration(seconds) {
+  if (!Number.isFinite(seconds)) return "–";
+  if (seconds < 1) return short(seconds * 1000, 3) + " ms";
+  if (seconds < 120) return short(seconds, 3) + " s";
+  if (seconds < 7200) return short(seconds / 60, 3) + " min";
+  if (seconds < 172800) return short(seconds / 3600, 3) + " h";
+  return short(seconds / 86400, 3) + " days";
+}
+
+function bytes(n) {
+  const units = ["B", "kB", "MB", "GB", "TB"];
+  let k = 0;
+  while (n >= 1000 && k < units.length - 1) {
+    n /= 1000;
+    k += 1;
+  }
+  return short(n, 3) + " " + units[k];
+}

@@ -1,0 +1,207 @@
+"""Table 1 of the paper with numbers: orders of rounds and floats until an error of ε.
+
+Every constant that the O hides is taken as 1. So the numbers say how a cost changes with N, G, σ, …; that one algorithm's
+number is below another's says little.
+"""
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields
+
+from fedbcgd.errors import UserError
+
+CASES = ("strongly convex", "non-convex")
+
+
+@dataclass(frozen=True)
+class Setting:
+    """The quantities of the table, with the paper's symbols."""
+
+    beta: float = 100.0  # β: smoothness
+    mu: float = 1.0  # μ: strong convexity
+    sigma: float = 1.0  # σ: deviation of a stochastic gradient from its client's
+    G: float = 1.0  # deviation of clients' gradients from the mean
+    clients: int = 100  # M
+    cohort: int = 10  # S
+    blocks: int = 5  # N
+    steps: int = 10  # T: local steps of a client in a round
+    epsilon: float = 1e-3  # ε
+    momentum: float = 0.0  # λ
+    F: float = 1.0  # f(x⁰) − f*
+    tau: float = 1.0  # τ: second-order heterogeneity
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            value = getattr(self, field.name)
+            least = 1 if field.type is int else 0
+            if not math.isfinite(value) or value < least or (value == 0 and field.name in ("beta", "mu", "epsilon")):
+                wanted = "a whole number of at least 1" if least else "a finite number, not negative"
+                raise UserError(f"{field.name}: {wanted} is wanted, given {value:g}")
+        if self.mu > self.beta:
+            raise UserError(f"mu: a function that is β-smooth is at most β-strongly convex, given {self.mu:g} > β")
+        if self.cohort > self.clients:
+            raise UserError(f"cohort: {self.cohort} clients of {self.clients} cannot be sampled")
+        if self.epsilon >= 1:
+            raise UserError(f"epsilon: below 1 is wanted, so that log 1/ε is positive, given {self.epsilon:g}")
+        if self.momentum >= 1:
+            raise UserError(f"momentum: below 1 is wanted, given {self.momentum:g}")
+
+    @property
+    def K(self) -> float:
+        """Clients that upload one block in a round: S/N."""
+        return self.cohort / self.blocks
+
+    @property
+    def alpha(self) -> float:
+        """α = 1/(1 − λ)."""
+        return 1 / (1 - self.momentum)
+
+    @property
+    def log(self) -> float:
+        return math.log(1 / self.epsilon)
+
+
+Terms = tuple[float, ...]  # the summands of an order
+Rounds = Callable[[Setting], Terms]
+
+
+def _fedavg_convex(s: Setting) -> Terms:
+    noise = (s.sigma**2 + s.G**2) / (s.mu * s.cohort * s.steps * s.epsilon)
+    return noise, (s.sigma + s.G) / (s.mu * math.sqrt(s.epsilon)), s.beta / s.mu * s.log
+
+
+def _fedavg_other(s: Setting) -> Terms:
+    noise = s.beta * s.sigma**2 / (s.steps * s.cohort * s.epsilon**2)
+    return noise, _drift(s, s.G), s.F * s.beta / s.epsilon
+
+
+def _fedbcgd_convex(s: Setting) -> Terms:
+    noise = (s.sigma**2 + s.G**2) / (s.mu * s.K * s.steps * s.epsilon)
+    return noise, (s.sigma + s.G) / (s.alpha * s.mu * math.sqrt(s.epsilon)), s.beta / s.mu * s.log
+
+
+def _fedbcgd_other(s: Setting) -> Terms:
+    noise = s.beta * s.sigma**2 / (s.steps * s.K * s.epsilon**2)
+    return noise, _drift(s, s.G), s.F * s.beta / s.epsilon
+
+
+def _scaffold_convex(s: Setting) -> Terms:
+    noise = s.sigma**2 / (s.mu * s.cohort * s.steps * s.epsilon)
+    return noise, s.sigma / (s.mu * math.sqrt(s.epsilon)), (s.clients / s.cohort + s.beta / s.mu) * s.log
+
+
+def _scaffold_other(s: Setting) -> Terms:
+    noise = s.beta * s.sigma**2 / (s.steps * s.cohort * s.epsilon**2)
+    return noise, _drift(s, 0.0), s.beta * s.F / s.epsilon * (s.clients / s.cohort) ** (2 / 3)
+
+
+def _condition(s: Setting) -> Terms:
+    return (s.beta / s.mu * s.log,)
+
+
+def _ce_lsgd_other(s: Setting) -> Terms:
+    return (s.G * s.F * s.tau / (s.clients * s.epsilon**1.5),)
+
+
+def _bvr_other(s: Setting) -> Terms:
+    everybody = s.clients * s.steps * s.epsilon
+    return (
+        s.F * s.tau / s.epsilon,
+        s.F * s.beta / (math.sqrt(s.steps) * s.epsilon),
+        s.sigma**2 / everybody,
+        (s.sigma * s.F * s.beta / everybody) ** 1.5,
+    )
+
+
+def _plus_convex(s: Setting) -> Terms:
+    """The statement in the appendix has exp(−min{M/30K, …}R); its proof has K/30M, and so M/K here (erratum 7)."""
+    return s.clients / s.K * s.log, s.beta / s.mu * s.log
+
+
+def _plus_other(s: Setting) -> Terms:
+    return (s.beta * s.F / s.epsilon * (s.clients / s.K) ** (2 / 3),)
+
+
+def _drift(s: Setting, G: float) -> float:
+    return (math.sqrt(s.beta) * G + math.sqrt(s.beta / s.steps) * s.sigma) / s.epsilon**1.5
+
+
+@dataclass(frozen=True)
+class Row:
+    """An algorithm of Table 1. In a case that the table leaves open it has no rounds."""
+
+    name: str
+    algorithm: str  # our name, where it is implemented here
+    rounds: Mapping[str, Rounds]
+    whole: int  # floats sent in a round, in d, before they are divided by N
+    blocked: bool  # whether they are divided by N
+    source: str
+    sampling: bool = True  # whether some of the clients suffice
+    stochastic: bool = True  # whether minibatches suffice
+
+    def floats_per_round(self, s: Setting) -> float:
+        """In d."""
+        return self.whole / s.blocks if self.blocked else float(self.whole)
+
+
+def _row(name: str, algorithm: str, convex: Rounds | None, other: Rounds | None, whole: int, source: str) -> Row:
+    rounds = {case: f for case, f in zip(CASES, (convex, other), strict=True) if f is not None}
+    everybody = name not in ("FedLin", "S-Local-GD")
+    return Row(name, algorithm, rounds, whole, "FedBCGD" in name, source, everybody, everybody)
+
+
+TABLE = (
+    _row("FedAvg", "fedavg", _fedavg_convex, _fedavg_other, 1, "Table 1, quoting Karimireddy et al. 2020"),
+    _row("FedBCGD", "fedbcgd", _fedbcgd_convex, _fedbcgd_other, 1, "Theorem 1"),
+    _row("SCAFFOLD", "scaffold", _scaffold_convex, _scaffold_other, 2, "Table 1, quoting Karimireddy et al. 2020"),
+    _row("FedLin", "", _condition, None, 2, "Table 1, quoting Mitra et al. 2021"),
+    _row("S-Local-GD", "", _condition, None, 2, "Table 1, quoting Gorbunov et al. 2021"),
+    _row("CE-LSGD", "", None, _ce_lsgd_other, 3, "Table 1, quoting Patel et al. 2022"),
+    _row("BVR-L-SGD", "", None, _bvr_other, 3, "Table 1, quoting Murata and Suzuki 2021"),
+    _row("FedBCGD+", "fedbcgd+", _plus_convex, _plus_other, 2, "Theorem 2, with erratum 7"),
+)
+
+
+@dataclass(frozen=True)
+class Order:
+    """What one algorithm costs in one case."""
+
+    name: str
+    case: str
+    terms: Terms  # of the rounds
+    floats_per_round: float  # in d
+    source: str
+
+    @property
+    def rounds(self) -> float:
+        return sum(self.terms)
+
+    @property
+    def floats(self) -> float:
+        """In d: rounds times the floats of a round."""
+        return self.rounds * self.floats_per_round
+
+
+def order(name: str, s: Setting, case: str = CASES[0]) -> Order:
+    row = next(row for row in TABLE if name in (row.name, row.algorithm))
+    return Order(row.name, case, row.rounds[case](s), row.floats_per_round(s), row.source)
+
+
+def orders(s: Setting, case: str) -> list[Order]:
+    """The table's rows that speak of this case."""
+    return [order(row.name, s, case) for row in TABLE if case in row.rounds]
+
+
+def best_blocks(s: Setting) -> float:
+    """N = √(β/μ), at which Table 1 prints FedBCGD+ as (M/S + √(β/μ))·log 1/ε."""
+    return math.sqrt(s.beta / s.mu)
+
+
+NOTES = (
+    "Orders with every hidden constant taken as 1: how a number changes with N, G or σ means something; that one "
+    "algorithm's is below another's does not.",
+    "Floats are rounds times the floats of a round in the table's last column, so 2d/N a round for FedBCGD+ and 2d for "
+    "SCAFFOLD; the theorem's Com leaves the 2 out.",
+    "Table 1 prints FedBCGD+ at N = √(β/μ), where M/S + β/(μN) is M/S + √(β/μ); here N is the one given.",
+    "FedLin and S-Local-GD need every client in every round and full gradients.",
+)

@@ -1,0 +1,53 @@
+"""`fedbcgd report`, as a real process."""
+
+import signal
+import subprocess
+import sys
+import urllib.request
+
+COMMAND = [sys.executable, "-m", "fedbcgd"]
+QUICK = """
+[algorithm]
+local_steps = 1
+batch_size = 4
+
+[run]
+rounds = 2
+cohort = 3
+workers = 0
+"""
+
+
+def fedbcgd(*args, cwd):
+    return subprocess.run([*COMMAND, *args], capture_output=True, text=True, cwd=cwd, timeout=240)
+
+
+def test_a_page_of_real_runs(tmp_path):
+    (tmp_path / "run.toml").write_text(QUICK)
+    assert fedbcgd("run", "run.toml", "--out", "runs/first", "--quiet", cwd=tmp_path).returncode == 0
+    (tmp_path / "runs" / "second").mkdir()
+    (tmp_path / "runs" / "second" / "summary.json").write_text("{")
+    done = fedbcgd("report", "runs", cwd=tmp_path)
+    assert done.returncode == 0
+    assert done.stdout == "report.html written: 1 run\n"
+    assert "runs/second/summary.json: cannot be read" in done.stderr
+    html = (tmp_path / "report.html").read_text()
+    for words in ("upload_wait_bytes", "block_bytes", '"classes": ["T-shirt', '"algorithm.momentum"'):
+        assert words in html
+    missing = fedbcgd("report", "nowhere", cwd=tmp_path)
+    assert missing.returncode == 2
+    assert missing.stderr.startswith("fedbcgd: nowhere is no folder")
+
+    watched = subprocess.Popen(
+        [*COMMAND, "report", "runs", "--watch"], cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    try:
+        address = watched.stdout.readline().split()[0]
+        assert address.startswith("http://127.0.0.1:")
+        with urllib.request.urlopen(address, timeout=60) as answer:
+            assert "lenet5 on embedded" in answer.read().decode()
+        watched.send_signal(signal.SIGINT)
+        assert watched.wait(60) == 0
+    finally:
+        watched.kill()
+        watched.communicate()

@@ -1,0 +1,131 @@
+"""A headless Chromium, driven over the WebDriver protocol with nothing but the standard library."""
+
+import base64
+import json
+import os
+import shutil
+import socket
+import subprocess
+import time
+import urllib.error
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+DRIVER = shutil.which("chromedriver")
+ABSENT = (
+    "" if CHROMIUM and DRIVER else "no chromium and chromedriver on this machine (Debian: chromium, chromium-driver)"
+)
+ELEMENT = "element-6066-11e4-a52e-4f735466cecf"
+
+
+class Browser:
+    def __init__(self, profile: Path, width: int = 1280, height: int = 900, dark: bool = False):
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = probe.getsockname()[1]
+        self._base = f"http://127.0.0.1:{port}"
+        environment = os.environ | {"HOME": str(profile)}
+        self._process = subprocess.Popen(
+            [str(DRIVER), f"--port={port}"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=environment
+        )
+        arguments = ["--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--hide-scrollbars"]
+        arguments += [
+            f"--window-size={width},{height}",
+            f"--user-data-dir={profile}",
+            "--host-resolver-rules=MAP * ~NOTFOUND , EXCLUDE 127.0.0.1",
+        ]
+        if dark:
+            arguments.append("--blink-settings=preferredColorScheme=0")
+        options = {"binary": CHROMIUM, "args": arguments}
+        wanted = {"browserName": "chrome", "goog:chromeOptions": options, "goog:loggingPrefs": {"browser": "ALL"}}
+        self._session = ""
+        try:
+            self._wait_for_driver()
+            made = self._call("POST", "/session", {"capabilities": {"alwaysMatch": wanted}})
+            self._session = f"/session/{made['sessionId']}"
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        try:
+            if self._session:
+                self._call("DELETE", self._session)
+        finally:
+            self._process.terminate()
+            self._process.wait(20)
+
+    def go(self, address: str) -> None:
+        self._call("POST", f"{self._session}/url", {"url": address})
+
+    def run(self, script: str, *arguments: Any) -> Any:
+        return self._call("POST", f"{self._session}/execute/sync", {"script": script, "args": list(arguments)})
+
+    def size(self, width: int, height: int) -> None:
+        """Of what the page sees: also narrower than a window can be."""
+        metrics = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": width < 600}
+        command = {"cmd": "Emulation.setDeviceMetricsOverride", "params": metrics}
+        self._call("POST", f"{self._session}/goog/cdp/execute", command)
+
+    def dark(self, on: bool) -> None:
+        features = [{"name": "prefers-color-scheme", "value": "dark" if on else "light"}]
+        command = {"cmd": "Emulation.setEmulatedMedia", "params": {"features": features}}
+        self._call("POST", f"{self._session}/goog/cdp/execute", command)
+
+    def find(self, css: str) -> str:
+        return str(self._call("POST", f"{self._session}/element", {"using": "css selector", "value": css})[ELEMENT])
+
+    def click(self, css: str) -> None:
+        self._call("POST", f"{self._session}/element/{self.find(css)}/click", {})
+
+    def type(self, css: str, text: str) -> None:
+        self._call("POST", f"{self._session}/element/{self.find(css)}/value", {"text": text})
+
+    def text(self, css: str) -> str:
+        return str(self._call("GET", f"{self._session}/element/{self.find(css)}/text"))
+
+    def texts(self, css: str) -> list[str]:
+        return list(self.run("return [...document.querySelectorAll(arguments[0])].map(e => e.textContent)", css))
+
+    def errors(self) -> list[str]:
+        """What the page complained of since the last call."""
+        found = self._call("POST", f"{self._session}/se/log", {"type": "browser"})
+        return [entry["message"] for entry in found if entry["level"] == "SEVERE" and "favicon" not in entry["message"]]
+
+    def wait(self, script: str, seconds: float = 15) -> Any:
+        until = time.monotonic() + seconds
+        while not (found := self.run(script)):
+            assert time.monotonic() < until, f"never came true: {script}"
+            time.sleep(0.1)
+        return found
+
+    def picture(self, path: Path, whole: bool = True) -> None:
+        parameters = {"captureBeyondViewport": whole}
+        if whole:
+            width, height = self.run("return [innerWidth, document.documentElement.scrollHeight]")
+            parameters["clip"] = {"x": 0, "y": 0, "width": width, "height": height, "scale": 1}
+        command = {"cmd": "Page.captureScreenshot", "params": parameters}
+        shot = self._call("POST", f"{self._session}/goog/cdp/execute", command)
+        path.write_bytes(base64.b64decode(shot["data"]))
+
+    def _wait_for_driver(self) -> None:
+        until = time.monotonic() + 60
+        while True:
+            try:
+                if self._call("GET", "/status")["ready"]:
+                    return
+            except OSError:
+                assert self._process.poll() is None, "chromedriver ended"
+                assert time.monotonic() < until, "chromedriver did not come up"
+                time.sleep(0.1)
+
+    def _call(self, method: str, path: str, body: Any = None) -> Any:
+        data = None if body is None else json.dumps(body).encode()
+        request = urllib.request.Request(self._base + path, data, {"Content-Type": "application/json"}, method=method)
+        try:
+            with urllib.request.urlopen(request, timeout=90) as answer:
+                return json.load(answer)["value"]
+        except urllib.error.HTTPError as error:
+            raise AssertionError(f"{path}: {json.load(error)['value']['message']}") from None

@@ -1,0 +1,297 @@
+"""The page in a browser: what a person does with it, in headless Chromium."""
+
+import csv
+import io
+import json
+import threading
+
+import pytest
+from browser import ABSENT, Browser
+from runfolders import comparison, make, rows, write_rows
+
+from fedbcgd.report import page
+from fedbcgd.report.serve import PageServer
+
+pytestmark = pytest.mark.skipif(bool(ABSENT), reason=ABSENT)
+
+CLIPBOARD = (
+    "window.kept = []; Object.defineProperty(navigator, 'clipboard', {value: {writeText: async t => { kept.push(t) }}})"
+)
+LINES = "#curves-chart g[data-group]"
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory):
+    made = Browser(tmp_path_factory.mktemp("chromium"))
+    yield made
+    made.close()
+
+
+@pytest.fixture(scope="module")
+def address(tmp_path_factory):
+    place = tmp_path_factory.mktemp("page")
+    page.write([comparison(place / "runs")], place / "r.html")
+    return (place / "r.html").as_uri()
+
+
+@pytest.fixture
+def opened(browser, address):
+    browser.dark(False)
+    browser.size(1280, 900)
+    browser.go(address)
+    yield browser
+    assert browser.errors() == []
+
+
+def names(browser):
+    return browser.run("return [...document.querySelectorAll(arguments[0])].map(g => g.dataset.group)", LINES)
+
+
+def axis_words(browser):
+    return browser.text("#curves-chart .axis")
+
+
+def path_of(browser, name):
+    line = f"#curves-chart g[data-group='{name}'] .line"
+    return browser.run("return document.querySelector(arguments[0]).getAttribute('d')", line)
+
+
+def test_it_opens_from_a_file_with_every_section(opened):
+    assert opened.text("h1") == "lenet5 on embedded"
+    assert opened.text("#lead") == "9 runs: 9 finished."
+    assert [t for t in opened.texts("main h2") if "show and hide" not in t] == [
+        "Test accuracy",
+        "Time to target",
+        "Outcomes",
+        "Traffic per block",
+        "Labels of the clients",
+        "Configuration",
+    ]
+    assert names(opened) == ["fedavg", "fedbcgd", "fedpaq"]
+    assert len(opened.texts("#curves-chart .band")) == 3
+
+
+def test_the_axis_is_switched(opened):
+    assert axis_words(opened) == "upload of a client, in d"
+    before = path_of(opened, "fedavg")
+    seen = [axis_words(opened)]
+    for axis in ("round", "gradient_evaluations", "time"):
+        opened.click(f"label[for=axis-{axis}]")
+        seen.append(axis_words(opened))
+    assert seen[1:] == ["rounds", "gradient evaluations (minibatches)", "hours on the chosen uplink"]
+    opened.click("label[for=axis-round]")
+    assert path_of(opened, "fedavg") != before  # ten rounds of fifty
+    opened.run("document.querySelector('#axis-round').focus()")
+    opened.type("#axis-round", "\ue014")  # the right arrow
+    assert axis_words(opened) == "gradient evaluations (minibatches)"
+
+
+def test_a_run_is_hidden_and_shown(opened):
+    opened.click("#chip-0")
+    assert names(opened) == ["fedbcgd", "fedpaq"]
+    assert opened.run("return document.activeElement.id") == "chip-0"  # the focus is where it was
+    assert opened.run("return document.querySelector('#chip-0').getAttribute('aria-pressed')") == "false"
+    assert opened.wait("return document.querySelector('#said').textContent") == "fedavg hidden"
+    assert not any("fedavg" in t for t in opened.texts("section[aria-labelledby=outcomes-heading] tbody tr"))
+    opened.click("#hide-all")
+    assert "no run that is shown" in opened.text("section[aria-labelledby=curves-heading]")
+    opened.click("#show-all")
+    assert names(opened) == ["fedavg", "fedbcgd", "fedpaq"]
+
+
+def test_one_seed_is_left_out_of_the_mean(opened):
+    cell = "section[aria-labelledby=outcomes-heading] tbody tr:first-child td:nth-of-type({})"
+    assert opened.text(cell.format(1)) == "3"
+    opened.run("document.querySelectorAll('details').forEach(d => d.open = true)")
+    opened.click("#run-0-2")
+    assert opened.text(cell.format(1)) == "2"
+    # The last of ten rounds is the last tenth: 1 − 1/2 + 0.001·seed, of seeds 0 and 1
+    assert opened.text(cell.format(2)) == "0.5005 ± 0.00071"
+
+
+def test_tables_are_copied(opened):
+    opened.run(CLIPBOARD)
+    opened.click("#copy-csv")
+    text = opened.wait("return kept[0]")
+    table = list(csv.DictReader(io.StringIO(text)))
+    assert [row["run"] for row in table] == ["fedavg", "fedbcgd", "fedpaq"]
+    assert [float(row["upload_d"]) for row in table] == [10, 10, 10]
+    assert float(table[0]["test_accuracy_last"]) == pytest.approx(0.501)
+    assert float(table[0]["test_accuracy_last_sd"]) == pytest.approx(0.001)
+    assert float(table[1]["gradient_evaluations"]) == 5000
+    opened.click("#copy-latex")
+    latex = opened.wait("return kept[1]").splitlines()
+    assert latex[0] == "\\begin{tabular}{lrrrrrrrr}"
+    assert latex[-1] == "\\end{tabular}"
+    assert latex[4].startswith("fedavg & 3 & 0.501 $\\pm$ 0.001 & 10 & 10 & ")
+    assert all(line.endswith("\\\\") for line in latex[4:7])
+    assert opened.wait("return document.querySelector('#said').textContent") == "LaTeX copied"
+
+
+def test_text_that_tables_must_not_take_for_something_else(opened):
+    assert (
+        opened.run("return latex('50 % of a_b & {c} ± \\\\d')")
+        == "50 \\% of a\\_b \\& \\{c\\} $\\pm$ \\textbackslash{}d"
+    )
+    assert opened.run("return quoted('a, \"b\"')") == '"a, ""b"""'
+    assert opened.run("return harmless('=1+1')") == "'=1+1"
+
+
+def test_time_to_a_target(opened):
+    """FedBCGD is at 0.5 + when 1 − 1/(1 + r/10) + 0.001·seed ≥ 0.5: r = 10, of 800 bytes each: 8,000 B = 64 ms at 1 Mbit/s.
+    FedAvg needs r = 10 rounds of 4,000 bytes: 320 ms."""
+    opened.run("state.target = 0.5; draw()")
+    bars = opened.texts("ol.bars li")
+    assert bars[0].startswith("fedbcgd64 ms2 d, 10 rounds")
+    assert bars[2].startswith("fedavg320 ms10 d, 10 rounds")
+    opened.run("const f = document.querySelector('#uplink'); f.value = '0.1'; f.dispatchEvent(new Event('change'))")
+    assert opened.texts("ol.bars li")[0].startswith("fedbcgd640 ms")
+    opened.run("state.latency = 2; state.minibatch = 10; draw()")
+    # 10 rounds · 2 s, and 10 minibatches a round and client: 100 · 10 ms
+    assert opened.texts("ol.bars li")[0].startswith("fedbcgd21.6 s")
+    assert "2 s a round" in opened.text("section[aria-labelledby=time-heading] > .note")
+    opened.run("state.target = 0.999; draw()")
+    assert all("not reached" in bar for bar in opened.texts("ol.bars li"))
+
+
+def test_the_chart_is_read_with_the_keyboard(opened):
+    opened.run("document.querySelector('#curves-chart').focus()")
+    opened.type("#curves-chart", "\ue010")  # End
+    said = opened.wait("return document.querySelector('#said').textContent")
+    assert said.startswith("upload of a client, in d 10: fedbcgd 0.8343")
+    assert "fedavg 0.501 ± 0.001" in said
+    assert opened.run("return document.querySelector('.tip').hidden") is False
+    opened.type("#curves-chart", "\ue00c")
+    assert opened.run("return document.querySelector('.tip').hidden") is True
+
+
+def test_everything_has_a_name(opened):
+    nameless = """
+      const named = e => (e.getAttribute('aria-label') || e.textContent.trim() || (e.labels && e.labels.length)
+        || (e.getAttribute('aria-labelledby') && document.getElementById(e.getAttribute('aria-labelledby'))));
+      const all = [...document.querySelectorAll('button, input, select, a, section, [tabindex="0"]')];
+      return all.filter(e => !named(e)).map(e => e.outerHTML)
+    """
+    assert opened.run(nameless) == []
+    ids = opened.run("return [...document.querySelectorAll('[id]')].map(e => e.id)")
+    assert len(set(ids)) == len(ids)
+    for landmark in ("main", "header", "footer", "h1"):
+        assert len(opened.texts(landmark)) == 1
+    assert opened.run("return [...document.querySelectorAll('table')].filter(t => !t.caption).length") == 0
+
+
+CONTRAST = """
+  const parse = c => c.match(/[\\d.]+/g).map(Number);
+  const part = v => (v /= 255) <= 0.04045 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4;
+  const light = ([r, g, b]) => 0.2126 * part(r) + 0.7152 * part(g) + 0.0722 * part(b);
+  const ground = e => {
+    for (; e; e = e.parentElement) {
+      const c = parse(getComputedStyle(e).backgroundColor);
+      if (c.length < 4 || c[3] > 0) return c;
+    }
+    return [255, 255, 255];
+  };
+  const words = 'p, h1, h2, button, label, legend, span, th, td, summary, strong, dt, dd, li, figcaption';
+  const low = [];
+  for (const e of document.querySelectorAll(words)) {
+    if (!e.textContent.trim() || e.closest('.unseen') || e.offsetParent === null) continue;
+    const [a, b] = [light(parse(getComputedStyle(e).color)), light(ground(e))].sort((x, y) => y - x);
+    if ((a + 0.05) / (b + 0.05) < 4.5) low.push(e.textContent.trim().slice(0, 40) + ' ' + getComputedStyle(e).color);
+  }
+  return low
+"""
+
+
+@pytest.mark.parametrize("dark", [False, True])
+def test_words_can_be_read(opened, dark):
+    opened.dark(dark)
+    opened.wait(f"return document.documentElement.dataset.theme === '{'dark' if dark else 'light'}'")
+    assert opened.run(CONTRAST) == []
+
+
+def test_the_theme_is_switched(opened):
+    ground = "return getComputedStyle(document.body).backgroundColor"
+    bright = opened.run(ground)
+    opened.click("#theme")  # light
+    opened.click("#theme")  # dark
+    assert opened.text("#theme") == "Theme: dark"
+    assert opened.run(ground) != bright
+    opened.click("#theme")
+    assert opened.run(ground) == bright
+
+
+@pytest.mark.parametrize("width", [320, 360, 768])
+def test_nothing_hangs_over_on_a_phone(opened, width):
+    opened.size(width, 740)
+    opened.run("draw(); document.querySelectorAll('details').forEach(d => d.open = true)")
+    assert opened.run("return document.documentElement.scrollWidth") <= width
+    assert names(opened) == ["fedavg", "fedbcgd", "fedpaq"]
+
+
+def test_old_and_damaged_folders(browser, tmp_path):
+    old = make(tmp_path / "old")
+    write_rows(old, [{k: v for k, v in row.items() if k != "upload_wait_bytes"} for row in rows("fedavg", 0)])
+    (old / "holdings.json").unlink()
+    (old / "summary.json").write_text("{")
+    nasty = "<img src=x onerror='window.hit = 1'>"
+    make(tmp_path / "nasty", "fedbcgd", data=nasty, note=nasty)
+    page.write([tmp_path], tmp_path / "r.html")
+    browser.go((tmp_path / "r.html").as_uri())
+    assert "summary.json cannot be read" in browser.text("#problems")
+    browser.run("state.task = 1; draw()")
+    assert "Of some older runs" in browser.text("section[aria-labelledby=time-heading] > .note")
+    browser.run("state.task = 0; draw(); document.querySelectorAll('details').forEach(d => d.open = true)")
+    assert nasty in browser.text("h1")
+    assert browser.run("return [window.hit || 0, document.images.length]") == [0, 0]
+    assert browser.errors() == []
+
+
+def test_hours_on_a_networks_clock_are_an_axis_where_a_run_has_them(browser, tmp_path):
+    folder = make(tmp_path / "run")
+    write_rows(folder, [row | {"hours": 0.25 * row["round"]} for row in rows("fedavg", 0)])
+    page.write([tmp_path], tmp_path / "r.html")
+    browser.go((tmp_path / "r.html").as_uri())
+    browser.click("label[for=axis-hours]")
+    assert axis_words(browser) == "hours on the run's own network"
+    browser.run("document.querySelector('#curves-chart').focus()")
+    browser.type("#curves-chart", "\ue010")
+    assert browser.wait("return document.querySelector('#said').textContent").endswith("2.5: fedavg 0.5")
+
+
+def test_a_folder_without_runs(browser, tmp_path):
+    page.write([tmp_path], tmp_path / "r.html")
+    browser.go((tmp_path / "r.html").as_uri())
+    assert browser.text("#lead") == "There are no runs in these folders."
+    assert browser.errors() == []
+
+
+def test_it_refreshes_while_runs_go_on_and_keeps_what_was_chosen(browser, tmp_path):
+    place = comparison(tmp_path / "runs")
+    server = PageServer([place])
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True)
+    thread.start()
+    try:
+        browser.size(1280, 900)
+        browser.go(server.address)
+        browser.wait("return document.documentElement.dataset.refreshed === '1'")
+        browser.click("label[for=axis-round]")
+        browser.click("#chip-0")
+        browser.run("document.querySelector('#same, details').open = true")
+        folder = make(place / "scaffold" / "seed-0", "scaffold", finished=False, count=2)
+        browser.wait("return document.querySelectorAll('.chip').length === 4")
+        assert names(browser) == ["fedbcgd", "fedpaq", "scaffold"]
+        assert axis_words(browser) == "rounds"
+        assert browser.run("return document.querySelector('details').open") is True
+        assert browser.run("return document.activeElement.id") == "chip-0"
+        before = path_of(browser, "scaffold")
+        write_rows(folder, rows("scaffold", 0, 5))
+        line = "document.querySelector('#curves-chart g[data-group=scaffold] .line').getAttribute('d')"
+        browser.wait(f"return {line} !== {json.dumps(before)}")
+        assert "1 running" in browser.text("#lead")
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
+    browser.wait("return document.querySelector('#live').classList.contains('lost')")
+    assert browser.text("#live-text") == "not connected"
+    browser.errors()  # it complains that the server has gone, as it should

@@ -1,0 +1,68 @@
+"""One look for an algorithm everywhere; figures as PNG and SVG."""
+
+import xml.etree.ElementTree as ET
+
+import matplotlib.lines
+import pytest
+from matplotlib.figure import Figure
+
+from fedbcgd.algorithm import algorithm_names
+from fedbcgd.report import looks, plots
+
+LIGHT, DARK = "#ffffff", "#14171c"  # the grounds that lines are drawn on
+
+
+def luminance(colour):
+    parts = [int(colour[k : k + 2], 16) / 255 for k in (1, 3, 5)]
+    r, g, b = (p / 12.92 if p <= 0.04045 else ((p + 0.055) / 1.055) ** 2.4 for p in parts)
+    return 0.2126 * r + 0.7152 * g + 0.0722 * b
+
+
+def contrast(a, b):
+    high, low = sorted((luminance(a), luminance(b)), reverse=True)
+    return (high + 0.05) / (low + 0.05)
+
+
+def test_contrast_by_hand():
+    assert contrast("#ffffff", "#000000") == pytest.approx(21)
+    assert contrast("#777777", "#ffffff") == pytest.approx(4.48, abs=0.01)  # the known border of 4.5
+
+
+def test_every_algorithm_has_a_look_that_needs_no_colour():
+    assert set(looks.LOOKS) == set(algorithm_names())
+    shapes = [(look.dash, look.marker) for look in [*looks.LOOKS.values(), *looks._OTHERS]]
+    assert len(set(shapes)) == len(shapes) == len(looks.LOOKS) + 32
+
+
+def test_every_colour_can_be_seen_on_its_ground():
+    for look in [*looks.LOOKS.values(), *looks._OTHERS]:
+        assert contrast(look.colour, LIGHT) >= 3
+        assert contrast(look.dark, DARK) >= 3
+        assert look.marker in matplotlib.lines.Line2D.markers
+
+
+def test_looks_of_what_is_no_algorithm_are_taken_in_turn():
+    given = looks.looks(["lr 0.1", "fedavg", "lr 0.3"])
+    assert given["fedavg"] == looks.LOOKS["fedavg"]
+    assert [given["lr 0.1"], given["lr 0.3"]] == looks._OTHERS[:2]
+
+
+def figure():
+    out = Figure(figsize=(2, 2))
+    out.subplots().plot([0, 1], [0, 1], label="eine Größe", **plots.line(looks.look("fedbcgd+")))
+    out.axes[0].legend()
+    return out
+
+
+def test_a_figure_is_written_as_png_and_as_svg_with_text_in_it(tmp_path):
+    plots.save(figure(), tmp_path / "a.png")
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["a.png", "a.svg"]
+    assert (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")
+    root = ET.parse(tmp_path / "a.svg").getroot()
+    assert "eine Größe" in ["".join(e.itertext()).strip() for e in root.iter("{http://www.w3.org/2000/svg}text")]
+    first = (tmp_path / "a.svg").read_bytes()
+    plots.save(figure(), tmp_path / "a.svg")
+    assert (tmp_path / "a.svg").read_bytes() == first  # no date, no random names
+    plots.save(figure(), tmp_path / "b.pdf")
+    assert (tmp_path / "b.pdf").read_bytes().startswith(b"%PDF")
+    assert (tmp_path / "b.svg").exists()

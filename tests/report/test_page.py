@@ -1,0 +1,256 @@
+"""The data behind the page: what is read, grouped and escaped; the server on loopback."""
+
+import json
+import math
+import re
+import threading
+import urllib.error
+import urllib.request
+
+import pytest
+from runfolders import comparison, make, rows, write_rows
+
+from fedbcgd import UserError
+from fedbcgd.report import looks, page
+from fedbcgd.report.collect import MOST_ROWS, Collector, folders
+from fedbcgd.report.groups import group
+from fedbcgd.report.serve import PageServer
+
+NASTY = "</script><script>alert(1)</script><img src=x onerror=alert(1)>&amp;\u2028{{SCRIPT}}{{DATA}}"
+
+
+def collect(*places):
+    return Collector(places).collect()
+
+
+def shown(*places):
+    return page.content(*collect(*places))
+
+
+def embedded(html):
+    """The data as a browser reads it."""
+    found = re.search(r'<script type="application/json" id="data">(.*?)</script>', html, re.DOTALL)
+    return json.loads(found[1])
+
+
+def test_folders_are_found_wherever_they_are_and_once(tmp_path):
+    place = comparison(tmp_path / "runs")
+    (place / "fedavg" / "seed-0" / "checkpoint").mkdir()
+    (place / "fedavg" / "seed-0" / "checkpoint" / "summary.json").write_text("{}")
+    (place / ".hidden").mkdir()
+    (place / ".hidden" / "metrics.jsonl").write_text("")
+    found = folders([place, place / "fedavg", place / "fedavg" / "seed-1"])
+    assert len(found) == 9
+    assert found[0] == place / "fedavg" / "seed-0"
+
+
+def test_a_place_that_is_not_there_is_a_mistake(tmp_path):
+    with pytest.raises(UserError, match="is no folder: wanted is the folder of a run"):
+        folders([tmp_path / "absent"])
+
+
+def test_seeds_are_grouped_and_algorithms_look_as_everywhere(tmp_path):
+    data = shown(comparison(tmp_path))
+    assert [g["name"] for g in data["groups"]] == ["fedavg", "fedbcgd", "fedpaq"]
+    assert [len(g["runs"]) for g in data["groups"]] == [3, 3, 3]
+    assert data["tasks"] == ["lenet5 on embedded"]
+    for g in data["groups"]:
+        own = looks.LOOKS[g["name"]]
+        assert (g["look"]["colour"], g["look"]["marker"], tuple(g["look"]["dash"])) == (
+            own.colour,
+            own.marker,
+            own.dash,
+        )
+    assert data["problems"] == []
+
+
+def test_what_sets_groups_of_one_algorithm_apart_is_in_their_names(tmp_path):
+    make(tmp_path / "a", "fedbcgd", 0, momentum=0.5)
+    make(tmp_path / "b", "fedbcgd", 1, momentum=0.5)
+    make(tmp_path / "c", "fedbcgd", 0, momentum=0.8)
+    make(tmp_path / "d", "fedavg", 0)
+    groups = group(collect(tmp_path)[0]).groups
+    assert [g.name for g in groups] == ["fedbcgd, momentum 0.5", "fedbcgd, momentum 0.8", "fedavg"]
+    assert [g.runs for g in groups] == [(0, 1), (2,), (3,)]
+    one, two, three = (g.look for g in groups)
+    assert one == looks.LOOKS["fedbcgd"]
+    assert two.colour == one.colour
+    assert (two.dash, two.marker) not in {(one.dash, one.marker), (three.dash, three.marker)}
+
+
+def test_a_seed_that_comes_twice_is_no_seed_more(tmp_path):
+    make(tmp_path / "a", "fedavg", 0)
+    make(tmp_path / "b", "fedavg", 0)
+    groups = group(collect(tmp_path)[0]).groups
+    assert [(g.name, g.runs) for g in groups] == [("fedavg (1)", (0,)), ("fedavg (2)", (1,))]
+
+
+def test_other_data_is_another_task(tmp_path):
+    make(tmp_path / "a", "fedavg", 0)
+    make(tmp_path / "b", "fedavg", 0, data="cifar10")
+    data = shown(tmp_path)
+    assert data["tasks"] == ["lenet5 on embedded", "lenet5 on cifar10"]
+    assert [g["task"] for g in data["groups"]] == [0, 1]
+    assert [g["name"] for g in data["groups"]] == ["fedavg", "fedavg"]
+
+
+def test_a_partition_that_several_runs_share_is_there_once(tmp_path):
+    make(tmp_path / "a", "fedavg", 0)
+    make(tmp_path / "b", "fedbcgd", 0)
+    make(tmp_path / "c", "fedavg", 1)
+    data = shown(tmp_path)
+    assert [run["holdings"] for run in data["runs"]] == [0, 0, 1]
+    assert len(data["holdings"]) == 2
+    assert data["holdings"][0]["counts"][1] == [3, 0, 7, 4]  # (3 + 7·label) mod 10
+
+
+def test_damaged_folders_are_told_and_shown_as_far_as_they_go(tmp_path):
+    half = make(tmp_path / "half", "fedavg", 0, finished=False)
+    whole = (half / "metrics.jsonl").read_bytes()
+    lines = whole.splitlines(keepends=True)
+    (half / "metrics.jsonl").write_bytes(b"".join(lines[:3]) + lines[3][:20])  # being written
+    odd = make(tmp_path / "odd", "fedavg", 1)
+    (odd / "summary.json").write_text('{"algorithm": "fed')
+    (odd / "metrics.jsonl").write_bytes(lines[0] + b"garbage\n" + b'{"round": "x"}\n' + b"[1]\n" + lines[1])
+    (odd / "holdings.json").write_text('{"classes": ["a"], "counts": [[1, 2], [3]]}')
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "empty" / "metrics.jsonl").write_bytes(b"")
+    (tmp_path / "list").mkdir()
+    (tmp_path / "list" / "summary.json").write_text("[]")
+    runs, problems = collect(tmp_path)
+    assert [(run.seed, len(run.rows), run.status) for run in runs] == [(0, 3, "running"), (1, 2, "running")]
+    told = {(p.where.removeprefix(f"{tmp_path}/"), p.what.partition(":")[0]) for p in problems}
+    assert told == {
+        ("odd/summary.json", "cannot be read"),
+        ("odd/metrics.jsonl", "3 of 5 lines are damaged and left out"),
+        ("odd/holdings.json", "is not what a run writes"),
+        ("empty", "says nowhere which algorithm ran"),
+        ("list/summary.json", "cannot be read"),
+        ("list", "says nowhere which algorithm ran"),
+    }
+    assert len(shown(tmp_path)["problems"]) == 6
+
+
+def test_an_old_folder_without_the_newer_columns_is_shown(tmp_path):
+    old = make(tmp_path / "old")
+    write_rows(old, [{k: v for k, v in row.items() if k != "upload_wait_bytes"} for row in rows("fedavg", 0)])
+    (old / "holdings.json").unlink()
+    run = shown(tmp_path)["runs"][0]
+    assert "upload_wait_bytes" not in run["columns"]
+    assert run["holdings"] is None
+    assert run["columns"]["upload_d"] == [float(k) for k in range(1, 11)]
+
+
+def test_a_federation_on_flower_is_a_run_too(tmp_path):
+    folder = make(tmp_path / "flower", "fedbcgd", 3)
+    (folder / "config.toml").unlink()
+    summary = json.loads((folder / "summary.json").read_text())
+    summary |= {"carrier": "flower", "options": {"blocks": 5}}
+    del summary["config"]
+    (folder / "summary.json").write_text(json.dumps(summary))
+    (run,), problems = collect(tmp_path)
+    assert (run.algorithm, run.seed, run.options) == (
+        "fedbcgd",
+        3,
+        {"algorithm.blocks": 5, "algorithm.name": "fedbcgd"},
+    )
+    assert problems == []
+
+
+def test_what_is_no_number_and_very_long_runs(tmp_path):
+    folder = make(tmp_path / "long", "fedbcgd", count=MOST_ROWS + 500)
+    made = rows("fedbcgd", 0, MOST_ROWS + 500)
+    made[0] |= {"train_loss": None}
+    write_rows(folder, made)
+    (run,), problems = collect(tmp_path)
+    assert problems == []
+    assert len(run.rows) == 1251  # every second, and the last
+    assert run.rows[-1]["round"] == 2500
+    assert math.isnan(run.rows[0]["train_loss"])
+    assert embedded(page.document(shown(tmp_path)))["runs"][0]["columns"]["train_loss"][0] is None
+
+
+def test_nothing_in_a_folder_becomes_markup(tmp_path):
+    folder = make(tmp_path / "a<b>&c", "fedavg", data=NASTY, notes=(NASTY,), trick=NASTY)
+    (folder / "holdings.json").write_text(json.dumps({"classes": [NASTY], "counts": [[3]]}))
+    (folder.parent / "<svg onload=alert(1)>").mkdir()
+    (folder.parent / "<svg onload=alert(1)>" / "summary.json").write_text("{")
+    data = shown(tmp_path)
+    html = page.document(data)
+    clean = page.document(shown(make(tmp_path / "other" / "x").parent))
+    tags = re.compile(r"<[a-z!/][^>]*>", re.IGNORECASE)
+    differ = [t for t in tags.findall(html) if t not in tags.findall(clean)]
+    assert differ == []  # the same elements, whatever the folders say
+    assert embedded(html)["runs"][0]["options"]["data.name"] == NASTY
+    assert embedded(html)["problems"][0]["where"].endswith("<svg onload=alert(1)>/summary.json")
+    title = re.search(r"<title>(.*?)</title>", html, re.DOTALL)[1]
+    assert "<" not in title
+    assert "{{SCRIPT}}" in title  # a placeholder in the data is not filled
+
+
+def test_the_page_needs_nothing_from_elsewhere(tmp_path):
+    html = page.document(shown(comparison(tmp_path)))
+    outside = re.findall(r"""(?:src|href)=["'](?!#)[^"']*|url\([^)]*|@import|https?://[^\s"'`)]*""", html)
+    assert outside == ["http://www.w3.org/2000/svg"]  # the name of a language, not an address that is fetched
+    policy = re.search(r'Content-Security-Policy" content="([^"]*)"', html)[1]
+    assert "default-src &#x27;none&#x27;" in policy
+    assert "unsafe" not in policy
+    assert len(html) < 150_000
+
+
+def test_written_to_a_file(tmp_path):
+    place = comparison(tmp_path / "runs")
+    count, problems = page.write([place], tmp_path / "r.html")
+    assert (count, problems) == (9, [])
+    assert embedded((tmp_path / "r.html").read_text())["watch"] is False
+
+
+@pytest.fixture
+def server(tmp_path):
+    made = PageServer([comparison(tmp_path / "runs")])
+    thread = threading.Thread(target=made.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True)
+    thread.start()
+    yield made
+    made.shutdown()
+    made.server_close()
+    thread.join()
+
+
+def ask(address, **headers):
+    with urllib.request.urlopen(urllib.request.Request(address, headers=headers), timeout=20) as answer:
+        return answer.status, answer.headers, answer.read().decode()
+
+
+def test_the_server_tells_what_is_new(server, tmp_path):
+    assert server.address.startswith("http://127.0.0.1:")
+    _, headers, html = ask(server.address)
+    assert embedded(html)["watch"] is True
+    assert headers["Cache-Control"] == "no-store"
+    _, headers, body = ask(server.address + "data.json")
+    assert len(json.loads(body)["runs"]) == 9
+    tag = headers["ETag"]
+    with pytest.raises(urllib.error.HTTPError) as same:
+        ask(server.address + "data.json", **{"If-None-Match": tag})
+    assert same.value.code == 304
+    make(tmp_path / "runs" / "scaffold" / "seed-0", "scaffold", finished=False, count=2)
+    _, headers, body = ask(server.address + "data.json", **{"If-None-Match": tag})
+    assert headers["ETag"] != tag
+    assert [run["status"] for run in json.loads(body)["runs"]].count("running") == 1
+
+
+@pytest.mark.parametrize("path", ["secret", "../etc/passwd", "runs/fedavg/seed-0/config.toml", "data.json/x"])
+def test_the_server_has_two_answers(server, path):
+    with pytest.raises(urllib.error.HTTPError) as refused:
+        ask(server.address + path)
+    assert refused.value.code == 404
+
+
+def test_a_name_that_was_pointed_here_is_refused(server):
+    with pytest.raises(urllib.error.HTTPError) as refused:
+        ask(server.address + "data.json", Host="evil.example")
+    assert refused.value.code == 403
+
+
+def test_a_port_that_is_taken(server):
+    with pytest.raises(UserError, match=r"--port \d+: Address already in use; without it a free one is chosen"):
+        PageServer([], server.server_address[1])

@@ -1,0 +1,150 @@
+"""Floats until ε, measured beside the theorems; and the command around it."""
+
+import csv
+import json
+import math
+import subprocess
+import sys
+
+import pytest
+
+from fedbcgd import UserError
+from fedbcgd.experiments import quadratics
+from fedbcgd.experiments.quadratics import Measured, Size, compare, floats_to, measure, verdicts
+from fedbcgd.theory import Setting
+
+EASY = Setting(beta=4, mu=1, sigma=0.5, G=0.5, clients=4, cohort=4, blocks=1, steps=2, epsilon=0.01)
+SMALL = Size(EASY, (1, 2), dim=4, rates=(1.0, 0.5), seeds=1, rounds=100)
+
+
+def test_the_problem_has_the_theorems_noise():
+    """σ is of a minibatch: with minibatches of two, an example has √2 times that."""
+    p = SMALL.problem()
+    noise = [(a * (t - t.mean(0))).square().sum(1).mean() for a, t in p.clients]
+    assert float(sum(noise) / len(noise)) == pytest.approx(2 * 0.5**2)
+    assert [len(a) for a, _ in p.clients] == [4] * 4  # T = 2 steps of 2
+
+
+def test_a_run_is_counted_until_epsilon_and_no_further():
+    p = SMALL.problem()
+    once = floats_to(SMALL, p, "fedavg", 1, 0.125, 0, math.inf)
+    assert once["stopped"] == "target"
+    assert once["floats_d"] == once["rounds"]  # FedAvg: 1 d a round
+    twice = floats_to(SMALL, p, "scaffold", 1, 0.125, 0, math.inf)
+    assert twice["floats_d"] == 2 * twice["rounds"]
+    half = floats_to(SMALL, p, "fedbcgd+", 2, 0.125, 0, math.inf)
+    assert half["floats_d"] == pytest.approx(half["rounds"])  # 2d/N with N = 2
+    short = floats_to(SMALL, p, "fedavg", 1, 0.125, 0, once["floats_d"] - 1)
+    assert (short["stopped"], short["floats_d"]) == ("budget", math.inf)
+
+
+def test_a_rate_that_is_too_high_reaches_nothing():
+    tried = floats_to(SMALL, SMALL.problem(), "fedavg", 1, 50.0, 0, math.inf)
+    assert tried["floats_d"] == math.inf
+
+
+def test_everything_is_measured_and_compared():
+    said = []
+    measured = measure(SMALL, said.append)
+    rows = compare(SMALL, measured)
+    assert [(row["algorithm"], row["blocks"]) for row in rows] == [
+        ("fedbcgd+", 1),
+        ("fedbcgd+", 2),
+        ("fedbcgd", 1),
+        ("fedbcgd", 2),
+        ("fedavg", 1),
+        ("scaffold", 1),
+    ]
+    assert len(said) == 6
+    assert all(row["measured_d"] < math.inf for row in rows)
+    assert rows[0]["measured_ratio"] == rows[0]["theorem_ratio"] == 1
+    # M/S + β/(μN) is 1 + 4 for one block and 1 + 2 for two
+    assert rows[1]["theorem_ratio"] == pytest.approx(3 / 5)
+    assert {run["seed"] for run in measured.runs} == {1}
+    assert {run["seed"] for run in measured.search} == {0}
+
+
+def run_of(name, n, floats):
+    return {"algorithm": name, "blocks": n, "floats_d": floats}
+
+
+@pytest.mark.parametrize(
+    ("second", "words"),
+    [
+        (6.0, "agree within a factor of 2; the worst is N = 2, where the measured ratio to N = 1 is 1.00 times"),
+        (
+            13.0,
+            "do not agree within a factor of 2; the worst is N = 2, where the measured ratio to N = 1 is 2.17 times",
+        ),
+        (math.inf, "not comparable: ε was not reached at N = 2"),
+    ],
+)
+def test_verdicts_by_hand(second, words):
+    """At N = 1 ten floats were measured; the theorem's ratio at N = 2 is 3/5."""
+    both = [run_of("fedbcgd+", 1, 10.0), run_of("fedbcgd+", 2, second)]
+    others = [run_of("fedbcgd", n, 1.0) for n in (1, 2)] + [run_of(n, 1, 1.0) for n in ("fedavg", "scaffold")]
+    assert words in verdicts(compare(SMALL, Measured([], both + others)))["fedbcgd+"]
+
+
+def fitted(*measured):
+    rows = [{"algorithm": "x", "blocks": 2**k, "measured_d": y} for k, y in enumerate(measured)]
+    return quadratics.fit(rows, "x")
+
+
+def test_the_theorems_form_by_hand():
+    exact = fitted(3 + 8, 3 + 4, 3 + 2)
+    assert (exact.steady, exact.falling, exact.off) == (pytest.approx(3), pytest.approx(8), pytest.approx(1))
+    assert exact.at(8) == pytest.approx(4)
+    rising = fitted(1.0, 2.0, 4.0)  # no 1/N in it: a alone, Σ1/y / Σ1/y² = 1.75 / 1.3125
+    assert (rising.steady, rising.falling) == (pytest.approx(4 / 3), 0)
+    assert rising.off == pytest.approx(3)  # 4 against 4/3
+    assert fitted(1.0, 2.0) is None
+    assert fitted(1.0, math.inf, 2.0) is None
+
+
+@pytest.mark.parametrize(("blocks", "words"), [((2, 4), "from 1 upwards"), ((1, 8), "at most 4")])
+def test_blocks_that_cannot_be_compared(blocks, words):
+    with pytest.raises(UserError, match=words):
+        Size(EASY, blocks, dim=8)
+
+
+def theory(*args, cwd):
+    command = [sys.executable, "-m", "fedbcgd", "theory", *args]
+    return subprocess.run(command, capture_output=True, text=True, cwd=cwd, timeout=240)
+
+
+def test_the_command(tmp_path):
+    done = theory(
+        "--beta", "4", "--sigma", "0.5", "--G", "0.5", "--clients", "4", "--cohort", "4", "--steps", "2",
+        "--epsilon", "0.3", "--blocks", "2", "--measure", "--up-to", "2", "--seeds", "1", "--out", "out", cwd=tmp_path,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    for words in ("strongly convex", "non-convex", "Theorem 2, with", "constant taken as 1", "measured and theorem"):
+        assert words in done.stdout
+    assert sorted(p.name for p in (tmp_path / "out").iterdir()) == [
+        "measured.csv",
+        "measured.json",
+        "measured.png",
+        "measured.svg",
+        "runs.csv",
+        "search.csv",
+        "theory.csv",
+        "theory.png",
+        "theory.svg",
+    ]
+    rows = list(csv.DictReader((tmp_path / "out" / "theory.csv").open()))
+    assert {row["axis"] for row in rows} == {"blocks", "G"}
+    assert len({row["algorithm"] for row in rows}) == 8
+    about = json.loads((tmp_path / "out" / "measured.json").read_text())
+    assert about["size"]["setting"]["clients"] == 4
+    assert set(about["verdicts"]) == set(quadratics.BLOCKED)
+
+
+def test_the_command_as_json_and_a_mistake(tmp_path):
+    done = theory("--json", cwd=tmp_path)
+    rows = [json.loads(line) for line in done.stdout.splitlines()]
+    assert len(rows) == 12
+    assert rows[0]["algorithm"] == "FedAvg"
+    wrong = theory("--mu", "200", cwd=tmp_path)
+    assert wrong.returncode == 2
+    assert wrong.stderr.startswith("fedbcgd: mu: a function that is β-smooth")
