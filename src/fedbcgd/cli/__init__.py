@@ -54,6 +54,6 @@ def _root(
 
 
 def main() -> None:
-    from fedbcgd.cli import blocks, compare, data, demo, doctor, report, run, theory  # noqa: F401  (each registers its commands)
+    from fedbcgd.cli import blocks, compare, data, demo, doctor, network, report, run, theory  # noqa: F401  (they register themselves)
 
     app()
