@@ -21,7 +21,7 @@ from workloads import WORKLOADS
 
 ROUNDS = 7
 NODES = 100
-QUIET = {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
+QUIET = {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1", "RAY_worker_niceness": "0"}
 
 
 def measure(console: Console, repeats: int = 1) -> list[dict]:

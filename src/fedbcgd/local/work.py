@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -137,10 +137,11 @@ class Work(Progress):
         if self._rule.clip_norm is not None or any(g is None for g in parts):
             self.y.add_(self._whole(parts), alpha=-self.eta)
         else:
-            steps: Any = list(parts)
-            if self._rule.weight_decay:  # into new tensors: autograd may hand out one gradient for two parameters
-                steps = torch._foreach_add(steps, self._model.views, alpha=self._rule.weight_decay)
-            torch._foreach_add_(self._model.views, steps, alpha=-self.eta)
+            if (
+                self._rule.weight_decay
+            ):  # y − η·(g + w·y), without touching g: autograd may have handed out one tensor twice
+                self.y.mul_(1 - self.eta * self._rule.weight_decay)
+            torch._foreach_add_(self._model.views, list(parts), alpha=-self.eta)  # type: ignore[arg-type]
         self.add(*more)
 
     def add(self, *more: tuple[float, Tensor]) -> None:
