@@ -183,8 +183,18 @@ def _step(values: list[Tensor], gradients: list[Tensor], eta: float, decay: floa
     """v ← v − η·(g + w·v) for each, to the bits of torch.optim.SGD: in one pass where PyTorch has one."""
     known = values[0].device.type in ("cpu", "cuda") and values[0].dtype in (torch.float32, torch.float64)
     if known and all(map(_laid_out_alike, values, gradients)):
-        rates = {"weight_decay": decay, "momentum": 0.0, "lr": eta, "dampening": 0.0}
-        torch._fused_sgd_(values, gradients, [], **rates, nesterov=False, maximize=False, is_first_step=False)
+        torch._fused_sgd_(
+            values,
+            gradients,
+            [],
+            weight_decay=decay,
+            momentum=0.0,
+            lr=eta,
+            dampening=0.0,
+            nesterov=False,
+            maximize=False,
+            is_first_step=False,
+        )
         return
     if decay:  # into new tensors: autograd may hand out one gradient for two parameters
         gradients = list(torch._foreach_add(gradients, values, alpha=decay))
