@@ -54,16 +54,14 @@ def curves(runs: Mapping[str, Sequence[Row]], path: Path, title: str = "") -> No
 
 
 def bands(groups: Mapping[str, Sequence[Sequence[Row]]], path: Path, title: str = "") -> None:
-    """Mean and band (± one standard deviation) over the seeds of each group, against upload, rounds, gradients, and
-    hours where a clock ran: what is cheap on one axis may be dear on another."""
+    """Mean and band (± one standard deviation) over the seeds of each group, against upload, rounds and gradients:
+    what is cheap on one axis may be dear on another."""
     first = next(iter(groups.values()))[0][-1]
     metric = next(m for m in ("test_accuracy", "validation_accuracy", "test_loss", "train_loss") if m in first)
-    clock = all("hours" in row for runs in groups.values() for rows in runs for row in rows)
-    axes = AXES | ({"hours": "hours (virtual)"} if clock else {})
     with matplotlib.rc_context(STYLE):
-        figure = Figure(figsize=(4 * len(axes), 4), layout="constrained")
-        panels = figure.subplots(1, len(axes), sharey=True)
-        for panel, (axis, label) in zip(panels, axes.items(), strict=True):
+        figure = Figure(figsize=(12, 4), layout="constrained")
+        panels = figure.subplots(1, len(AXES), sharey=True)
+        for panel, (axis, label) in zip(panels, AXES.items(), strict=True):
             for k, (name, runs) in enumerate(groups.items()):
                 shared = set.intersection(*({row["round"] for row in rows if metric in row} for rows in runs))
                 x = np.array([[row[axis] for row in rows if row["round"] in shared] for rows in runs]).mean(0)
