@@ -229,7 +229,8 @@ def means(table: list[dict], by: str) -> None:
     for label in dict.fromkeys(row[by] for row in table):
         mine = [row for row in table if row[by] == label]
         keys = [key for key in mine[0] if key not in (by, "seed")]
-        print(label, {key: round(statistics.fmean(row[key] or 0.0 for row in mine), 5) for key in keys})
+        values = {key: [row[key] for row in mine if row[key] is not None] for key in keys}
+        print(label, {key: round(statistics.fmean(v), 5) if len(v) == len(mine) else None for key, v in values.items()})
 
 
 def study_correlated() -> None:
@@ -244,7 +245,7 @@ def study_correlated() -> None:
         links = make_folder(RUNS).resolve() / f"links-{seed}.csv"
         head = "client,uplink_mbit,downlink_mbit,latency_ms,gradient_ms\n"
         write_text(links, head + "".join(f"{i},{0.5 * 100 ** (r / 99):.6f},30,45,20\n" for i, r in enumerate(rank)))
-        for label, options in MATCHED.items():
+        for label, options in (MATCHED | {"matched, haste 0.5": {"uplink": "matched", "haste": 0.5}}).items():
             own = {**raw, "algorithm": BLOCKS | options, "network": {"csv": str(links)}}
             checked = configuration.check(own, label)
             folder = f"correlated/{label.replace(' ', '-').replace(',', '')}/seed-{seed}"

@@ -108,7 +108,7 @@ def test_half_of_the_cohort_drops_out_in_every_round(federation, net, toys, name
 
 def test_a_crashed_worker_changes_nothing(net, toys, caplog):
     """A worker is killed in every round, while the others are at work."""
-    common = {"rounds": 3, "cohort": 6, "batch_size": 3, "seed": 1}
+    common = {"rounds": 2, "cohort": 6, "batch_size": 3, "seed": 1}
     calm = simulate(net(), toys(), "scaffold", workers=0, **common)
     rough = simulate(net(), toys(), "scaffold", workers=2, network={"crash": 1.0}, **common)
     assert same(calm, rough)
