@@ -9,7 +9,7 @@ from rich.console import Console
 from fedbcgd.codecs import QSGD, Half, Plain, TopK
 from fedbcgd.streams import stream
 
-N = 4_000_000
+N = 11_173_962  # ResNet-18
 
 
 def measure(console: Console, repeats: int = 9) -> list[dict]:

@@ -10,7 +10,7 @@ import pytest
 
 from fedbcgd import UserError
 from fedbcgd.experiments import quadratics
-from fedbcgd.experiments.quadratics import Measured, Size, compare, floats_to, measure, verdicts
+from fedbcgd.experiments.quadratics import Judge, Measured, Size, compare, floats_to, measure, verdicts
 from fedbcgd.theory import Setting
 
 EASY = Setting(beta=4, mu=1, sigma=0.5, G=0.5, clients=4, cohort=4, blocks=1, steps=2, epsilon=0.01)
@@ -35,7 +35,40 @@ def test_a_run_is_counted_until_epsilon_and_no_further():
     half = floats_to(SMALL, p, "fedbcgd+", 2, 0.125, 0, math.inf)
     assert half["floats_d"] == pytest.approx(half["rounds"])  # 2d/N with N = 2
     short = floats_to(SMALL, p, "fedavg", 1, 0.125, 0, once["floats_d"] - 1)
-    assert (short["stopped"], short["floats_d"]) == ("budget", math.inf)
+    assert (short["stopped"], short["floats_d"]) == ("rounds", math.inf)
+
+
+class Info:
+    """What a judge sees of a round."""
+
+    def __init__(self, round_, gap):
+        self.row = {"round": round_, "test_gap": gap}
+        self.stopped = False
+
+    def stop(self):
+        self.stopped = True
+
+
+def judged(gaps):
+    judge = Judge(1.0)
+    for k, gap in enumerate(gaps):
+        info = Info(k + 1, gap)
+        judge(info)
+        if info.stopped:
+            break
+    return judge.reached, k + 1
+
+
+def test_one_lucky_round_does_not_count():
+    assert judged([5.0, 0.1, *[5.0] * 20])[0] is None
+    # 3 + 9·0.5 is below 10 from the third row on: the window of ten ends with the twelfth
+    reached, rounds = judged([9.0, 9.0, 3.0, *[0.5] * 30])
+    assert (reached["round"], rounds) == (3, 12)
+
+
+def test_a_gap_that_no_longer_falls_ends_the_run():
+    assert judged([4.0] * 1000) == (None, 300)  # a hundred rounds on either side
+    assert judged([1000 * 0.99**k for k in range(1000)])[0]["round"] == 684  # 1000·0.99^683·(mean of 0.99^0…9) ≤ 1
 
 
 def test_a_rate_that_is_too_high_reaches_nothing():

@@ -7,8 +7,8 @@ import pytest
 from fedbcgd.ledger import Entry, Ledger
 
 
-def entry(client, nbytes, block=0, accepted=True, download=100):
-    return Entry(0, client, block, nbytes // 4, nbytes, download, accepted)
+def entry(client, nbytes, block=0, accepted=True, download=100, evaluations=1):
+    return Entry(0, client, block, nbytes // 4, nbytes, download, accepted, evaluations)
 
 
 def test_by_hand():
@@ -16,14 +16,14 @@ def test_by_hand():
     refused, and sends 20 again: one client with 40 bytes = 1 d. A lost one costs its download alone."""
     ledger = Ledger(dim=10, itemsize=4, blocks=2)
     ledger.open_round()
-    ledger.record(entry(3, 8, block=0), gradient_evaluations=5)
-    ledger.record(entry(7, 16, block=1), gradient_evaluations=2)
+    ledger.record(entry(3, 8, block=0, evaluations=5))
+    ledger.record(entry(7, 16, block=1, evaluations=2))
     ledger.close_round()
     assert ledger.upload_d == pytest.approx(0.3)
     assert ledger.upload_max_bytes == 16
     ledger.open_round()
-    ledger.record(entry(3, 20, accepted=False), 1)
-    ledger.record(entry(3, 20, download=0), 0)
+    ledger.record(entry(3, 20, accepted=False))
+    ledger.record(entry(3, 20, download=0, evaluations=0))
     ledger.record_lost(100)
     ledger.close_round()
     assert ledger.upload_d == pytest.approx(1.3)
@@ -47,7 +47,7 @@ def test_a_round_without_uploads_costs_nothing():
 def test_totals_survive_json():
     ledger = Ledger(10, 4, 1)
     ledger.open_round()
-    ledger.record(entry(0, 40), 1)
+    ledger.record(entry(0, 40))
     ledger.close_round()
     again = Ledger.from_totals(json.loads(json.dumps(ledger.totals())))
     assert again.totals() == ledger.totals()

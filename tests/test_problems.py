@@ -135,9 +135,9 @@ def test_top_k_loses_nothing_in_the_long_run(federation, net, toys):
     current = [0]
     fit = f.job.fit
 
-    def noted(broadcast, task, state):
+    def noted(broadcast, task, *rest):
         current[0] = task.client
-        return fit(broadcast, task, state)
+        return fit(broadcast, task, *rest)
 
     f.job.fit = noted
     SGD.changes = changes

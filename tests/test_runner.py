@@ -59,6 +59,7 @@ def test_what_a_folder_holds(tmp_path):
     assert names == {
         "config.toml",
         "metrics.jsonl",
+        "traffic.jsonl",
         "summary.json",
         "model.safetensors",
         "checkpoint",
@@ -295,7 +296,8 @@ def test_a_full_disk_while_writing_metrics(tmp_path, monkeypatch):
     original = MetricsFile.append
 
     def append(self, row):
-        self._file = open("/dev/full", "ab")  # noqa: SIM115
+        if self._path.name == "metrics.jsonl":
+            self._file = open("/dev/full", "ab")  # noqa: SIM115
         original(self, row)
 
     monkeypatch.setattr(MetricsFile, "append", append)

@@ -362,3 +362,43 @@ def test_batchnorm_statistics_reach_the_server(federation, toys):
         torch.testing.assert_close(running, expected)
     extra = 8 * 4
     assert f.server.ledger.upload_bytes == 3 * (4 * f.layout.dim + extra)
+
+
+def test_a_checkpoint_is_written_beside_the_work(federation, point, pull_loss, at_point, tmp_path, monkeypatch):
+    """What it holds is the state at its beginning; an error of its writing is told when it is waited for."""
+    import threading
+
+    from fedbcgd import checkpoint
+
+    f = federation(
+        make_algorithm("scaffold", lr=0.1), point(2), [at_point(1.0, 1.0), at_point(3.0, 2.0)], 2, loss=pull_loss
+    )
+    f.round()
+    go_on, written = threading.Event(), checkpoint.write_tensors
+
+    def slowly(*args):
+        assert go_on.wait(60)
+        written(*args)
+
+    monkeypatch.setattr(checkpoint, "write_tensors", slowly)
+    points = checkpoint.Checkpoints(tmp_path, None)
+    at_first = f.server.x.clone()
+    points.begin(f.server, f.store, {"note": 7})
+    assert not points.due(f.server)
+    assert points.load() is None
+    f.round()  # while it is being written
+    assert not torch.equal(f.server.x, at_first)
+    go_on.set()
+    points.finish(f.store)
+    tensors, values = points.load()
+    assert torch.equal(tensors["x"], at_first)
+    assert (values["round"], values["note"]) == (1, 7)
+
+    def fails(*args):
+        raise UserError("no room")
+
+    monkeypatch.setattr(checkpoint, "write_tensors", fails)
+    points.begin(f.server, f.store, {})
+    with pytest.raises(UserError, match="no room"):
+        points.finish(f.store)
+    assert points.load()[1]["round"] == 1

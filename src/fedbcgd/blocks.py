@@ -4,7 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from itertools import accumulate, groupby, pairwise
-from typing import Any
+from math import inf
+from typing import Any, cast
 
 from torch import nn
 from torch.nn.parameter import UninitializedParameter
@@ -41,14 +42,15 @@ class Division:
 def divide(
     model: nn.Module,
     blocks: int = 5,
-    divider: str | Sequence[str | Patterns] = "auto",
+    divider: str | Sequence[str | Patterns] | Sequence[float] = "auto",
     shared: str | Patterns | None = "last",
 ) -> Division:
     """Divide the trainable parameters of `model` into `blocks` blocks and a shared block.
 
     divider: `layers` (contiguous layers, the largest block as small as possible), `even` (cut anywhere; blocks differ
-        by at most one element), `auto` (layers, or even where layers are too few or too unequal), or a list with the
-        name patterns of each block, such as `[["conv*"], ["fc1", "fc2"]]`; or `paper`, the paper's table for the model,
+        by at most one element), `auto` (layers, or even where layers are too few or too unequal), a list with the relative
+        size of each block, such as `[1, 2, 5]` (cut anywhere), or with the name patterns of each block, such as
+        `[["conv*"], ["fc1", "fc2"]]`; or `paper`, the paper's table for the model,
         which then must have `paper_blocks` (name patterns of each block, or the number of even ones) and `paper_shared`.
     shared: `last` (the last layer; nothing if it is the whole model), "none" or None for an empty one, or name patterns.
     """
@@ -65,9 +67,10 @@ def divide(
         raise UserError(f"blocks: at least 1 is needed, given {blocks}")
     if blocks > dim:
         raise UserError(f"blocks: {blocks} blocks cannot be made of {dim} trainable parameters (N is larger than d)")
-    if isinstance(divider, str):
-        if divider not in DIVIDERS:
-            raise unknown("divider", divider, [*DIVIDERS, "or a list of name patterns for each block"])
+    shares = _shares(divider, blocks)
+    if isinstance(divider, str) or shares:
+        if isinstance(divider, str) and divider not in DIVIDERS:
+            raise unknown("divider", divider, [*DIVIDERS, "or a list of name patterns or sizes for each block"])
         tail = _shared_names(model, sizes, shared)
         body = [name for name in sizes if name not in set(tail)]
         room = sum(sizes[name] for name in body)
@@ -76,13 +79,41 @@ def divide(
                 f"blocks: {blocks} blocks cannot be made of the {room} parameters outside the shared block "
                 f"({', '.join(tail)}); make the shared block smaller (shared=None for none) or take fewer blocks"
             )
-        names, cuts, divider = _cut(sizes, body, blocks, divider, dim)
+        if shares:
+            names, cuts, divider = body, _by_shares(room, shares), "sizes"
+        else:
+            names, cuts, divider = _cut(sizes, body, blocks, str(divider), dim)
     elif not isinstance(divider, Sequence):
-        raise UserError(f"divider: {', '.join(DIVIDERS)} or a list of name patterns for each block, given {divider!r}")
+        raise UserError(
+            f"divider: {', '.join(DIVIDERS)} or a list of name patterns or sizes for each block, given {divider!r}"
+        )
     else:
-        names, cuts, tail = _by_patterns(model, sizes, blocks, divider, shared)
+        patterns = cast(Sequence[str | Patterns], divider)
+        names, cuts, tail = _by_patterns(model, sizes, blocks, patterns, shared)
         divider = "patterns"
-    return Division((*names, *tail), tuple(cuts), dim, "paper" if printed else divider)
+    return Division((*names, *tail), tuple(cuts), dim, "paper" if printed else str(divider))
+
+
+def _shares(divider: Any, blocks: int) -> list[float]:
+    """Relative sizes, where the divider is a list of numbers; nothing otherwise."""
+    if isinstance(divider, str) or not isinstance(divider, Sequence) or not divider:
+        return []
+    if not all(isinstance(share, (int, float)) for share in divider):
+        return []
+    if len(divider) != blocks:
+        raise UserError(f"divider: sizes of {len(divider)} blocks were given, but blocks = {blocks}")
+    if not all(0 < share < inf for share in divider):
+        raise UserError(f"divider: the relative sizes of blocks are positive numbers, given {list(divider)}")
+    return [float(share) for share in divider]
+
+
+def _by_shares(room: int, shares: list[float]) -> list[int]:
+    """Cuts anywhere, in these proportions to one element; no block is empty."""
+    cuts = [0]
+    for j, upto in enumerate(accumulate(shares), 1):
+        wanted = round(room * upto / sum(shares))
+        cuts.append(min(max(wanted, cuts[-1] + 1), room - (len(shares) - j)))
+    return cuts
 
 
 def paper_blocks(model: nn.Module) -> int:

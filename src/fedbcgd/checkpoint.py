@@ -1,8 +1,13 @@
-"""Checkpoints: one safetensors file, put in place in one step, beside the slots of client state."""
+"""Checkpoints: one safetensors file, put in place in one step, beside the slots of client state.
+
+What they hold is copied at once; a thread writes it while the work goes on.
+"""
 
 import json
 import os
+import threading
 import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,22 +30,60 @@ class Checkpoints:
         self._every = every
         self._cost: float | None = None
         self._last = time.monotonic()
+        self._thread: threading.Thread | None = None
+        self._error: BaseException | None = None
 
     def due(self, server: Server) -> bool:
         if self._every is not None:
             return server.round % self._every == 0
+        if self._thread is not None and self._thread.is_alive():
+            return False
         cost = self._cost if self._cost is not None else server.x.numel() * server.x.element_size() * 3 / DISK
         return time.monotonic() - self._last >= max(1.0, cost / SHARE)
 
     def save(self, server: Server, store: StateStore, more: dict[str, Any]) -> None:
         """Everything that a continuation needs; `more` is kept as JSON."""
-        start = time.monotonic()
+        self.begin(server, store, more)
+        self.finish(store)
+
+    def begin(
+        self, server: Server, store: StateStore, more: dict[str, Any], first: Sequence[Callable[[], object]] = ()
+    ) -> None:
+        """Save the state as it is now, while the work goes on. `first` makes durable what the checkpoint speaks of."""
+        self.finish(store)
         tensors, values = server.snapshot()
         values |= {"clients": store.snapshot(), "layout": server.layout.digest, **more}
-        write_tensors(self.path, tensors, {"fedbcgd": json.dumps(values)})
+        text = json.dumps(values)
+
+        def write() -> None:
+            start = time.monotonic()
+            try:
+                for make_durable in (*first, store.sync):
+                    make_durable()
+                write_tensors(self.path, tensors, {"fedbcgd": text})
+            except BaseException as error:
+                self._error = error
+            self._last = time.monotonic()
+            self._cost = self._last - start
+
+        self._thread = threading.Thread(target=write, name="checkpoint")
+        self._thread.start()
+
+    def finish(self, store: StateStore) -> None:
+        """Wait for what was begun; an error of its writing is raised here."""
+        if self._thread is None:
+            return
+        self.wait()
+        self._thread = None
+        if self._error is not None:
+            error, self._error = self._error, None
+            raise error
         store.released()
-        self._last = time.monotonic()
-        self._cost = self._last - start
+
+    def wait(self) -> None:
+        """Until nothing is being written any more."""
+        if self._thread is not None:
+            self._thread.join()
 
     def load(self) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
         """What was saved last, or None."""

@@ -1,7 +1,7 @@
 """A client's side of a round, without I/O: train, encode, and say what its state becomes."""
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 import numpy as np
@@ -11,10 +11,13 @@ from torch import Tensor, nn
 from fedbcgd.algorithm import RESIDUAL, Algorithm
 from fedbcgd.data.sources import Source
 from fedbcgd.flat import FlatModel, Layout
-from fedbcgd.local.work import Work
+from fedbcgd.local.stack import Rows, Stack, offer
+from fedbcgd.local.work import Gradient, Lend, Progress, Work
 from fedbcgd.messages import BUFFERS, Broadcast, StateUpdate, Task, Upload
 from fedbcgd.objective import Objective
 from fedbcgd.streams import stream, torch_seed
+
+_UNUSED = np.random.default_rng(0)  # for codecs that draw nothing: a stream costs as much as a small upload
 
 
 class Client:
@@ -28,22 +31,25 @@ class Client:
         self.seed = seed
         self.model = FlatModel(module, layout)
         self.seconds: dict[str, float] = {}  # where the time of the last `fit` went
-        self._gradient = torch.empty_like(self.model.vector[: layout.dim])
+        self._gradient = Gradient(self.model)
+        self._rows: Rows | None = None  # for clients computed together
         # Parts that a user keeps in evaluation mode (a frozen BatchNorm) stay so, unless the whole model came that way.
         self._evaluating = [m for m in module.modules() if not m.training] if module.training else []
 
     def fit(
-        self, broadcast: Broadcast, task: Task, data: Source, state: Mapping[str, Tensor]
+        self, broadcast: Broadcast, task: Task, data: Source, state: Mapping[str, Tensor], lend: Lend | None = None
     ) -> tuple[Upload, StateUpdate]:
         """Train from the broadcast; `state` is what this client has kept (nothing at first).
 
         The second value is the state once the server has accepted the upload; if it does not, the old state stands.
+        `lend` gives memory that the upload may be written into at once.
         """
         rule, at = self.algorithm.local, (task.round, task.client)
         start = time.perf_counter()
         slices = self.layout.slices(task.block)
         self.model.load(broadcast.x)
-        mine = {n: state[n] if n in state else self._zeros() for n in self.algorithm.state_names}
+        device = self.model.vector.device
+        mine = {n: state[n].to(device) if n in state else self._zeros() for n in self.algorithm.state_names}
         rng = stream(self.seed, "batches", *at)
 
         def draws(k: int) -> np.random.Generator:
@@ -63,16 +69,55 @@ class Client:
             rng,
             draws,
             self._gradient,
+            self._lent(lend),
         )
         self._training_mode()
         with _seeded(torch_seed(self.seed, "model", *at), self.model.vector.device):  # dropout and the like
             rule.train(work)
         self.model.gather_buffers()
         trained = time.perf_counter()
-        payload, values = self._encode(work, broadcast, task)
+        made = self._made(work, broadcast, task, len(data))
         self.seconds = {"local": trained - start, "codec": time.perf_counter() - trained}
+        return made
+
+    def fit_together(
+        self,
+        broadcast: Broadcast,
+        tasks: Sequence[Task],
+        data: Sequence[Source],
+        states: Sequence[Mapping[str, Tensor]],
+        lend: Sequence[Lend | None],
+    ) -> list[tuple[Upload, StateUpdate]]:
+        """`fit` for several clients of equal size at once, with a model that offers it."""
+        rule, start = self.algorithm.local, time.perf_counter()
+        if self._rows is None or len(self._rows.y) != len(tasks):
+            self._rows = Rows(self.layout, len(tasks), self.model.vector.device)
+        mine = {
+            n: torch.stack([state[n].to(broadcast.x.device) if n in state else self._zeros() for state in states])
+            for n in self.algorithm.state_names
+        }
+        rngs = [stream(self.seed, "batches", task.round, task.client) for task in tasks]
+        stacked_gradient = offer(self.model.module)
+        assert stacked_gradient is not None
+        x, controls, round = broadcast.x, broadcast.controls, broadcast.round
+        stack = Stack(rule, self.layout, stacked_gradient, x, controls, mine, data, round, rngs, self._rows)
+        rule.train(stack)
+        stack.sum_up()
+        trained = time.perf_counter()
+        made = []
+        for k, task in enumerate(tasks):
+            one = stack.client(k, self.layout.slices(task.block), self._lent(lend[k]))
+            made.append(self._made(one, broadcast, task, stack.examples))
+        self.seconds = {"local": trained - start, "codec": time.perf_counter() - trained}
+        return made
+
+    def _lent(self, lend: Lend | None) -> Lend | None:
+        return lend if self.algorithm.codec.in_place else None
+
+    def _made(self, work: Progress, broadcast: Broadcast, task: Task, examples: int) -> tuple[Upload, StateUpdate]:
+        payload, values = self._encode(work, broadcast, task)
         upload = Upload(
-            task.round, task.client, task.block, payload, len(data), work.steps, work.evaluations, work.mean_loss
+            task.round, task.client, task.block, payload, examples, work.steps, work.evaluations, work.mean_loss
         )
         return upload, StateUpdate(task.client, broadcast.epoch, values)
 
@@ -82,14 +127,14 @@ class Client:
             part.training = False
 
     def _zeros(self) -> Tensor:
-        return torch.zeros_like(self._gradient)
+        return torch.zeros_like(self._gradient.vector)
 
     def _encode(
-        self, work: Work, broadcast: Broadcast, task: Task
+        self, work: Progress, broadcast: Broadcast, task: Task
     ) -> tuple[dict[str, list[Tensor]], dict[str, list[tuple[slice, Tensor]]]]:
         """The payload, and the new state on the uploaded coordinates: what the server will add is added here too."""
         rule, codec, dtype = self.algorithm.local, self.algorithm.codec, self.layout.dtype
-        rng = stream(self.seed, "codec", task.round, task.client)
+        rng = _UNUSED if codec.in_place else stream(self.seed, "codec", task.round, task.client)
         payload: dict[str, list[Tensor]] = {channel: [] for channel in rule.channels}
         parts: list[tuple[slice, dict[str, Tensor]]] = []
         residual: list[tuple[slice, Tensor]] = []

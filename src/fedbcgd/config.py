@@ -7,20 +7,20 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import Field, ValidationError
 
 from fedbcgd import toml
 from fedbcgd.errors import UserError
 from fedbcgd.names import EMBEDDED, QUADRATICS
+from fedbcgd.network.links import COLUMNS
+from fedbcgd.network.profiles import Distribution
+from fedbcgd.network.settings import NO_WORKERS, Network
+from fedbcgd.parts import Section
 
 if TYPE_CHECKING:
     from fedbcgd.carriers.where import Where
 
 # `[algorithm]` is checked by make_algorithm: which keys it may have depends on the algorithm.
-
-
-class Section(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, strict=True)
 
 
 class Data(Section):
@@ -97,6 +97,12 @@ class Run(Section):
     )
     address: str | None = Field(None, description='of the cluster: "auto", "host:port"; unset: Ray is started here')
     gpus: float | None = Field(None, ge=0, description="with ray: the share of a GPU that each actor gets")
+    together: int | None = Field(
+        None,
+        ge=1,
+        description="clients computed in one multiplication, for logistic, binary-logistic, binary-sigmoid: faster, and "
+        "equal up to rounding",
+    )
     device: str = Field("cpu", description="where clients compute: cpu, cuda, mps")
     tensorboard: bool = Field(False, description="also write TensorBoard events (extra `tensorboard`)")
 
@@ -107,6 +113,7 @@ class Config(Section):
     algorithm: dict[str, Any] = {"name": "fedbcgd"}
     run: Run = Run()
     quadratics: Quadratics | None = None
+    network: Network | None = None
     compare: dict[str, dict[str, Any]] = Field(
         default_factory=dict, description="options for one algorithm alone in `fedbcgd compare`"
     )
@@ -123,6 +130,7 @@ class Config(Section):
 
 
 SECTIONS: dict[str, type[Section]] = {"data": Data, "model": Model, "run": Run, "quadratics": Quadratics}
+SECTIONS |= {"network": Network, **dict.fromkeys(COLUMNS, Distribution)}
 
 # What may differ between a run and its continuation.
 EXTENDABLE = {"run.rounds", "run.budget", "run.target", "run.workers", "run.checkpoint_every", "run.tensorboard"}
@@ -158,7 +166,7 @@ def check(raw: Mapping[str, Any], where: str) -> Config:
     try:
         config = Config(**raw)
     except ValidationError as error:
-        raise UserError("\n".join(f"{where}: {_explain(e)}" for e in error.errors())) from None
+        raise UserError("\n".join(f"{where}: {explain(e)}" for e in error.errors())) from None
     for problem in _impossible(config):
         raise UserError(f"{where}: {problem}")
     algorithm_of(config, where)
@@ -213,6 +221,9 @@ def template() -> str:
     lines.append(_line("weighting", "uniform", "of clients in a mean: uniform, or examples"))
     parts.append("\n".join(lines))
     parts.append(_section("run", Run).replace("# rounds = …", "rounds = 100"))
+    lines = _section("network", Network).splitlines()
+    told = "# Whose links the clients have; rows of metrics then have `hours` (docs/network.md):"
+    parts.append("\n".join([told, *(line if line.startswith("#") else f"# {line}" for line in lines)]))
     parts.append("# Options for one algorithm alone when several are compared:\n# [compare.fedavg]\n# lr = 0.05")
     return "\n\n".join(parts) + "\n"
 
@@ -262,12 +273,15 @@ def _impossible(config: Config) -> list[str]:
         out.append(f"quadratics.mu: at most beta = {config.quadratics.beta:g}, given {config.quadratics.mu:g}")
     if data.name == QUADRATICS and (data.validation or run.target is not None):
         out.append("data.validation and run.target need images: the metric of quadratics is the gap to the optimum")
+    if config.network is not None and config.network.crash and (run.workers == 0 or run.carrier == "ray"):
+        out.append(f"network.{NO_WORKERS}")
     if run.cohort > data.clients:
         out.append(f"run.cohort: {run.cohort} clients cannot be sampled of data.clients = {data.clients}")
     return out
 
 
-def _explain(error: Any) -> str:
+def explain(error: Any) -> str:
+    """One of pydantic's errors, said to a person."""
     path = [str(step) for step in error["loc"]]
     field = ".".join(path)
     if error["type"] == "extra_forbidden":
@@ -283,6 +297,8 @@ def _explain(error: Any) -> str:
         near = get_close_matches(str(error["input"]), re.findall(r"'([^']+)'", expected), n=1, cutoff=0.5)
         hint = f" Did you mean {near[0]!r}?" if near else ""
         return f"{field}: given {error['input']!r}.{hint} Allowed: {expected}"
+    if error["type"] == "value_error":  # of a section as a whole: it names its field itself
+        return f"{field}.{error['msg'].removeprefix('Value error, ')}"
     message = error["msg"]
     return f"{field}: given {error['input']!r}; {message[:1].lower()}{message[1:]}"
 

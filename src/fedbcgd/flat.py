@@ -132,9 +132,9 @@ class FlatModel:
             view.copy_(tensors[name].detach())
             replaced[id(tensors[name])] = view
         self.parameters = [tensors[e.name] for e in layout.parameters]
-        self._home = [replaced[id(p)] for p in self.parameters]
-        self._address = [view.data_ptr() for view in self._home]
-        for p, view in zip(self.parameters, self._home, strict=True):
+        self.views = [replaced[id(p)] for p in self.parameters]  # the parameters' memory, without autograd
+        self._address = [view.data_ptr() for view in self.views]
+        for p, view in zip(self.parameters, self.views, strict=True):
             p.data = view  # ties stay: they are one Parameter object, which only changes its memory
         for owner, key, tensor in _all_buffers(module):
             if id(tensor) in replaced:
@@ -159,7 +159,7 @@ class FlatModel:
 
     def reattach(self) -> None:
         """Bring parameters whose memory the module replaced (`p.data = …`) back into the vector, with their values."""
-        for p, view, address in zip(self.parameters, self._home, self._address, strict=True):
+        for p, view, address in zip(self.parameters, self.views, self._address, strict=True):
             if p.data_ptr() != address:
                 view.copy_(p.data)
                 p.data = view

@@ -1,18 +1,20 @@
 """Everything a process needs to do clients' work: what a carrier sends to a worker, or uses itself."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from fedbcgd.algorithm import Algorithm
 from fedbcgd.client import Client
-from fedbcgd.data.sources import Source, as_source
+from fedbcgd.data.sources import Parts, Source, as_source, on_device
 from fedbcgd.errors import UserError
 from fedbcgd.evaluation import Batch, evaluate_batch
 from fedbcgd.flat import Layout
+from fedbcgd.local.work import Lend
 from fedbcgd.messages import Broadcast, StateUpdate, Task, Upload
 from fedbcgd.objective import Objective
 
@@ -26,6 +28,7 @@ class Job:
     seed: int
     clients: Sequence[Any]
     test: Source | None = None
+    together: int | None = None  # clients computed in one multiplication, at most; None: each on its own
 
     @cached_property
     def client(self) -> Client:
@@ -33,14 +36,49 @@ class Job:
 
     def examples(self, client: int) -> int:
         """How many this client has, where that is known without loading anything; 0 otherwise."""
+        if isinstance(self.clients, Parts):
+            return self.clients.size(client)
         if not isinstance(self.clients, (list, tuple)):
             return 0
         return len(as_source(self.clients[client], f"client {client}"))
 
-    def fit(self, broadcast: Broadcast, task: Task, state: Mapping[str, Tensor]) -> tuple[Upload, StateUpdate]:
+    def units(self, tasks: Sequence[Task], wanted: Callable[[Task], bool]) -> list[tuple[int, ...]]:
+        """The tasks that are wanted by their positions in the plan, those of a tuple to be computed together: neighbours of
+        equal size.
+
+        What is computed together follows from the plan alone, so it is the same for any number of workers.
+        """
+        positions = [k for k, task in enumerate(tasks) if wanted(task)]
+        if self.together is None:
+            return [(k,) for k in positions]
+        units: list[tuple[int, ...]] = []
+        sizes = [self.examples(task.client) or len(self._data(task)) for task in tasks]
+        for k in positions:
+            if units and len(units[-1]) < self.together and sizes[units[-1][0]] == sizes[k]:
+                units[-1] = (*units[-1], k)
+            else:
+                units.append((k,))
+        return units
+
+    def fit_unit(
+        self,
+        broadcast: Broadcast,
+        tasks: Sequence[Task],
+        states: Sequence[Mapping[str, Tensor]],
+        lend: Sequence[Lend | None] | None = None,
+    ) -> list[tuple[Upload, StateUpdate]]:
+        """The work of one unit."""
+        lend = lend or [None] * len(tasks)
+        if self.together is None:
+            return [self.fit(broadcast, *one) for one in zip(tasks, states, lend, strict=True)]
+        data = [self._data(task) for task in tasks]
+        return self.client.fit_together(broadcast, tasks, data, states, lend)
+
+    def fit(
+        self, broadcast: Broadcast, task: Task, state: Mapping[str, Tensor], lend: Lend | None = None
+    ) -> tuple[Upload, StateUpdate]:
         try:
-            data = as_source(self.clients[task.client], f"client {task.client}")
-            return self.client.fit(broadcast, task, data, state)
+            return self.client.fit(broadcast, task, self._data(task), state, lend)
         except Exception as error:
             if "Expected more than 1 value per channel" in str(error):
                 size = self.algorithm.local.batch_size
@@ -50,6 +88,16 @@ class Job:
                 ) from error
             error.add_note(f"while client {task.client} trained in round {task.round}")
             raise
+
+    def _data(self, task: Task) -> Source:
+        return as_source(self.clients[task.client], f"client {task.client}")
+
+    def move_to(self, device: torch.device) -> None:
+        """Model and data to a device, where they stay."""
+        self.module.to(device)
+        self.clients = on_device(self.clients, device)
+        if self.test is not None:
+            self.test = on_device([self.test], device)[0]
 
     def evaluate(self, x: Tensor, start: int, stop: int) -> Batch:
         """Metrics of the model x on the test examples from `start` to `stop`."""

@@ -15,6 +15,7 @@ class Entry:
     upload_bytes: int
     download_bytes: int
     accepted: bool
+    gradient_evaluations: int = 0
 
 
 @dataclass
@@ -43,12 +44,12 @@ class Ledger:
     def open_round(self) -> None:
         self.entries = []
 
-    def record(self, entry: Entry, gradient_evaluations: int) -> None:
+    def record(self, entry: Entry) -> None:
         self.entries.append(entry)
         self.upload_floats += entry.upload_floats
         self.upload_bytes += entry.upload_bytes
         self.download_bytes += entry.download_bytes
-        self.gradient_evaluations += gradient_evaluations
+        self.gradient_evaluations += entry.gradient_evaluations
         self.refused += not entry.accepted
         if 0 <= entry.block < self.blocks:
             self.block_bytes[entry.block] += entry.upload_bytes

@@ -6,10 +6,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from fedbcgd.carriers.carrier import Carrier
+from torch import Tensor
+
+from fedbcgd.carriers.carrier import Carrier, Overlapping
 from fedbcgd.errors import unknown
 from fedbcgd.ledger import Ledger
 from fedbcgd.messages import RoundReport
+from fedbcgd.network.watch import Watch
 from fedbcgd.server import Server
 from fedbcgd.signals import uninterrupted
 from fedbcgd.threads import one_thread
@@ -23,10 +26,11 @@ class RoundInfo:
     """What a callback sees after each round."""
 
     report: RoundReport
-    row: Row | None  # the newest metrics, in rounds that were evaluated
+    row: Row | None  # the newest metrics, where some came in since the last call: of this round, or of one before it
     server: Server
     progress: float  # of the stopping rules, the nearest: 0 to 1
     reason: str  # why the run ends with this round; empty if it goes on
+    rows: Sequence[Row] = ()  # all metrics that came in since the last call; `row` is the last of them
 
     @property
     def ledger(self) -> Ledger:
@@ -115,11 +119,16 @@ class Loop:
     metric_prefix: str = "test"
     rows: list[Row] = field(default_factory=list)
     seconds: float = 0.0
+    watch: Watch | None = None  # the network of the run
+    overlap: bool = False  # whether a row may come with the round after its own
     _lap: float = field(default_factory=time.perf_counter)
+    _due: Row | None = None  # a row whose metrics are not there yet
+    _told: int = 0  # rows that the callbacks have seen
 
     def run(self) -> str:
         """Go on until a stopping rule holds; why it stopped. Ctrl-C leaves everything as after the last whole round."""
         self._lap = time.perf_counter()
+        self._due, self._told = None, len(self.rows)
         try:
             with one_thread():  # the cores belong to the workers
                 reason = self._pending()
@@ -149,37 +158,67 @@ class Loop:
 
     def _round(self) -> str:
         with uninterrupted():
-            plan = self.server.plan()
-        self.carrier.carry(self.server, plan)
+            plan = self.watch.plan(self.server) if self.watch else self.server.plan()
+        self.carrier.carry(self.watch.door(self.server, self.carrier) if self.watch else self.server, plan)
+        self._collect()  # before the round counts: whoever is interrupted here finds the model that is due
         with self.carrier.clock.timing("sums"), uninterrupted():
             report = self.server.commit()
             self.carrier.store.commit()
+            if self.watch:
+                self.watch.committed(self.server)
         return self._after(report)
 
     def _after(self, report: RoundReport) -> str:
         """Evaluate where it is time to, tell the callbacks, and say whether to stop."""
         server = self.server
         reason = self.stop.check(server, None)
-        row = None
         if reason or server.round % self.every == 0:
-            row = self._measure(report)
-            self.rows.append(row)
-            reason = self.stop.check(server, row)
-        info = RoundInfo(report, row, server, 1.0 if reason else self.stop.progress(server), reason)
+            self._due = self._columns(report)
+            if reason or not self._begin():
+                self._collect(server.x)
+                reason = self.stop.check(server, self.rows[-1])
+        new = self.rows[self._told :]
+        progress = 1.0 if reason else self.stop.progress(server)
+        info = RoundInfo(report, new[-1] if new else None, server, progress, reason, new)
         for callback in self.callbacks:
             callback(info)
-            if info.reason and info.row is None:  # it asked to stop: what follows sees a last row
-                info.row = self._measure(report)
-                self.rows.append(info.row)
+            if info.reason and (not self.rows or self.rows[-1]["round"] != server.round):
+                # it asked to stop: what follows sees a last row
+                self._due = self._due or self._columns(report)
+                self._collect(server.x)
+                info.row = self.rows[-1]
+                info.rows = self.rows[self._told :]
+        self._told = len(self.rows)
         return info.reason
 
-    def _measure(self, report: RoundReport) -> Row:
-        with self.carrier.clock.timing("evaluation"):
-            metrics = self.carrier.evaluate(self.server.x)
+    def _begin(self) -> bool:
+        """Have the model of this round evaluated beside the next one, where that is possible and nothing waits for it."""
+        carrier = self.carrier
+        if not self.overlap or self.stop.target is not None or not isinstance(carrier, Overlapping):
+            return False
+        carrier.begin_evaluation(self.server.x)
+        return True
+
+    def _collect(self, x: Tensor | None = None) -> None:
+        """The row that is due: its model is x, or is being evaluated already."""
+        if self._due is None:
+            return
+        carrier = self.carrier
+        with carrier.clock.timing("evaluation"):
+            if x is not None:
+                metrics = carrier.evaluate(x)
+            else:
+                assert isinstance(carrier, Overlapping)
+                metrics = carrier.finish_evaluation()
+        named = {n if n.startswith("clients_") else f"{self.metric_prefix}_{n}": v for n, v in metrics.items()}
+        self.rows.append({"round": self._due.pop("round"), **named, **self._due})
+        self._due = None
+
+    def _columns(self, report: RoundReport) -> Row:
+        """All of a row but its metrics."""
         ledger = self.server.ledger
         return {
             "round": self.server.round,
-            **{n if n.startswith("clients_") else f"{self.metric_prefix}_{n}": v for n, v in metrics.items()},
             "train_loss": report.train_loss,
             "upload_d": ledger.upload_d,
             "upload_bytes": ledger.upload_bytes,
@@ -187,5 +226,6 @@ class Loop:
             "upload_wait_bytes": ledger.upload_wait_bytes,
             "download_bytes": ledger.download_bytes,
             "gradient_evaluations": ledger.gradient_evaluations,
+            **(self.watch.columns() if self.watch else {}),
             "seconds": self.lap(),
         }

@@ -1,4 +1,5 @@
-"""A part of an algorithm: a frozen, checked set of hyper-parameters, and the table of names it is found under."""
+"""A part of an algorithm: a frozen, checked set of hyper-parameters, and the table of names it is found under.
+A section of a configuration is its stricter sister."""
 
 from collections.abc import Iterator
 from typing import Any, Generic, TypeVar
@@ -6,6 +7,12 @@ from typing import Any, Generic, TypeVar
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from fedbcgd.errors import UserError, unknown
+
+
+class Section(BaseModel):
+    """A section of a configuration: frozen, and strict about types and names."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, strict=True)
 
 
 class Part(BaseModel):

@@ -22,6 +22,7 @@ from fedbcgd.config import Config
 from fedbcgd.errors import Diverged, UserError
 from fedbcgd.files import as_json, make_folder, write_tensors, write_text
 from fedbcgd.loop import Callback, Loop, Outcome, RoundInfo, Stop
+from fedbcgd.network.watch import Watch, fit_to_links
 from fedbcgd.report import plots
 from fedbcgd.server import Server
 from fedbcgd.signals import uninterrupted
@@ -44,6 +45,10 @@ class Folder:
     @property
     def metrics(self) -> Path:
         return self.path / "metrics.jsonl"
+
+    @property
+    def traffic(self) -> Path:
+        return self.path / "traffic.jsonl"
 
     @property
     def summary(self) -> Path:
@@ -79,8 +84,14 @@ class Folder:
     def outcome(self) -> Outcome:
         """What a finished run left."""
         summary = json.loads(self.summary.read_text(encoding="utf-8"))
-        rows = [_row(line) for line in self.metrics.read_text(encoding="utf-8").splitlines()]
-        return Outcome.from_summary(summary, rows)
+        return Outcome.from_summary(summary, self.rows())
+
+    def rows(self) -> list[dict[str, float]]:
+        """The metrics, as far as the run has come."""
+        try:
+            return [_row(line) for line in self.metrics.read_text(encoding="utf-8").splitlines()]
+        except FileNotFoundError:
+            raise UserError(f"{self.path} is no folder of a run: it has no {self.metrics.name}") from None
 
 
 def examine(config: Config, path: Path) -> None:
@@ -125,14 +136,18 @@ class _Prepared:
         self.task = make_task(config)
         algorithm = configuration.algorithm_of(config, "configuration")
         task = self.task
+        algorithm = fit_to_links(algorithm, config.network, len(task.clients), run.cohort, run.seed)
         self.job = make_job(
-            task.model, task.clients, algorithm, task.test, run.seed, task.loss, task.metrics, device=config.where.home
+            *(task.model, task.clients, algorithm, task.test, run.seed, task.loss, task.metrics),
+            device=config.where.home,
+            together=run.together,
         )
         if ":" in config.model.name + config.data.name:  # a user's own code
             try_out(self.job)
         goal = None if run.target is None else (f"{self.task.prefix}_accuracy", ">=", run.target)
         self.stop = Stop(run.rounds, run.budget, goal)
-        self.server = make_server(self.job, run.cohort, self.stop)
+        self.watch = Watch(self.job, config.network)
+        self.server = make_server(self.job, run.cohort, self.stop, self.watch)
 
 
 def _execute(prepared: _Prepared, folder: Folder, callbacks: Sequence[Callback], figures: bool) -> Outcome:
@@ -148,26 +163,35 @@ def _execute(prepared: _Prepared, folder: Folder, callbacks: Sequence[Callback],
     write_text(folder.config, config.text())
     if task.counts is not None:
         write_text(folder.holdings, as_json({"classes": task.classes, "counts": task.counts.tolist()}) + "\n")
-    with MetricsFile(folder.metrics, before["metrics"] if before else 0) as metrics:
+    watch = prepared.watch
+    if before and "network" in before:
+        watch.restore(before["network"], server)
+    with (
+        MetricsFile(folder.metrics, before["metrics"] if before else 0) as metrics,
+        MetricsFile(folder.traffic, before.get("traffic", 0) if before else 0) as traffic,
+    ):
+        watch.record = lambda sent: traffic.append(sent.row())
         carrier = make_carrier(job, store, server.cohort, config.where)
         carrier.clock.add(before["clock"] if before else {})
-        loop = Loop(server, carrier, stop, run.evaluate_every, (), task.prefix, metrics.rows)
+        loop = Loop(server, carrier, stop, run.evaluate_every, (), task.prefix, metrics.rows, watch=watch, overlap=True)
         loop.seconds = before["seconds"] if before else 0.0
 
-        def save() -> None:
+        def save(beside: bool = False) -> None:
             with carrier.clock.timing("checkpoint"):
-                more = {"metrics": metrics.sync(), "seconds": loop.lap(), "clock": dict(carrier.clock)}
-                more["data"] = task.digest
-                checkpoints.save(server, store, more)
+                more = {"metrics": metrics.size, "seconds": loop.lap(), "clock": dict(carrier.clock)}
+                more |= {"data": task.digest, "network": watch.snapshot(), "traffic": traffic.size}
+                checkpoints.begin(server, store, more, [metrics.sync, traffic.sync])
+                if not beside:
+                    checkpoints.finish(store)
 
-        def write(info: RoundInfo) -> None:
-            if info.row and len(metrics.rows) > metrics.written:
-                metrics.append(info.row)
+        def write(info: RoundInfo | None = None) -> None:
+            for row in metrics.rows[metrics.written :]:
+                metrics.append(row)
 
         def keep(info: RoundInfo) -> None:
             write(info)  # a row that a callback asked for, by stopping
             if not info.reason and checkpoints.due(server):
-                save()
+                save(beside=True)
 
         def summarise(outcome: Outcome) -> None:
             summary = outcome.summary() | _circumstances(config, server.layout, dict(carrier.clock))
@@ -193,14 +217,17 @@ def _execute(prepared: _Prepared, folder: Folder, callbacks: Sequence[Callback],
                 f"interrupted after round {server.round}; --resume goes on from there ({folder.path})"
             ) from None
         except Diverged:
+            write()
             summarise(Outcome.of(loop, "diverged"))
             raise
         except UserError as error:
+            checkpoints.wait()
             saved = checkpoints.load()
             kept = f"the checkpoint of round {saved[1]['round']} is whole" if saved else "no checkpoint was written yet"
             raise UserError(f"{error}; {kept}") from error
         finally:
             carrier.close()
+            checkpoints.wait()
             store.close()
 
 
@@ -242,7 +269,12 @@ class MetricsFile:
             os.fsync(self._file.fileno())
         except OSError as error:
             raise UserError(f"{self._path} could not be written: {error.strerror}") from error
-        return self._file.seek(0, os.SEEK_END)
+        return self.size
+
+    @property
+    def size(self) -> int:
+        """Bytes written so far."""
+        return os.fstat(self._file.fileno()).st_size
 
     def __enter__(self) -> "MetricsFile":
         return self

@@ -41,6 +41,7 @@ class Server:
         self.round = 0
         self.epoch = 0
         self.available: Sequence[int] | None = None  # the clients that can be asked; None: all
+        self.costs: np.ndarray | None = None  # seconds of each client with each block, for uplinks that ask
         self.x = x.clone()
         params = self.x[: layout.dim]
         self.controls = {name: torch.zeros_like(params) for name in algorithm.local.controls}
@@ -54,6 +55,9 @@ class Server:
         self.last: RoundReport | None = None  # of the last round that was committed
         self._barren = 0
         self._plan: Plan | None = None
+        # What every upload is checked against, for each block.
+        self._cut = [layout.slices(j) for j in range(layout.blocks)]
+        self._lengths = [algorithm.lengths(layout, j) for j in range(layout.blocks)]
 
     # -- plan ---------------------------------------------------------------------------------------------------------
 
@@ -77,16 +81,19 @@ class Server:
 
     def _tasks(self) -> list[Task]:
         rng = stream(self.seed, "cohort", self.round)
-        there = np.arange(self.clients) if self.available is None else np.array(sorted(self.available), dtype=np.int64)
-        cohort = rng.choice(there, min(self.cohort, len(there)), replace=False)
-        blocks = self.algorithm.uplink.assign(cohort, self.round, self.layout.blocks)
+        there = None if self.available is None else np.array(sorted(self.available), dtype=np.int64)
+        count = self.clients if there is None else len(there)
+        cohort = rng.choice(count, min(self.cohort, count), replace=False)
+        cohort = cohort if there is None else there[cohort]
+        costs = None if self.costs is None else self.costs[cohort]
+        blocks = self.algorithm.uplink.assign(cohort, self.round, self.layout.blocks, costs, rng)
         return [Task(self.round, int(client), block) for client, block in zip(cohort, blocks, strict=True)]
 
     def next_upload_d(self) -> float:
         """What the next round will upload if nothing is lost, in d."""
         if self.algorithm.uplink.pooled:
             return 0.0
-        each = [sum(map(sum, self.algorithm.lengths(self.layout, task.block).values())) for task in self._tasks()]
+        each = [sum(map(sum, self._lengths[task.block].values())) for task in self._tasks()]
         return sum(each) / len(each) / (self.layout.dim * self.layout.dtype.itemsize)
 
     def abandon(self) -> None:
@@ -106,6 +113,11 @@ class Server:
         """How many tasks, from the first of the plan on, are done with."""
         return self._next
 
+    def expects(self, task: Task) -> bool:
+        """Whether the client of this task has still to answer: it was not given up before it began."""
+        place = self._place.get(task.client)
+        return place is not None and place not in self._arrived
+
     # -- receive ------------------------------------------------------------------------------------------------------
 
     def receive(self, upload: Upload) -> Receipt:
@@ -123,6 +135,7 @@ class Server:
         floats = sum(s.stop - s.start for s in self._slices(upload.block)) * len(self.algorithm.local.channels)
         # What is sent twice was sent twice; but it was broadcast and computed once.
         first = upload.round == self.round and self._place.get(upload.client, -1) not in {-1, *self._arrived}
+        evaluations = max(0, int(upload.gradient_evaluations)) if first else 0
         sends = not self.algorithm.uplink.pooled
         self.ledger.record(
             Entry(
@@ -133,8 +146,8 @@ class Server:
                 upload.nbytes * sends,
                 plan.broadcast.nbytes * sends if first else 0,
                 accepted=not reason,
-            ),
-            max(0, int(upload.gradient_evaluations)) if first else 0,
+                gradient_evaluations=evaluations,
+            )
         )
         if reason:
             reason = f"round {self.round}, client {upload.client}: {reason}"
@@ -164,7 +177,7 @@ class Server:
         self._forget = self._forget or why
 
     def _slices(self, block: int) -> tuple[slice, ...]:
-        return self.layout.slices(block) if 0 <= block < self.layout.blocks else ()
+        return self._cut[block] if 0 <= block < self.layout.blocks else ()
 
     def _misdirected(self, upload: Upload) -> str:
         if upload.round != self.round:
@@ -180,7 +193,7 @@ class Server:
         return ""
 
     def _misshapen(self, upload: Upload) -> str:
-        expected = self.algorithm.lengths(self.layout, upload.block)
+        expected = self._lengths[upload.block]
         if set(upload.payload) != set(expected):
             return f"it has channels {sorted(upload.payload)}, expected were {sorted(expected)}"
         for channel, lengths in expected.items():
@@ -197,8 +210,8 @@ class Server:
     def _fit(self, channel: str, block: int, got: list[int]) -> bool:
         codec, dtype = self.algorithm.codec, self.layout.dtype
         if channel == BUFFERS:
-            return got == self.algorithm.lengths(self.layout, block)[BUFFERS]
-        sizes = [s.stop - s.start for s in self.layout.slices(block)]
+            return got == self._lengths[block][BUFFERS]
+        sizes = [s.stop - s.start for s in self._cut[block]]
         return len(got) == len(sizes) and all(codec.fits(k, n, dtype) for k, n in zip(got, sizes, strict=True))
 
     def _decode(self, upload: Upload) -> tuple[list[dict[str, Tensor]], Tensor | None]:
@@ -217,9 +230,9 @@ class Server:
     def _not_finite(slices: list[dict[str, Tensor]], buffers: Tensor | None) -> str:
         for channels in slices:
             for channel, values in channels.items():
-                if not values.isfinite().all():
+                if not _finite(values):
                     return f"channel {channel!r} holds NaN or infinity"
-        if buffers is not None and not buffers.isfinite().all():
+        if buffers is not None and not _finite(buffers):
             return "the buffers hold NaN or infinity"
         return ""
 
@@ -288,7 +301,7 @@ class Server:
     def _mean(self, k: int, s: slice) -> Tensor | None:
         """The mean of a slice; None, and the slice stays as it is, where finite uploads added up to infinity."""
         mean = self._sum[s].div_(self._weight[k]).to(self.x.dtype)
-        if mean.isfinite().all():
+        if _finite(mean):
             return mean
         log.warning("round %d: a mean overflowed; that part of the model keeps its value", self.round)
         self._weight[k] = 0
@@ -297,7 +310,7 @@ class Server:
     def _move_controls(self) -> None:
         """c += ΣΔc/M. Where c = mean(c_i) can no longer hold, all controls begin again from zero."""
         sums = {name: total.div_(self.clients).to(self.x.dtype) for name, total in self._control_sums.items()}
-        overflow = "" if all(change.isfinite().all() for change in sums.values()) else "they overflowed"
+        overflow = "" if all(map(_finite, sums.values())) else "they overflowed"
         why = self._forget or overflow
         if not why:
             for name, change in sums.items():
@@ -337,6 +350,11 @@ class Server:
         self.last = None if values["last"] is None else RoundReport(**values["last"])
         self.ledger = Ledger.from_totals(values["ledger"])
         self._clear()
+
+
+def _finite(values: Tensor) -> bool:
+    """Whether all are finite: in one pass where their sum is, since no sum loses a NaN or an infinity."""
+    return math.isfinite(values.sum()) or bool(values.isfinite().all())
 
 
 def _bytes(piece: object) -> bool:

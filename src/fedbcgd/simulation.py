@@ -20,8 +20,12 @@ from fedbcgd.carriers.where import Where
 from fedbcgd.carriers.workers import cores
 from fedbcgd.data.sources import Pooled, as_source, to_device
 from fedbcgd.errors import Diverged, UserError
+from fedbcgd.flat import Layout
 from fedbcgd.job import Job
+from fedbcgd.local.stack import why_not
 from fedbcgd.loop import Callback, Loop, Outcome, Stop
+from fedbcgd.network.settings import NO_WORKERS, Network, as_network
+from fedbcgd.network.watch import Watch, fit_to_links
 from fedbcgd.objective import Loss, Metrics, Objective, objective
 from fedbcgd.report.progress import single
 from fedbcgd.server import Server
@@ -70,7 +74,9 @@ def simulate(
     gpus: float | None = None,
     device: str | torch.device = "cpu",
     channels_last: bool | None = None,
+    together: int | None = None,
     transport: Transport | None = None,
+    network: str | Mapping[str, Any] | Network | None = None,
     **options: Any,
 ) -> Result:
     """Train `model` on `clients` with a federated algorithm, on this machine.
@@ -94,23 +100,34 @@ def simulate(
     carrier: "workers", processes of this machine, or "ray" (extra `ray`), actors of a Ray cluster. address: of the cluster
         ("auto", "host:port"); without one Ray is started here. gpus: the share of a GPU that each actor gets.
     channels_last: compute in that memory format; default: for models with 2-d convolutions that can.
+    together: compute up to so many clients in one multiplication, with models that offer it (logistic regression and other
+        linear ones): much faster for small models, and equal up to rounding.
     transport: stands for the network, for tests and studies: gets each upload and may lose (None) or damage it. Only
         with workers=0.
+    network: whose links the clients have: the name of a profile ("4g", "broadband", "datacentre", "mix") or a dictionary of
+        the settings of `[network]` in docs/network.md. Rows then have `hours`, on the clock of that network; deadlines,
+        over-sampling and faults are among the settings.
     """
     algorithm = _algorithm(algorithm, options)
+    conditions = as_network(network)
     stop = Stop(rounds, budget, make_target(target))
     _check(model, clients, test, stop, evaluate_every, seed, callbacks)
     if transport is not None and (workers or carrier == "ray"):
         raise UserError("transport: only the carrier in this process has one (workers=0)")
     where = Where(carrier, 0 if transport is not None else workers, address, gpus, str(device))
     where.check()
-    job = make_job(model, clients, algorithm, test, seed, loss, metrics, weights, where.home, channels_last)
-    server = make_server(job, cohort, stop)
+    if conditions is not None and conditions.crash and (where.workers == 0 or carrier == "ray"):
+        raise UserError(f"network.{NO_WORKERS}")
+    algorithm = fit_to_links(algorithm, conditions, len(clients), cohort, seed)
+    job = make_job(model, clients, algorithm, test, seed, loss, metrics, weights, where.home, channels_last, together)
+    watch = None if conditions is None else Watch(job, conditions)
+    server = make_server(job, cohort, stop, watch)
     store = StateStore(algorithm.state_names, job.layout.dim, job.layout.dtype)
     carried = make_carrier(job, store, server.cohort, where, transport)
     try:
         with single(algorithm.name, progress) as bar:
-            loop = Loop(server, carried, stop, evaluate_every, [*callbacks, bar] if bar else callbacks)
+            loop = Loop(server, carried, stop, evaluate_every, [*callbacks, bar] if bar else callbacks, watch=watch)
+            loop.overlap = not callbacks  # a user's callback sees each row with its own round
             try:
                 reason = loop.run()
             except KeyboardInterrupt:
@@ -135,6 +152,7 @@ def make_job(
     weights: Mapping[str, Tensor] | None = None,
     device: str | torch.device = "cpu",
     channels_last: bool | None = None,
+    together: int | None = None,
 ) -> Job:
     """All that a process needs for the clients' work, the model copied and laid out."""
     module = copy.deepcopy(model).to(make_device(device))
@@ -155,16 +173,36 @@ def make_job(
     if algorithm.uplink.pooled:
         clients = [Pooled([as_source(c, f"client {i}") for i, c in enumerate(clients)])]
     data = None if test is None else as_source(test, "test")
-    return Job(algorithm, layout, module, goal, seed, clients, data)
+    if together is not None:
+        _check_together(together, algorithm, layout, module, goal, clients)
+    job = Job(algorithm, layout, module, goal, seed, clients, data, together)
+    where = next(module.parameters()).device
+    if where.type != "cpu":
+        job.move_to(where)
+    return job
 
 
-def make_server(job: Job, cohort: int | None, stop: Stop) -> Server:
+def _check_together(
+    count: Any, algorithm: Algorithm, layout: Layout, module: nn.Module, goal: Objective, clients: Sequence[Any]
+) -> None:
+    _whole("together", count, 1)
+    why = why_not(algorithm.local, layout, module, goal)
+    if getattr(as_source(clients[0], "client 0"), "augment", False):
+        why = why or "augmentation is drawn for each client's minibatch"
+    if why:
+        raise UserError(f"together: clients cannot be computed together here: {why}. Leave it out")
+
+
+def make_server(job: Job, cohort: int | None, stop: Stop, watch: Watch | None = None) -> Server:
     x = job.layout.vector(job.module.state_dict(), next(job.module.parameters()).device)
     size = min(10, len(job.clients)) if cohort is None or job.algorithm.uplink.pooled else cohort
     if job.algorithm.uplink.pooled and stop.rounds is None and stop.target is None:
         raise UserError(f"{job.algorithm.name} uploads nothing, so no budget ends it: give rounds or a target")
     _whole("cohort", size, 1)
-    server = Server(job.algorithm, job.layout, x, len(job.clients), size, job.seed)
+    asked = size if watch is None or size > len(job.clients) else watch.sampled(size, len(job.clients))
+    server = Server(job.algorithm, job.layout, x, len(job.clients), asked, job.seed)
+    if watch is not None:
+        watch.attach(server, size)
     need = server.next_upload_d()
     if stop.budget is not None and need > stop.budget * (1 + 1e-9):
         raise UserError(
@@ -176,6 +214,8 @@ def make_server(job: Job, cohort: int | None, stop: Stop) -> Server:
 def make_carrier(job: Job, store: StateStore, cohort: int, where: Where, transport: Transport | None = None) -> Carrier:
     """Worker processes, one per core unless told otherwise; this process where 0 is asked for or a GPU computes."""
     if where.carrier == "ray":
+        if job.together is not None:
+            raise UserError("together: only worker processes and this process compute clients together, not Ray")
         from fedbcgd.carriers.ray import Ray
 
         return Ray(job, store, cohort, where.workers, where.address, where.gpus, where.device)

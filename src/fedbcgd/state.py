@@ -63,8 +63,9 @@ class StateStore:
         self._pending: dict[int, tuple[int, int]] = {}  # accepted in the open round
         self._slots = 0
         self._free: list[int] = []
-        self._fresh: set[int] = set()  # slots that no durable checkpoint names
-        self._retired: list[int] = []  # named by the last durable checkpoint, no longer in use
+        self._fresh: set[int] = set()  # slots that no checkpoint names
+        self._retired: list[int] = []  # named by a checkpoint, no longer in use
+        self._leaving: list[int] = []  # of those, the ones that the last snapshot no longer names
         self.file: SlotFile | None = None
         if self.names:
             try:
@@ -136,19 +137,25 @@ class StateStore:
     # -- checkpoints ----------------------------------------------------------------------------------------------
 
     def snapshot(self) -> dict[str, Any]:
-        """Make all slots durable; the table to keep in the checkpoint."""
+        """The table to keep in a checkpoint. From now on what it names is not overwritten; nor, until `released`, what the
+        checkpoint before it names."""
+        self._leaving += self._retired
+        self._retired = []
+        self._fresh.clear()
+        return {str(client): list(entry) for client, entry in self._table.items()}
+
+    def sync(self) -> None:
+        """Make all slots durable."""
         if self.file is not None:
             try:
                 os.fsync(self.file.fd)
             except OSError as error:
                 raise UserError(f"client state could not be written: {error.strerror}") from error
-        return {str(client): list(entry) for client, entry in self._table.items()}
 
     def released(self) -> None:
         """The checkpoint with the last snapshot is durable: what only an older one named is free."""
-        self._free += self._retired
-        self._retired = []
-        self._fresh.clear()
+        self._free += self._leaving
+        self._leaving = []
 
     def restore(self, table: Mapping[str, Any]) -> None:
         self._table = {int(client): (slot, epoch) for client, (slot, epoch) in table.items()}
@@ -157,7 +164,7 @@ class StateStore:
         if used and max(used) >= self._slots:
             raise UserError("the file of client state is shorter than its checkpoint says: it cannot be resumed from")
         self._free = [slot for slot in range(self._slots - 1, -1, -1) if slot not in used]
-        self._fresh, self._retired, self._pending = set(), [], {}
+        self._fresh, self._retired, self._leaving, self._pending = set(), [], [], {}
 
     def clients(self) -> list[int]:
         """Those that have state."""

@@ -1,6 +1,7 @@
 """Uplinks: which coordinates does each client send?"""
 
 from collections.abc import Sequence
+from math import floor
 from typing import Any, ClassVar
 
 import numpy as np
@@ -8,7 +9,9 @@ from pydantic import Field, field_validator
 from torch import nn
 
 from fedbcgd.blocks import divide
+from fedbcgd.errors import UserError
 from fedbcgd.flat import Layout
+from fedbcgd.network.assignment import fastest, fitted_sizes
 from fedbcgd.parts import Part, Registry
 
 
@@ -20,8 +23,15 @@ class Uplink(Part):
     def layout(self, model: nn.Module) -> Layout:
         raise NotImplementedError
 
-    def assign(self, cohort: np.ndarray, round: int, blocks: int) -> list[int]:
-        """A block for each client of the cohort.
+    def assign(
+        self,
+        cohort: np.ndarray,
+        round: int,
+        blocks: int,
+        costs: np.ndarray | None = None,
+        rng: np.random.Generator | None = None,
+    ) -> list[int]:
+        """A block for each client of the cohort. `costs`: seconds that each of them takes with each block, where known.
 
         The cohort comes in random order, so dealing blocks out in turn is a random split into groups. The turn goes
         on from round to round: groups differ by at most one client, and over time each block is served equally often,
@@ -48,8 +58,10 @@ class Blocks(Uplink):
     """Each client sends one of N blocks and the shared block: about 1/N of the traffic."""
 
     blocks: int = Field(5, ge=1, description="N: parameter blocks, the shared block not counted")
-    divider: str | Sequence[str | Sequence[str]] = Field(
-        "auto", description="layers, even, auto, paper (its table for its networks), or name patterns for each block"
+    divider: str | Sequence[str | Sequence[str]] | Sequence[float] = Field(
+        "auto",
+        description="layers, even, auto, paper (its table for its networks), relative sizes of the blocks, or name "
+        "patterns for each block",
     )
     shared: str | Sequence[str] = Field("last", description="the shared block: last (layer), none, or name patterns")
 
@@ -62,7 +74,61 @@ class Blocks(Uplink):
         return Layout.of(model, divide(model, self.blocks, self.divider, self.shared))
 
 
+class Matched(Blocks):
+    """Blocks as the links can bear them: the makespan of a round is as small as can be, and every block keeps its clients.
+
+    A share `haste` of the rounds is assigned by the links (`network/assignment.py`); the others, spread evenly over the
+    run, are dealt out at random as by `blocks`. So whenever a client is sampled, it serves each block with probability
+    (1 − haste)/N at least, however slow it is.
+    """
+
+    divider: str | Sequence[str | Sequence[str]] | Sequence[float] = Field(
+        "links", description="links (sizes that fit the links), or as for blocks: layers, even, relative sizes, …"
+    )
+    haste: float = Field(0.9, ge=0, le=1, description="from 0, fair (blocks are dealt at random), to 1, fast")
+
+    @property
+    def fits_links(self) -> bool:
+        return self.divider == "links"
+
+    def fitted(self, uplinks: np.ndarray, cohort: int, rng: np.random.Generator) -> "Matched":
+        """The same with block sizes in the place of `links`."""
+        sizes = fitted_sizes(uplinks, cohort, self.blocks, self.haste, rng)
+        return self.model_copy(update={"divider": sizes})
+
+    def layout(self, model: nn.Module) -> Layout:
+        if self.fits_links:
+            raise UserError(_NO_LINKS)
+        return super().layout(model)
+
+    def assign(
+        self,
+        cohort: np.ndarray,
+        round: int,
+        blocks: int,
+        costs: np.ndarray | None = None,
+        rng: np.random.Generator | None = None,
+    ) -> list[int]:
+        dealt = super().assign(cohort, round, blocks)
+        if self.fair(round) or not len(cohort):
+            return dealt
+        if costs is None or rng is None:
+            raise UserError(_NO_LINKS)
+        return fastest(costs, dealt, rng)
+
+    def fair(self, round: int) -> bool:
+        """Whether this round is dealt at random: of any 1/(1 − haste) rounds in a row one is."""
+        share = 1 - self.haste
+        return floor((round + 1) * share + 1e-9) > floor(round * share + 1e-9)
+
+
+_NO_LINKS = (
+    "uplink 'matched' assigns blocks by the clients' links, and none are known: give a network (a section [network], or "
+    "simulate(…, network='4g')), or take uplink 'blocks'"
+)
+
 UPLINKS: Registry[Uplink] = Registry("uplink")
 UPLINKS.add("whole", Whole)
 UPLINKS.add("blocks", Blocks)
+UPLINKS.add("matched", Matched)
 UPLINKS.add("central", Central)

@@ -285,10 +285,68 @@ def test_the_longest_of_the_next_tasks_goes_first(monkeypatch):
 
     def watched(self, *words):
         if words[0] == "fit":
-            told.append(words[2].client)
+            told.extend(task.client for task in words[2])
         tell(self, *words)
 
     monkeypatch.setattr(workers_module._Worker, "tell", watched)
     ends = [simulate(net, clients, rounds=2, blocks=2, cohort=8, workers=w, batch_size=2).module for w in (0, 2)]
     assert (len(told), told[0], told[8]) == (16, 5, 5)
     assert all(torch.equal(a, b) for a, b in zip(ends[0].parameters(), ends[1].parameters(), strict=True))
+
+
+class Words:
+    """What the workers were told, in order."""
+
+    def __init__(self, monkeypatch):
+        self.told = []
+        tell = workers_module._Worker.tell
+
+        def watched(worker, *words):
+            self.told.append(words[0] if words[0] == "evaluate" else words[2][0].round)
+            tell(worker, *words)
+
+        monkeypatch.setattr(workers_module._Worker, "tell", watched)
+
+
+def test_evaluation_goes_on_beside_the_next_round(net, toys, monkeypatch):
+    """A worker with nothing left to train evaluates the model of the round before; rows are those of one process."""
+    words = Words(monkeypatch)
+    settings = {"rounds": 4, "evaluate_every": 2, "cohort": 3}
+    beside = go(net, toys, **settings)
+    begun = words.told.index("evaluate")
+    assert words.told[:begun].count(2) == 3, "all of round 2 was handed out before round 1's model was evaluated"
+    assert 3 in words.told[begun:]
+    assert [row["round"] for row in beside.rows] == [2, 4]
+    alone = go(net, toys, workers=0, **settings)
+    assert [{**row, "seconds": 0} for row in beside.rows] == [{**row, "seconds": 0} for row in alone.rows]
+
+
+@pytest.mark.parametrize("options", [{"target": 0.99}, {"callbacks": [lambda info: None]}])
+def test_evaluation_is_waited_for_where_something_depends_on_it(net, toys, monkeypatch, options):
+    words = Words(monkeypatch)
+    go(net, toys, **{"rounds": 2, "cohort": 3, **options})
+    assert words.told.index("evaluate") < words.told.index(1)
+
+
+def test_a_callback_sees_each_row_with_its_round(net, toys):
+    seen = []
+    go(net, toys, callbacks=[lambda info: seen.append((info.server.round, info.row["round"], len(info.rows)))])
+    assert seen == [(1, 1, 1), (2, 2, 1), (3, 3, 1)]
+
+
+def test_a_worker_killed_while_it_evaluates_beside_a_round(net, toys, monkeypatch, caplog):
+    tell, killed = workers_module._Worker.tell, []
+
+    def watched(worker, *words):
+        tell(worker, *words)
+        if words[0] == "evaluate" and not killed:
+            killed.append(worker.process.pid)
+            os.kill(worker.process.pid, signal.SIGKILL)
+
+    monkeypatch.setattr(workers_module._Worker, "tell", watched)
+    with caplog.at_level(logging.WARNING, "fedbcgd"):
+        disturbed = go(net, toys)
+    assert "while evaluating" in caplog.text
+    alone = go(net, toys, workers=0)
+    assert same(state(disturbed), state(alone))
+    assert [row["test_accuracy"] for row in disturbed.rows] == [row["test_accuracy"] for row in alone.rows]

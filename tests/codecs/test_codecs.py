@@ -236,3 +236,91 @@ def test_bytes_that_no_encoder_wrote_are_refused(spoil):
     spoil(data)
     with pytest.raises(ValueError, match="places"):
         codec.decode(data, 5000, torch.float32)
+
+
+LONG = [
+    QSGD(),
+    QSGD(levels=7),
+    QSGD(levels=3, bucket=128),
+    QSGD(levels=1, bucket=64),
+    QSGD(scale="l2"),
+    QSGD(bucket=4096),
+]
+
+
+@pytest.mark.parametrize("codec", LONG, ids=repr)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_long_vectors_are_near_and_unbiased(codec, dtype):
+    """They take another way: same grid, same bytes; mean and variance of a sum are those of independent draws."""
+    n = 600_001  # a tail of less than a bucket
+    v = torch.randn(n, generator=torch.Generator().manual_seed(0)).to(dtype)
+    v[1000:6000] = 0
+    data = codec.encode(v.clone(), stream(0, "x"))
+    assert data.numel() == codec.nbytes(n, dtype)
+    out = codec.decode(data, n, dtype)
+    rows = torch.nn.functional.pad(v.float(), (0, -n % codec.bucket)).view(-1, codec.bucket)
+    scale = rows.abs().amax(1) if codec.scale == "max" else torch.linalg.vector_norm(rows, dim=1)
+    grid = (scale / codec.levels).repeat_interleave(codec.bucket)[:n]
+    slack = 1e-5 if dtype == torch.float32 else 0.02
+    error = out.float() - v.float()
+    assert (error.abs() <= grid * (1 + slack) + v.float().abs() * slack).all()
+    assert (out[1000:6000] == 0).all()
+    if dtype == torch.float32:
+        # each error has mean 0 and at most a quarter of the grid squared as variance
+        assert error.sum().abs() <= 5 * (grid.square().sum() / 4).sqrt()
+
+
+def test_draws_of_long_vectors_do_not_lean():
+    """All values the same, halfway between two levels: the count of those rounded up varies as if drawn one by one."""
+    n, codec = 1 << 19, QSGD(levels=1, bucket=512)
+    v = torch.full((n,), 0.5)
+    v[::512] = 1.0  # the scale of each bucket
+    ups = []
+    for seed in range(60):
+        out = codec.decode(codec.encode(v.clone(), stream(seed, "x")), n, torch.float32)
+        ups.append(float((out == 1).sum()) - n / 512)
+    count = n - n // 512
+    assert abs(np.mean(ups) - count / 2) <= 5 * math.sqrt(count / 4 / 60)
+    assert 0.4 <= np.var(ups) / (count / 4) <= 2.0
+
+
+def test_odd_buckets_of_long_vectors():
+    """NaN, infinity, denormals and zeros among ordinary values: told, exact, and nobody else's."""
+    v = torch.randn(1 << 19, generator=torch.Generator().manual_seed(0))
+    clean = QSGD().decode(QSGD().encode(v.clone(), stream(0, "x")), len(v), v.dtype)
+    v[512 * 3] = math.nan
+    v[512 * 5 + 1] = -math.inf
+    v[512 * 7 : 512 * 8] = 0
+    v[512 * 9 : 512 * 10] = 1e-44
+    out = QSGD().decode(QSGD().encode(v.clone(), stream(0, "x")), len(v), v.dtype)
+    rows, known = out.view(-1, 512), clean.view(-1, 512)
+    assert not rows[3].isfinite().all()
+    assert not rows[5].isfinite().all()
+    assert (rows[7] == 0).all()
+    assert (rows[9] == torch.tensor(1e-44)).all()
+    others = [k for k in range(1024) if k not in (3, 5, 7, 9)]
+    assert torch.equal(rows[others], known[others])
+
+
+@pytest.mark.parametrize("fraction", [0.001, 0.05, 0.5, 0.99])
+@pytest.mark.parametrize("kind", ["normal", "equal", "sorted", "sparse", "nan"])
+def test_long_vectors_have_their_largest_values_found(fraction, kind):
+    """By way of a sample, where the sample is good, bad or misleading."""
+    n = 200_000
+    v = torch.randn(n, generator=torch.Generator().manual_seed(1))
+    if kind == "equal":
+        v = torch.ones(n)
+    elif kind == "sorted":
+        v = v.sort().values
+    elif kind == "sparse":
+        v *= torch.rand(n, generator=torch.Generator().manual_seed(2)) < 0.01
+    elif kind == "nan":
+        v[[5, 77]] = math.nan
+    codec = TopK(fraction=fraction)
+    out = through(codec, v)
+    if kind == "nan":
+        assert out[[5, 77]].isnan().all()
+        return
+    check_topk(codec, v, out)
+    if kind in ("normal", "sorted", "equal"):
+        assert (out != 0).sum() == codec.count(n)

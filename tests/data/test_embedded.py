@@ -41,6 +41,7 @@ def test_clients_share_the_images():
     x, y = clients[0].gather(torch.tensor([1]), stream(0, "x"))
     assert torch.equal(x, train.gather(torch.tensor([5]), stream(0, "x"))[0])
     assert y.item() == train.labels[5]
-    assert as_source(clients[0], "client 0") is clients[0]
+    first = clients[0]
+    assert as_source(first, "client 0") is first
     again = clients[0].subset(torch.tensor([1]))
     assert torch.equal(again.gather(torch.tensor([0]), stream(0, "x"))[0], x)

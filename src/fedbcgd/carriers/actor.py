@@ -22,7 +22,7 @@ class Actor:
         torch.set_num_threads(1)
         self._device = torch.device(device)
         self._job = _thaw(frozen, size)
-        self._job.module.to(self._device)
+        self._job.move_to(self._device)
         self._job.client  # noqa: B018  (build the flat model now, not within the first task)
         layout = self._job.layout
         self._published: tuple[int, list[Tensor]] = (0, [])

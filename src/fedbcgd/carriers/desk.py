@@ -21,8 +21,41 @@ def upload_room(algorithm: Algorithm, layout: Layout) -> int:
     )
 
 
+class Slot:
+    """Room for one upload, filled from its start on."""
+
+    def __init__(self, memory: mmap.mmap, at: int, dtype: torch.dtype):
+        self._memory = memory
+        self._at = at
+        self._dtype = dtype
+        self._lent: dict[int, int] = {}  # address of what was lent → its offset
+
+    def lend(self, count: int) -> Tensor:
+        """Memory for so many values, to be written by whoever makes them."""
+        values = torch.empty(0, dtype=self._dtype)
+        if count:
+            values = torch.frombuffer(self._memory, dtype=self._dtype, count=count, offset=self._at)
+            self._lent[values.data_ptr()] = self._at
+            self._at += aligned(values.nbytes)
+        return values
+
+    def put(self, upload: Upload) -> Where:
+        """Where the payload is: what was written into lent memory stays, everything else is copied."""
+        return {channel: [self._put(piece) for piece in pieces] for channel, pieces in upload.payload.items()}
+
+    def _put(self, piece: Tensor) -> tuple[int, int]:
+        n = piece.numel()
+        if n and piece.data_ptr() in self._lent:
+            return self._lent[piece.data_ptr()], n
+        at = self._at
+        if n:
+            torch.frombuffer(self._memory, dtype=torch.uint8, count=n, offset=at).copy_(piece)
+            self._at += aligned(n)
+        return at, n
+
+
 class Memory:
-    """[x, controls …, upload slots …]"""
+    """[x, controls …, the model that is evaluated, upload slots …]"""
 
     def __init__(self, memory: mmap.mmap, algorithm: Algorithm, layout: Layout):
         self._memory = memory
@@ -34,12 +67,13 @@ class Memory:
         for name in algorithm.local.broadcasts:
             self.controls[name] = torch.frombuffer(memory, dtype=layout.dtype, count=layout.dim, offset=at)
             at += aligned(layout.dim * item)
-        self._slots = at
+        self.evaluated = torch.frombuffer(memory, dtype=layout.dtype, count=layout.size, offset=at)
+        self._slots = at + aligned(layout.size * item)
 
     @staticmethod
     def size(algorithm: Algorithm, layout: Layout, slots: int) -> int:
         item = layout.dtype.itemsize
-        head = aligned(layout.size * item) + len(algorithm.local.broadcasts) * aligned(layout.dim * item)
+        head = 2 * aligned(layout.size * item) + len(algorithm.local.broadcasts) * aligned(layout.dim * item)
         return head + slots * upload_room(algorithm, layout)
 
     def publish(self, broadcast: Broadcast) -> None:
@@ -51,19 +85,8 @@ class Memory:
     def broadcast(self, round: int, epoch: int) -> Broadcast:
         return Broadcast(round, epoch, self.x, self.controls)
 
-    def put(self, place: int, upload: Upload) -> Where:
-        """Write an upload's payload into a slot."""
-        at = self._slots + place * self._room
-        where: Where = {}
-        for channel, pieces in upload.payload.items():
-            where[channel] = []
-            for piece in pieces:
-                n = piece.numel()
-                if n:
-                    torch.frombuffer(self._memory, dtype=torch.uint8, count=n, offset=at).copy_(piece)
-                where[channel].append((at, n))
-                at += aligned(n)
-        return where
+    def slot(self, place: int) -> "Slot":
+        return Slot(self._memory, self._slots + place * self._room, self.x.dtype)
 
     def get(self, where: Where) -> dict[str, list[Tensor]]:
         """A payload as views of its slot."""

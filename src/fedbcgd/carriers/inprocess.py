@@ -7,7 +7,7 @@ from torch import Tensor
 from fedbcgd.clock import Clock
 from fedbcgd.evaluation import combine, spans
 from fedbcgd.job import Job
-from fedbcgd.messages import Plan, Upload
+from fedbcgd.messages import Plan, StateUpdate, Task, Upload
 from fedbcgd.server import Server
 from fedbcgd.state import StateStore
 from fedbcgd.threads import one_thread
@@ -27,18 +27,24 @@ class InProcess:
     def carry(self, server: Server, plan: Plan) -> None:
         epoch = plan.broadcast.epoch
         with one_thread():
-            for task in plan.tasks:
-                upload, update = self.job.fit(plan.broadcast, task, self.store.load(task.client, epoch))
+            for unit in self.job.units(plan.tasks, server.expects):
+                tasks = [plan.tasks[k] for k in unit]
+                states = [self.store.load(task.client, epoch) for task in tasks]
+                made = self.job.fit_unit(plan.broadcast, tasks, states)
                 self.clock.add(self.job.client.seconds)
-                arrived = self.transport(upload) if self.transport else upload
-                with self.clock.timing("sums"):
-                    if arrived is None:
-                        server.lost(task, "the upload did not arrive")
-                    elif server.receive(arrived).accepted:
-                        slot = self.store.reserve()
-                        if slot is not None and self.store.file is not None:
-                            self.store.file.write(slot, self.store.slot(task.client, epoch), update)
-                        self.store.accept(task.client, slot, epoch)
+                for task, (upload, update) in zip(tasks, made, strict=True):
+                    self._hand_in(server, task, upload, update, epoch)
+
+    def _hand_in(self, server: Server, task: Task, upload: Upload, update: StateUpdate, epoch: int) -> None:
+        arrived = self.transport(upload) if self.transport else upload
+        with self.clock.timing("sums"):
+            if arrived is None:
+                server.lost(task, "the upload did not arrive")
+            elif server.receive(arrived).accepted:
+                slot = self.store.reserve()
+                if slot is not None and self.store.file is not None:
+                    self.store.file.write(slot, self.store.slot(task.client, epoch), update)
+                self.store.accept(task.client, slot, epoch)
 
     def evaluate(self, x: Tensor) -> dict[str, float]:
         if self.job.test is None:

@@ -109,7 +109,7 @@ class Ray:
     def carry(self, server: Server, plan: Plan) -> None:
         broadcast, tasks, count = plan.broadcast, plan.tasks, len(self._actors)
         self._publish(broadcast.x, *broadcast.controls.values())
-        todo = list(range(len(tasks)))
+        todo = [position for position, task in enumerate(tasks) if server.expects(task)]
         length = [self.job.examples(task.client) for task in tasks]
 
         def choose(actor: _Actor) -> int | None:

@@ -56,19 +56,22 @@ class _Desk:
         )
         self.job.client  # noqa: B018  (build the flat model now, not within the first task)
 
-    def fit(
-        self, position: int, task: Any, epoch: int, place: int, old: int | None, new: int | None
-    ) -> tuple[Any, ...]:
-        state = self.state.open(old) if self.state is not None and old is not None else {}
-        upload, update = self.job.fit(self.memory.broadcast(task.round, epoch), task, state)
-        where = self.memory.put(place, upload)
-        if self.state is not None and new is not None:
-            self.state.write(new, old, update)
-        told = (upload.examples, upload.steps, upload.gradient_evaluations, upload.train_loss)
-        return position, place, where, told, dict(self.job.client.seconds)
+    def fit(self, unit: Any, tasks: Any, epoch: int, places: Any, old: Any, new: Any) -> tuple[Any, ...]:
+        """Train the clients of a unit; for each a place for its upload, and the slots of its state before and after."""
+        slots = [self.memory.slot(place) for place in places]
+        states = [self.state.open(k) if self.state is not None and k is not None else {} for k in old]
+        broadcast = self.memory.broadcast(tasks[0].round, epoch)
+        made = self.job.fit_unit(broadcast, tasks, states, [slot.lend for slot in slots])
+        said = []
+        for slot, (upload, update), before, after in zip(slots, made, old, new, strict=True):
+            if self.state is not None and after is not None:
+                self.state.write(after, before, update)
+            told = (upload.examples, upload.steps, upload.gradient_evaluations, upload.train_loss)
+            said.append((slot.put(upload), told))
+        return unit, places, said, dict(self.job.client.seconds)
 
     def evaluate(self, index: int, start: int, stop: int) -> tuple[Any, ...]:
-        return index, self.job.evaluate(self.memory.x, start, stop)
+        return index, self.job.evaluate(self.memory.evaluated, start, stop)
 
 
 def failure(error: BaseException) -> tuple[str, bytes, str]:

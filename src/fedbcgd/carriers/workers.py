@@ -15,8 +15,9 @@ import socket
 import subprocess
 import sys
 from collections import Counter, deque
+from collections.abc import Callable
 from multiprocessing.connection import Connection, wait
-from typing import Any
+from typing import Any, Protocol
 
 from torch import Tensor
 
@@ -26,7 +27,7 @@ from fedbcgd.clock import Clock
 from fedbcgd.errors import UserError, WorkerLost
 from fedbcgd.evaluation import Batch, combine, spans
 from fedbcgd.job import Job
-from fedbcgd.messages import Plan, Upload
+from fedbcgd.messages import Plan, Task, Upload
 from fedbcgd.server import Server
 from fedbcgd.state import StateStore
 
@@ -92,6 +93,102 @@ class _Worker:
         return f"left with exit code {code}"
 
 
+class _Queue(Protocol):
+    """Words for workers, as they come free."""
+
+    def next(self) -> tuple[Any, ...] | None: ...
+
+    def again(self, words: tuple[Any, ...]) -> None:
+        """A worker died of them, or with them."""
+
+    def done(self, *answer: Any) -> None: ...
+
+
+class _Round:
+    """The tasks of a plan, the longest of the next few first."""
+
+    def __init__(self, carrier: "Workers", server: Server, plan: Plan, places: int):
+        self._carrier = carrier
+        self._server = server
+        self._plan = plan
+        self._epoch = plan.broadcast.epoch
+        units = carrier.job.units(plan.tasks, server.expects)  # nearly always of one task each
+        self._left = len(units)
+        self._todo = deque(units)
+        self._near: set[tuple[int, ...]] = set()  # the next few
+        self._length = {unit: sum(carrier.job.examples(plan.tasks[p].client) for p in unit) for unit in units}
+        self._window = places
+        self._places = list(range(places))
+        self._held: dict[int, int] = {}  # position → the upload slot that the server may still read
+        self._reserved: dict[int, int | None] = {}  # position → the slot for the new client state
+
+    @property
+    def finished(self) -> bool:
+        return not self._left
+
+    def next(self) -> tuple[Any, ...] | None:
+        # A slot is held until all earlier uploads are in: within this window there is one for everybody.
+        while self._todo and self._todo[0][-1] < self._server.settled + self._window:
+            self._near.add(self._todo.popleft())
+        if not self._near:
+            return None
+        unit = max(self._near, key=lambda u: (self._length[u], -u[0]))
+        self._near.remove(unit)
+        store, epoch = self._carrier.store, self._epoch
+        for position in unit:
+            if position not in self._reserved:
+                self._reserved[position] = store.reserve()
+        tasks = tuple(self._plan.tasks[position] for position in unit)
+        old = [store.slot(task.client, epoch) for task in tasks]
+        return "fit", unit, tasks, epoch, [self._places.pop() for _ in unit], old, [self._reserved[p] for p in unit]
+
+    def again(self, words: tuple[Any, ...]) -> None:
+        self._near.add(words[1])
+        self._places.extend(words[4])
+
+    def done(self, unit: tuple[int, ...], used: list[int], said: Any, seconds: dict[str, float]) -> None:
+        carrier, server = self._carrier, self._server
+        for position, place, (where, told) in zip(unit, used, said, strict=True):
+            task = self._plan.tasks[position]
+            with carrier.clock.timing("sums"):
+                accepted = server.receive(carrier.upload(task, where, told)).accepted
+            if accepted:
+                carrier.store.accept(task.client, self._reserved[position], self._epoch)
+            else:
+                carrier.store.discard(self._reserved[position])
+            self._held[position] = place
+        self._places.extend(self._held.pop(p) for p in list(self._held) if p < server.settled)
+        self._left -= 1
+        carrier.clock.add(seconds)
+
+
+class _Evaluation:
+    """The batches of an evaluation, in order."""
+
+    def __init__(self, examples: int):
+        self._todo = deque(enumerate(spans(examples)))
+        self._results: list[Batch | None] = [None] * len(self._todo)
+
+    @property
+    def finished(self) -> bool:
+        return None not in self._results
+
+    def next(self) -> tuple[Any, ...] | None:
+        if not self._todo:
+            return None
+        index, span = self._todo.popleft()
+        return "evaluate", index, *span
+
+    def again(self, words: tuple[Any, ...]) -> None:
+        self._todo.appendleft((words[1], words[2:]))
+
+    def done(self, index: int, result: Batch) -> None:
+        self._results[index] = result
+
+    def metrics(self) -> dict[str, float]:
+        return combine([result for result in self._results if result is not None])
+
+
 class Workers:
     def __init__(self, job: Job, store: StateStore, workers: int):
         if os.name != "posix":
@@ -99,12 +196,13 @@ class Workers:
         self.job = job
         self.store = store
         self.clock = Clock()
-        self._places = 4 * workers
+        self._places = 4 * workers * (job.together or 1)
         size = Memory.size(job.algorithm, job.layout, self._places)
         self._fds = [nameless(size)]
         self._memory = Memory(mmap.mmap(self._fds[0], size), job.algorithm, job.layout)
         self._workers: list[_Worker] = []
         self._deaths: Counter[Any] = Counter()
+        self._evaluation: _Evaluation | None = None
         try:
             try:
                 job_fd, job_size, job_length = freeze(job)
@@ -125,6 +223,10 @@ class Workers:
     def _start(self, number: int) -> _Worker:
         return _Worker(number, self._arguments, self._inherited)
 
+    def upload(self, task: Task, where: Any, told: Any) -> Upload:
+        """What a worker has put into a slot, where it is."""
+        return Upload(task.round, task.client, task.block, self._memory.get(where), *told)
+
     def pids(self) -> list[int]:
         return [worker.process.pid for worker in self._workers]
 
@@ -132,72 +234,41 @@ class Workers:
 
     def carry(self, server: Server, plan: Plan) -> None:
         self._memory.publish(plan.broadcast)
-        epoch = plan.broadcast.epoch
-        todo = deque(range(len(plan.tasks)))
-        near: set[int] = set()  # the next few
-        length = [self.job.examples(task.client) for task in plan.tasks]
-        places = list(range(self._places))
-        held: dict[int, int] = {}  # position → the upload slot that the server may still read
-        reserved: dict[int, int | None] = {}  # position → the slot for the new client state
+        todo = _Round(self, server, plan, self._places)
+        self._work(todo, lambda: todo.finished, "waiting")
 
-        def next_words() -> tuple[Any, ...] | None:
-            # A slot is held until all earlier uploads are in: within this window there is one for everybody.
-            while todo and todo[0] < server.settled + self._places:
-                near.add(todo.popleft())
-            if not near:
-                return None
-            position = max(near, key=lambda p: (length[p], -p))
-            near.remove(position)
-            task = plan.tasks[position]
-            if position not in reserved:
-                reserved[position] = self.store.reserve()
-            return "fit", position, task, epoch, places.pop(), self.store.slot(task.client, epoch), reserved[position]
-
-        def again(words: tuple[Any, ...]) -> None:
-            near.add(words[1])
-            places.append(words[4])
-
-        def done(position: int, place: int, where: Any, told: Any, seconds: dict[str, float]) -> None:
-            task = plan.tasks[position]
-            with self.clock.timing("sums"):
-                payload = self._memory.get(where)
-                accepted = server.receive(Upload(task.round, task.client, task.block, payload, *told)).accepted
-            if accepted:
-                self.store.accept(task.client, reserved[position], epoch)
-            else:
-                self.store.discard(reserved[position])
-            held[position] = place
-            places.extend(held.pop(p) for p in list(held) if p < server.settled)
-            self.clock.add(seconds)
-
-        self._work(next_words, again, done, len(plan.tasks), "waiting")
+    # -- an evaluation ------------------------------------------------------------------------------------------------
 
     def evaluate(self, x: Tensor) -> dict[str, float]:
-        if self.job.test is None:
+        self.begin_evaluation(x)
+        return self.finish_evaluation()
+
+    def begin_evaluation(self, x: Tensor) -> None:
+        self._evaluation = None
+        if self.job.test is not None:
+            self._memory.evaluated.copy_(x)
+            self._evaluation = _Evaluation(len(self.job.test))
+
+    def finish_evaluation(self) -> dict[str, float]:
+        evaluation = self._evaluation
+        if evaluation is None:
             return {}
-        self._memory.x.copy_(x)
-        batches = spans(len(self.job.test))
-        todo = deque(enumerate(batches))
-        results: dict[int, Batch] = {}
+        self._work(None, lambda: evaluation.finished, None)
+        self._evaluation = None
+        return evaluation.metrics()
 
-        def next_words() -> tuple[Any, ...] | None:
-            if not todo:
-                return None
-            index, span = todo.popleft()
-            return "evaluate", index, *span
+    # -- work of any kind ---------------------------------------------------------------------------------------------
 
-        self._work(
-            next_words, lambda words: todo.appendleft((words[1], words[2:])), results.__setitem__, len(batches), None
-        )
-        return combine([results[k] for k in range(len(batches))])
-
-    def _work(self, next_words: Any, again: Any, done: Any, count: int, waiting: str | None) -> None:
-        """Keep every worker busy until `count` answers are in."""
+    def _work(self, round: "_Queue | None", finished: Callable[[], bool], waiting: str | None) -> None:
+        """Keep every worker busy until it is finished: with the round, and with the evaluation when that has nothing."""
         self._deaths.clear()
-        while count:
+        queues: dict[str, _Queue | None] = {"fit": round, "evaluate": self._evaluation}
+        while not finished():
             for worker in self._workers:
-                if worker.ready and worker.doing is None and (words := next_words()) is not None:
-                    worker.tell(*words)
+                if worker.ready and worker.doing is None:
+                    words = next((w for queue in queues.values() if queue is not None and (w := queue.next())), None)
+                    if words is not None:
+                        worker.tell(*words)
             open_now = {worker.connection: k for k, worker in enumerate(self._workers)}
             with self.clock.timing(waiting) if waiting else contextlib.nullcontext():
                 ready = wait(list(open_now))
@@ -207,8 +278,8 @@ class Workers:
                 try:
                     word, *answer = worker.connection.recv()
                 except (EOFError, OSError):
-                    if worker.doing is not None:
-                        again(worker.doing)
+                    if worker.doing is not None and (queue := queues[worker.doing[0]]) is not None:
+                        queue.again(worker.doing)
                     self._replace(k, worker.doing)
                     continue
                 if word == "failed":
@@ -217,14 +288,15 @@ class Workers:
                     worker.ready = True
                 else:
                     worker.doing = None
-                    done(*answer)
-                    count -= 1
+                    if (queue := queues[word]) is not None:
+                        queue.done(*answer)
 
     def _replace(self, k: int, doing: tuple[Any, ...] | None) -> None:
         worker = self._workers[k]
         what = "while idle" if worker.ready else "while starting"
         if doing is not None:
-            what = f"while client {doing[2].client} trained" if doing[0] == "fit" else "while evaluating"
+            clients = ", ".join(str(task.client) for task in doing[2]) if doing[0] == "fit" else ""
+            what = f"while client {clients} trained" if clients else "while evaluating"
         ended = worker.how_it_ended()
         pid = worker.process.pid
         self._deaths[doing[:3] if doing else what] += 1

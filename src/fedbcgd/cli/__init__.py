@@ -55,6 +55,6 @@ def _root(
 
 def main() -> None:
     # Each registers its commands.
-    from fedbcgd.cli import blocks, compare, data, demo, doctor, report, reproduce, run, theory  # noqa: F401
+    from fedbcgd.cli import blocks, compare, data, demo, doctor, network, report, reproduce, run, theory  # noqa: F401
 
     app()

@@ -19,6 +19,10 @@ def compare(
         typer.Option(help="Upload budget for each, in d, in the place of the file's run.budget, rounds and target."),
     ] = None,
     seeds: Annotated[int, typer.Option(min=1, help="So many seeds, from run.seed on.")] = 1,
+    target: Annotated[
+        float | None,
+        typer.Option(help="An accuracy to reach, for hours and rounds. Default: the highest that every run reached."),
+    ] = None,
     set_: Sets = None,
     quiet: Quiet = False,
     as_json: Json = False,
@@ -26,11 +30,14 @@ def compare(
     """Run several algorithms on the same data under the same budget, and put them side by side.
 
     Each algorithm takes the options of [algorithm] that it has, and those of [compare.NAME] for itself alone. Finished runs
-    in the folder are kept and not run again; unfinished ones go on where they stopped. Writes compare.csv and compare.png.
+    in the folder are kept and not run again; unfinished ones go on where they stopped. Writes compare.csv, compare.png and
+    reach.csv: what it took to reach an accuracy, in rounds, upload, and hours under each network profile.
     """
     from fedbcgd import config as configuration
     from fedbcgd.experiments import compare as experiment
-    from fedbcgd.files import make_folder
+    from fedbcgd.experiments import reach
+    from fedbcgd.experiments.batch import as_csv
+    from fedbcgd.files import make_folder, write_text
     from fedbcgd.report.progress import wide_console
 
     settings = configuration.load(
@@ -42,15 +49,19 @@ def compare(
     with display([run.label for run in runs], quiet, as_json) as shown, terminable():
         outcomes = experiment.run(runs, folder, shown)
     experiment.write(outcomes, folder)
+    reached = reach.rows(outcomes, folder, target)
+    if reached:
+        write_text(folder / "reach.csv", as_csv(reached))
     if as_json:
-        for row in experiment.rows(outcomes):
+        for row in [*experiment.rows(outcomes), *reached]:
             say_json(**row)
     else:
         console = wide_console()
         console.print(experiment.table(outcomes))
-        console.print(
-            f"{folder}/compare.csv, {folder}/compare.png, and a folder for each run", highlight=False, markup=False
-        )
+        if reached:
+            console.print(reach.table(reached))
+        files = ", ".join(f"{folder}/{name}" for name in ("compare.csv", "compare.png", "reach.csv"))
+        console.print(f"{files}, and a folder for each run", highlight=False, markup=False)
 
 
 @app.command()

@@ -16,8 +16,8 @@ def theory(
     mu: Annotated[float, typer.Option(help="μ: strong convexity.")] = 1.0,
     sigma: Annotated[float, typer.Option(help="σ: deviation of a minibatch's gradient.")] = 1.0,
     heterogeneity: Annotated[float, typer.Option("--G", help="G: deviation of clients' gradients.")] = 1.0,
-    clients: Annotated[int | None, typer.Option(help="M; 100, or 32 with --measure.", show_default=False)] = None,
-    cohort: Annotated[int | None, typer.Option(help="S; 10, or 16 with --measure.", show_default=False)] = None,
+    clients: Annotated[int | None, typer.Option(help="M; 100, or 16 with --measure.", show_default=False)] = None,
+    cohort: Annotated[int | None, typer.Option(help="S; 10, or 8 with --measure.", show_default=False)] = None,
     blocks: Annotated[int, typer.Option(help="N.")] = 5,
     steps: Annotated[int | None, typer.Option(help="T; 10, or 4 with --measure.", show_default=False)] = None,
     epsilon: Annotated[float, typer.Option(help="ε: the error to be reached.")] = 1e-3,
@@ -38,7 +38,7 @@ def theory(
     """The orders of rounds and floats in the paper's Table 1, with numbers, and the theorem each comes from.
 
     Every constant that the O hides is taken as 1. --out draws the floats over N and over G. --measure runs FedBCGD+,
-    FedBCGD, FedAvg and SCAFFOLD on quadratics with these very β, μ, σ and G until f(x) − f* is at most ε, each at the best
+    FedBCGD, FedAvg and SCAFFOLD on quadratics with these very β, μ, σ and G until f(x) − f* stays at ε, each at the best
     learning rate of a ladder, and says whether what N does agrees with the theorem.
     """
     from fedbcgd import theory as tables
@@ -50,8 +50,8 @@ def theory(
         mu,
         sigma,
         heterogeneity,
-        clients if clients is not None else 32 if small else 100,
-        cohort if cohort is not None else 16 if small else 10,
+        clients if clients is not None else 16 if small else 100,
+        cohort if cohort is not None else 8 if small else 10,
         blocks,
         steps if steps is not None else 4 if small else 10,
         epsilon,

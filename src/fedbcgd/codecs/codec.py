@@ -11,6 +11,7 @@ from fedbcgd.parts import Part
 
 class Codec(Part):
     lossless: ClassVar[bool] = False
+    in_place: ClassVar[bool] = False  # whether what is encoded is the memory of the values itself
     residual: ClassVar[bool] = False  # whether a client keeps what was not sent and adds it next time
 
     def nbytes(self, n: int, dtype: torch.dtype) -> int:

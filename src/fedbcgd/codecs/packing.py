@@ -15,13 +15,8 @@ def pack(codes: Tensor, bits: int) -> Tensor:
     """`codes` (non-negative, below 2^bits) as bytes."""
     if bits == 8:
         return codes.to(torch.uint8)
-    if bits in (1, 2, 4):  # several whole codes to a byte
-        per = 8 // bits
-        lanes = torch.nn.functional.pad(codes.to(torch.uint8), (0, -codes.numel() % per)).view(-1, per)
-        out = lanes[:, 0].clone()
-        for k in range(1, per):
-            out |= lanes[:, k] << (k * bits)
-        return out
+    if bits < 8:
+        return _pack_words(codes.to(torch.uint8), bits)
     values = codes.cpu().numpy().astype(np.int64)
     shifts = np.arange(bits, dtype=values.dtype)
     pieces = [
@@ -35,9 +30,8 @@ def unpack(data: Tensor, n: int, bits: int) -> Tensor:
     """The `n` codes in `data`."""
     if bits == 8:
         return data[:n]
-    if bits in (1, 2, 4):
-        lanes = [(data >> (k * bits)) & ((1 << bits) - 1) for k in range(8 // bits)]
-        return torch.stack(lanes, 1).flatten()[:n]
+    if bits < 8:
+        return _unpack_words(data, n, bits)
     raw = data.cpu().numpy()
     weights = (1 << np.arange(bits)).astype(np.int32)
     pieces = []
@@ -46,3 +40,37 @@ def unpack(data: Tensor, n: int, bits: int) -> Tensor:
         piece = raw[at * bits // 8 : at * bits // 8 + packed_bytes(count, bits)]
         pieces.append(np.unpackbits(piece, count=count * bits, bitorder="little").reshape(-1, bits) @ weights)
     return torch.from_numpy(np.concatenate([np.empty(0, np.int32), *pieces])).to(data.device)
+
+
+# Eight codes of up to 8 bits are the bytes of one word. Neighbours move together, then pairs, then fours; what they leave
+# free is at the top, so that the word's lowest `bits` bytes are the eight codes without gaps. (The lowest byte is the
+# first one in memory on every machine that PyTorch runs on.)
+
+
+def _pack_words(codes: Tensor, bits: int) -> Tensor:
+    n = codes.numel()
+    if not n:
+        return codes
+    word = torch.nn.functional.pad(codes, (0, -n % 8)).view(torch.int64)
+    for lane, low in _lanes():
+        word = (word & low) | ((word >> lane & low) << lane * bits // 8)
+    return word.view(torch.uint8).view(-1, 8)[:, :bits].reshape(-1)[: packed_bytes(n, bits)]
+
+
+def _unpack_words(data: Tensor, n: int, bits: int) -> Tensor:
+    words = -(-n // 8)
+    if not n:
+        return data[:0]
+    rows = torch.zeros(words, 8, dtype=torch.uint8, device=data.device)
+    rows[:, :bits] = torch.nn.functional.pad(data, (0, words * bits - data.numel())).view(words, bits)
+    word = rows.view(-1).view(torch.int64)
+    for lane, _ in reversed(_lanes()):
+        low = (1 << lane * bits // 8) - 1
+        low = sum(low << at for at in range(0, 64, 2 * lane))
+        word = (word & low) | ((word >> lane * bits // 8 & low) << lane)
+    return word.view(torch.uint8)[:n]
+
+
+def _lanes() -> list[tuple[int, int]]:
+    """Widths of what moves together, and the lower one of each pair of lanes."""
+    return [(8, 0x00FF00FF00FF00FF), (16, 0x0000FFFF0000FFFF), (32, 0x00000000FFFFFFFF)]

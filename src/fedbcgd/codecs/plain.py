@@ -11,6 +11,7 @@ from fedbcgd.codecs.codec import Codec
 
 class Plain(Codec):
     lossless: ClassVar[bool] = True
+    in_place: ClassVar[bool] = True
 
     def nbytes(self, n: int, dtype: torch.dtype) -> int:
         return n * dtype.itemsize

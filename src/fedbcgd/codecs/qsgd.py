@@ -20,6 +20,7 @@ from fedbcgd.codecs.codec import Codec
 from fedbcgd.codecs.packing import pack, packed_bytes, unpack
 
 _CACHED = 1 << 16  # values worked on at a time
+_MANY = 1 << 17  # the same where each pass is one call
 
 
 class QSGD(Codec):
@@ -39,7 +40,10 @@ class QSGD(Codec):
         head = self._buckets(n) * dtype.itemsize
         out = torch.empty(self.nbytes(n, dtype), dtype=torch.uint8, device=values.device)
         quick = self.bits <= 8 and dtype != torch.float64
+        done = self._encode_many(values, rng, out[:head].view(dtype), out[head:]) if quick else 0
         for piece, buckets, codes in self._pieces(n, dtype, head):
+            if piece.start < done:
+                continue
             scale, code = (self._round_quickly if quick else self._round)(values[piece], rng)
             out[buckets] = scale.view(torch.uint8)
             out[codes] = pack(code, self.bits)
@@ -57,10 +61,14 @@ class QSGD(Codec):
             out[piece] = rows.view(-1)[:count]
         return out
 
+    @property
+    def _piece(self) -> int:
+        return self.bucket * 8 * max(1, _CACHED // (8 * self.bucket))
+
     def _pieces(self, n: int, dtype: torch.dtype, head: int) -> Iterator[tuple[slice, slice, slice]]:
         """Some whole buckets at a time, so that all that is touched stays in the cache: where their values, their
         scales and their codes are. A piece has a multiple of 8 buckets, so its codes end on a whole byte."""
-        size = self.bucket * 8 * max(1, _CACHED // (8 * self.bucket))
+        size = self._piece
         for start in range(0, n, size):
             stop = min(start + size, n)
             buckets = slice(start // self.bucket * dtype.itemsize, self._buckets(stop) * dtype.itemsize)
@@ -108,11 +116,56 @@ class QSGD(Codec):
         level.view(-1).add_(draws, alpha=2.0**-16)
         return scale, level.view(-1)[:n].to(torch.uint8).clamp_(max=2 * self.levels)
 
+    def _encode_many(self, values: Tensor, rng: np.random.Generator, scales: Tensor, codes: Tensor) -> int:
+        """The same in as few passes as it takes, for long vectors in ordinary buckets; how many values it has done.
+
+        The draws of a bucket are one row of random numbers plus an offset that is random for each bucket, modulo 1: each
+        draw is uniform, and any two are independent (to a 256th), so that neither the mean nor the variance of a sum
+        changes. That costs a copy instead of a generator.
+        """
+        bucket, bits = self.bucket, self.bits
+        step = max(1, _MANY // bucket)
+        rows = values[: values.numel() // self._piece * self._piece].view(-1, bucket)
+        if len(rows) < 2 * step or not 64 <= bucket <= 4096 or bucket % 8 or values.device.type != "cpu":
+            return 0
+        turns = torch.from_numpy(rng.integers(0, 256, len(rows)))
+        scratch, code = torch.empty(step, bucket), torch.empty(step, bucket, dtype=torch.uint8)
+        for at in range(0, len(rows), step):
+            some = rows[at : at + step].float()
+            level, count = scratch[: len(some)], len(some)
+            scale = self._scale(some, values.dtype, level)
+            scales[at : at + count] = scale
+            factor = self.levels / torch.where(scale > 0, scale, 1).float()
+            if at % (step * 16) == 0:
+                table = self._draws(rng)
+            torch.index_select(table, 0, turns[at : at + count], out=level)
+            torch.addcmul(level, some, factor[:, None], out=level)
+            there = codes[at * bucket * bits // 8 : (at + count) * bucket * bits // 8]
+            target = there.view(count, bucket) if bits == 8 else code[:count]
+            with np.errstate(invalid="ignore"):  # what is no number is mended below
+                np.copyto(target.numpy(), level.numpy(), casting="unsafe")
+            target.clamp_(max=2 * self.levels)
+            if bits < 8:
+                there.copy_(pack(target.view(-1), bits))
+        known = scales[: len(rows)].float()
+        odd = ~known.isfinite() | (
+            (known > 0) & ~(self.levels / known).isfinite()
+        )  # no numbers, or too small to divide by
+        for k in torch.nonzero(odd).flatten().tolist():
+            codes[k * bucket * bits // 8 : (k + 1) * bucket * bits // 8] = pack(self._round(rows[k], rng)[1], bits)
+        return rows.numel()
+
+    def _draws(self, rng: np.random.Generator) -> Tensor:
+        """256 rows of draws around s + ½, each the first one turned on by another 256th."""
+        first = torch.from_numpy(rng.bit_generator.random_raw(-(-self.bucket // 4)).view(np.int16)[: self.bucket])
+        turned = first + (torch.arange(256, dtype=torch.int16) << 8)[:, None]  # wraps around, as it should
+        return turned.float().mul_(2.0**-16).add_(self.levels + 0.5)
+
     def _buckets(self, n: int) -> int:
         return -(-n // self.bucket)
 
-    def _scale(self, rows: Tensor, dtype: torch.dtype) -> Tensor:
-        largest = rows.abs().amax(1) if rows.numel() else rows.new_zeros(0)
+    def _scale(self, rows: Tensor, dtype: torch.dtype, scratch: Tensor | None = None) -> Tensor:
+        largest = torch.abs(rows, out=scratch).amax(1) if rows.numel() else rows.new_zeros(0)
         if self.scale == "max":
             return largest.to(dtype)
         # In units of the largest value nothing over- or underflows; the norm itself may, and is then cut to the largest

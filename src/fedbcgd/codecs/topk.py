@@ -16,6 +16,8 @@ from fedbcgd.codecs.codec import Codec
 from fedbcgd.codecs.packing import pack, packed_bytes, unpack
 
 _BITMAP = 255
+_SAMPLED = 1 << 17  # vectors of this length and more have their largest values found by way of a sample
+_CACHED = 1 << 16  # values worked on at a time
 
 
 class TopK(Codec):
@@ -34,9 +36,7 @@ class TopK(Codec):
 
     def encode(self, values: Tensor, rng: np.random.Generator) -> Tensor:
         n, k = values.numel(), self.count(values.numel())
-        places = (
-            values.abs().float().topk(k, sorted=False).indices.sort().values if k else torch.empty(0, dtype=torch.long)
-        )
+        places = torch.from_numpy(_largest(values.cpu().float().numpy(), k)).to(values.device)
         kind, coded = _write_places(places.cpu().numpy(), n)
         kept = values[places].contiguous().view(torch.uint8)
         return torch.cat([torch.tensor([kind], dtype=torch.uint8), kept.cpu(), torch.from_numpy(coded)]).to(
@@ -51,6 +51,40 @@ class TopK(Codec):
         out = torch.zeros(n, dtype=dtype)
         out[torch.from_numpy(places)] = raw[1:head].clone().view(dtype)
         return out.to(data.device)
+
+
+def _largest(values: np.ndarray, k: int) -> np.ndarray:
+    """Where the k largest magnitudes are, in order; of equal ones the first. What is not a number is larger than any."""
+    near = _candidates(values, k)
+    size = np.abs(values[near])
+    size[np.isnan(size)] = np.inf
+    if k and len(near) > k:
+        least = np.partition(size, len(size) - k)[len(size) - k]  # the smallest that is sent
+        sent = size > least
+        sent[np.flatnonzero(size == least)[: k - np.count_nonzero(sent)]] = True
+        near = near[sent]
+    return near
+
+
+def _candidates(values: np.ndarray, k: int) -> np.ndarray:
+    """All places of magnitudes above a bound that a sample says is a little low; without a good bound, all places."""
+    n = len(values)
+    if not 0 < k < n:
+        return np.arange(n if k else 0)
+    if n >= _SAMPLED:
+        sample = np.abs(values[:: n // (_SAMPLED // 8)])
+        rank = int(len(sample) * (1 - k / n)) - 3 * int(np.sqrt(len(sample) * k / n) + 1)  # three deviations low
+        if rank > 0:
+            bound = np.partition(sample, rank)[rank]
+            large = np.empty(n, np.bool_)
+            for at in range(0, n, _CACHED):
+                piece = values[at : at + _CACHED]
+                np.less(np.abs(piece), bound, out=large[at : at + _CACHED])
+            np.logical_not(large, out=large)  # so that NaN, which is less than nothing, is among them
+            places = np.flatnonzero(large)
+            if len(places) >= k:
+                return places
+    return np.arange(n)
 
 
 def _write_places(places: np.ndarray, n: int) -> tuple[int, np.ndarray]:

@@ -26,6 +26,9 @@ class Resident:
         self._scale = (1 / (255 * std)).repeat(area)
         self._shift = (-mean / std).repeat(area)
 
+    def to(self, device: torch.device) -> "Resident":
+        return Resident(*(t.to(device) for t in (self.images, self.labels, self.mean, self.std)))
+
     def pixels(self, rows: Tensor) -> Tensor:
         return self._flat.index_select(0, rows).view(torch.uint8).view(-1, *self.size)
 
@@ -88,11 +91,23 @@ class Images:
             height = width = self.crop
         return channels, height, width
 
+    @property
+    def device(self) -> torch.device:
+        return self.labels.device
+
+    @property
+    def plain(self) -> bool:
+        """Whether images are shown as they are."""
+        return not self.augment and self.resize is None and self.crop is None
+
     def gather(self, rows: Tensor, rng: np.random.Generator) -> tuple[Tensor, Tensor]:
+        rows = rows.to(self.device)
         at = rows if self.rows is None else self.rows[rows]
         pixels = self.resident.pixels(at)
-        if self.augment:
+        if self.augment and self.device.type == "cpu":
             pixels = torch.from_numpy(crop_and_flip(pixels.numpy(), rng))
+        elif self.augment:
+            pixels = crop_and_flip_there(pixels, rng)
         x = self.resident.floats(pixels)
         if self.resize is not None:
             smaller = self.resize < x.shape[2]
@@ -115,6 +130,11 @@ class Images:
         """The same images, prepared in another way."""
         return self._with(augment=augment, resize=resize, crop=crop)
 
+    def to(self, device: torch.device, resident: Resident | None = None) -> "Images":
+        """The same on a device; `resident` is there already."""
+        rows = None if self.rows is None else self.rows.to(device)
+        return self._with(resident=resident or self.resident.to(device), rows=rows)
+
     def relabelled(self, labels: Tensor) -> "Images":
         resident = copy.copy(self.resident)
         resident.labels = labels
@@ -131,13 +151,31 @@ def crop_and_flip(pixels: np.ndarray, rng: np.random.Generator, pad: int = PAD) 
     count, height, width, channels = pixels.shape
     padded = np.zeros((count, height + 2 * pad, width + 2 * pad, channels), np.uint8)
     padded[:, pad : pad + height, pad : pad + width] = pixels
-    down, right = rng.integers(0, 2 * pad + 1, (2, count))
+    down, right, mirrored = _moves(count, rng, pad)
     # A line of an image is one run of bytes: every line of every image is a window on the padded memory.
     image, line = padded.strides[:2]
     starts = np.arange(count) * image + down * line + right * channels
     lines = as_strided(padded.reshape(-1), (padded.size - width * channels + 1, width * channels), (1, 1))
     out = lines[starts[:, None] + np.arange(height) * line].reshape(pixels.shape)
-    mirrored = np.flatnonzero(rng.random(count) < 0.5)
     whole = out.view(f"V{channels}")[..., 0]  # a pixel as one thing
     whole[mirrored] = whole[mirrored][:, :, ::-1]
     return out
+
+
+def crop_and_flip_there(pixels: Tensor, rng: np.random.Generator, pad: int = PAD) -> Tensor:
+    """The same images from the same draws, wherever the pixels are: nothing but the draws travels."""
+    count, height, width, _ = pixels.shape
+    padded = F.pad(pixels, (0, 0, pad, pad, pad, pad))
+    down, right, mirrored = (torch.from_numpy(draws).to(pixels.device) for draws in _moves(count, rng, pad))
+    lines = down[:, None] + torch.arange(height, device=pixels.device)
+    columns = torch.arange(width, device=pixels.device).expand(count, -1)
+    turned = torch.zeros(count, dtype=torch.bool, device=pixels.device).index_fill(0, mirrored, True)
+    columns = right[:, None] + torch.where(turned[:, None], width - 1 - columns, columns)
+    which = torch.arange(count, device=pixels.device)[:, None, None]
+    return padded[which, lines[:, :, None], columns[:, None, :]]
+
+
+def _moves(count: int, rng: np.random.Generator, pad: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """How far each image is moved down and to the right, and which ones are mirrored."""
+    down, right = rng.integers(0, 2 * pad + 1, (2, count))
+    return down, right, np.flatnonzero(rng.random(count) < 0.5)

@@ -1,7 +1,7 @@
 """What a client holds: something with a length that gives the batch of some rows."""
 
-from collections.abc import Mapping, Sequence
-from typing import Any, Protocol, runtime_checkable
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Protocol, overload, runtime_checkable
 
 import numpy as np
 import torch
@@ -32,7 +32,15 @@ class Tensors:
     def __len__(self) -> int:
         return self._length
 
+    @property
+    def device(self) -> torch.device:
+        return next(iter(self._columns())).device
+
+    def _columns(self) -> Iterable[Tensor]:
+        return self.tensors.values() if isinstance(self.tensors, Mapping) else self.tensors
+
     def gather(self, rows: Tensor, rng: np.random.Generator) -> Any:
+        rows = rows.to(self.device)
         at = rows if self.rows is None else self.rows[rows]
         if isinstance(self.tensors, Mapping):
             return {key: t[at] for key, t in self.tensors.items()}
@@ -40,6 +48,11 @@ class Tensors:
 
     def subset(self, rows: Tensor) -> "Tensors":
         return Tensors(self.tensors, rows if self.rows is None else self.rows[rows])
+
+    def to(self, device: torch.device, tensors: Any = None) -> "Tensors":
+        """The same on a device; `tensors` are there already."""
+        rows = None if self.rows is None else self.rows.to(device)
+        return Tensors(to_device(self.tensors, device) if tensors is None else tensors, rows)
 
 
 class Items:
@@ -66,7 +79,7 @@ class Pooled:
         return int(self._ends[-1])
 
     def gather(self, rows: Tensor, rng: np.random.Generator) -> Any:
-        at = rows.numpy()
+        at = rows.cpu().numpy()
         owner = np.searchsorted(self._ends, at, side="right")
         pieces, order = [], []
         for k in np.unique(owner):
@@ -85,9 +98,94 @@ def _joined(pieces: list[Any], order: Tensor) -> Any:
     return tuple(_joined(list(column), order) for column in zip(*pieces, strict=True))
 
 
-def split(data: Images | Tensors, parts: Sequence[np.ndarray]) -> list[Images | Tensors]:
+def together(sources: Sequence[Source], device: torch.device) -> Callable[[Tensor], tuple[Tensor, Tensor]]:
+    """For sources of equal length: the examples at a row of positions for each of them, (x, y) with a source per row.
+
+    Where all look into one data set they are gathered at once.
+    """
+    first = sources[0]
+    if (
+        isinstance(first, Images)
+        and first.plain
+        and all(
+            isinstance(s, Images) and s.resident is first.resident and s.plain and s.rows is not None for s in sources
+        )
+    ):
+        at = torch.stack([s.rows for s in sources])  # type: ignore[attr-defined]
+        resident = first.resident
+
+        def gather(rows: Tensor) -> tuple[Tensor, Tensor]:
+            chosen = at.gather(1, rows.to(at.device))
+            x = resident.floats(resident.pixels(chosen.flatten()))
+            return to_device((x.unflatten(0, chosen.shape), resident.labels[chosen]), device)
+
+        return gather
+    unused = np.random.default_rng(0)  # for augmentation, and clients that augment are not computed together
+
+    def gather_each(rows: Tensor) -> tuple[Tensor, Tensor]:
+        pairs = [source.gather(r, unused) for source, r in zip(sources, rows, strict=True)]
+        return to_device((torch.stack([x for x, _ in pairs]), torch.stack([y for _, y in pairs])), device)
+
+    return gather_each
+
+
+class Parts(Sequence["Images | Tensors"]):
+    """Clients that share one data set. Which rows each of them has is all that is kept, so a hundred thousand cost no more
+    than their indices; a client is made when it is asked for."""
+
+    def __init__(self, data: Images | Tensors, rows: Tensor, ends: np.ndarray):
+        self.data, self.rows, self.ends = data, rows, ends
+
+    def __len__(self) -> int:
+        return len(self.ends)
+
+    @overload
+    def __getitem__(self, k: int) -> Images | Tensors: ...
+
+    @overload
+    def __getitem__(self, k: slice) -> "list[Images | Tensors]": ...
+
+    def __getitem__(self, k: int | slice) -> "Images | Tensors | list[Images | Tensors]":
+        if isinstance(k, slice):
+            return [self[i] for i in range(*k.indices(len(self)))]
+        k = range(len(self))[k]
+        return self.data.subset(self.rows[self.ends[k] - self.size(k) : self.ends[k]])
+
+    def size(self, k: int) -> int:
+        """How many examples client k has."""
+        return int(self.ends[k] - (self.ends[k - 1] if k else 0))
+
+    def to(self, device: torch.device) -> "Parts":
+        return Parts(self.data.to(device), self.rows.to(device), self.ends)
+
+
+def split(data: Images | Tensors, parts: Sequence[np.ndarray]) -> Parts:
     """One client per part; they share the data's memory."""
-    return [data.subset(torch.from_numpy(np.ascontiguousarray(rows))) for rows in parts]
+    sizes = [len(part) for part in parts]
+    if 0 in sizes:
+        raise UserError(f"client {sizes.index(0)} holds no examples; leave it out or give it at least one")
+    rows = np.concatenate([np.empty(0, np.int64), *parts]).astype(np.int64, copy=False)
+    return Parts(data, torch.from_numpy(rows), np.cumsum(sizes, dtype=np.int64))
+
+
+def on_device(clients: Sequence[Any], device: torch.device) -> Sequence[Any]:
+    """The clients' data on a device, once and for all, as far as it is tensors; other data goes there batch by batch."""
+    if isinstance(clients, Parts):
+        return clients.to(device)
+    if not isinstance(clients, (list, tuple)):
+        return clients
+    moved: dict[int, Any] = {}  # data sets that clients share stay shared
+    return [_on_device(as_source(data, f"client {k}"), device, moved) for k, data in enumerate(clients)]
+
+
+def _on_device(source: Source, device: torch.device, moved: dict[int, Any]) -> Source:
+    if not isinstance(source, (Images, Tensors)):
+        return source
+    shared = source.resident if isinstance(source, Images) else source.tensors
+    if id(shared) not in moved:
+        there = source.to(device)
+        moved[id(shared)] = shared, there.resident if isinstance(there, Images) else there.tensors
+    return source.to(device, moved[id(shared)][1])
 
 
 def as_source(data: Any, where: str) -> Source:

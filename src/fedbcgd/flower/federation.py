@@ -218,7 +218,8 @@ class Federation(Strategy):
         """One for each client of the cohort: the same vectors, a task of its own."""
         self._plan, self._fresh = plan, {}
         vectors = wire.vectors(plan.broadcast)
-        self._sent = [(self._message(task, vectors, MessageType.TRAIN), task) for task in plan.tasks]
+        asked = filter(self._server().expects, plan.tasks)
+        self._sent = [(self._message(task, vectors, MessageType.TRAIN), task) for task in asked]
         return [message for message, _ in self._sent]
 
     def _message(self, task: Task, vectors: ArrayRecord, kind: str) -> Message:

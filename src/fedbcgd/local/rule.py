@@ -3,10 +3,11 @@
 from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
+import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from fedbcgd.local.work import Work
+from fedbcgd.local.work import Progress, Work
 from fedbcgd.parts import Part
 
 Channels = dict[str, Tensor]
@@ -38,6 +39,15 @@ class LocalRule(Part):
         """T = E·ceil(n/B), unless given."""
         return self.local_steps or self.local_epochs * -(-examples // self.batch_size)
 
+    @property
+    def alone(self) -> str:
+        """Why clients that take this rule cannot be computed together; empty if they can."""
+        return ""
+
+    def evaluations(self, examples: int) -> int:
+        """Gradients of minibatches that a round takes a client with so many examples."""
+        return self.steps(examples)
+
     def refuses(self, model: nn.Module) -> str:
         """Why this rule cannot train this model; empty if it can."""
         return ""
@@ -48,11 +58,11 @@ class LocalRule(Part):
         """Move work.y by T steps."""
         raise NotImplementedError
 
-    def changes(self, work: Work, s: slice) -> Channels:
+    def changes(self, work: Progress, s: slice) -> Channels:
         """The channels to send, on one slice. Fresh tensors: a codec may reuse their memory."""
-        return {"dx": work.y[s] - work.x[s]}
+        return {"dx": torch.sub(work.y[s], work.x[s], out=work.lend(s.stop - s.start))}
 
-    def keep(self, work: Work, parts: Sequence[tuple[slice, Channels]]) -> dict[str, list[tuple[slice, Tensor]]]:
+    def keep(self, work: Progress, parts: Sequence[tuple[slice, Channels]]) -> dict[str, list[tuple[slice, Tensor]]]:
         """The client's new controls on what it uploaded: it adds just what the server will add."""
         return {name: [(s, work.mine[name][s] + sent[f"d{name}"]) for s, sent in parts] for name in self.controls}
 

@@ -11,7 +11,7 @@ from pydantic import Field
 from torch import Tensor
 
 from fedbcgd.local.rule import Channels, LocalRule
-from fedbcgd.local.work import Work
+from fedbcgd.local.work import Progress, Work
 
 
 class Scaffold(LocalRule):
@@ -27,9 +27,9 @@ class Scaffold(LocalRule):
     def train(self, work: Work) -> None:
         correction = work.controls["c"] - work.mine["c"]
         for batch in work.minibatches():
-            work.y.add_(work.gradient(batch).add_(correction), alpha=-work.eta)
+            work.descend(batch, (1.0, correction))
 
-    def changes(self, work: Work, s: slice) -> Channels:
+    def changes(self, work: Progress, s: slice) -> Channels:
         sent = super().changes(work, s)
         if not self.derived:
             sent["dc"] = control_change(sent["dx"], work.controls["c"][s], work.eta, work.steps)

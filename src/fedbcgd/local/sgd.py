@@ -16,7 +16,11 @@ class SGD(LocalRule):
 
     def train(self, work: Work) -> None:
         velocity = torch.zeros_like(work.y) if self.client_momentum else None
+        plain = (type(self).direction, type(self).move) == (SGD.direction, SGD.move) and velocity is None
         for batch in work.minibatches():
+            if plain:
+                work.descend(batch)
+                continue
             step = self.direction(work, batch)
             if velocity is not None:
                 step = velocity.mul_(self.client_momentum).add_(step)
@@ -28,6 +32,10 @@ class SGD(LocalRule):
 
 class Frozen(SGD):
     """Only what will be uploaded moves locally; the rest of the model stays where it was (the paper's Figure 5)."""
+
+    @property
+    def alone(self) -> str:
+        return "each client moves coordinates of its own"
 
     def move(self, work: Work, step: Tensor) -> None:
         for s in work.slices:

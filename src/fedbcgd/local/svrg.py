@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from fedbcgd.local.rule import Channels, LocalRule
 from fedbcgd.local.scaffold import control_change
-from fedbcgd.local.work import Minibatch, Work
+from fedbcgd.local.work import Minibatch, Progress, Work
 
 
 class SVRG(LocalRule):
@@ -28,6 +28,10 @@ class SVRG(LocalRule):
     )
 
     printed: bool = Field(False, description="the signs as printed in Eq. 4, to see the difference (erratum 1)")
+
+    def evaluations(self, examples: int) -> int:
+        """All minibatches at the anchor, kept, then one a step; the first step needs none."""
+        return -(-examples // self.batch_size) + self.steps(examples) - (not self.printed)
 
     def refuses(self, model: nn.Module) -> str:
         for name, part in model.named_modules():
@@ -42,17 +46,19 @@ class SVRG(LocalRule):
         return ""
 
     def train(self, work: Work) -> None:
-        anchor = _Anchor(work, self.cache_mb)
-        work.notes["full"] = full = anchor.full
+        # Weight decay is the same in every gradient at the anchor: where nothing is clipped it is added once, to the sum.
+        decay = self.weight_decay if self.clip_norm is None else 0.0
+        anchor = _Anchor(work, self.cache_mb, bare=self.clip_norm is None)
+        work.notes["full"] = full = anchor.full.add_(work.x, alpha=decay)
         sign = -1 if self.printed else 1
-        offset = sign * full + self.correction(work, full)
+        offset = first = sign * full + self.correction(work, full)
+        if decay:
+            offset = torch.sub(first, work.x, alpha=sign * decay)
         for batch in self._minibatches(work, anchor.batches):
             if work.steps == 1 and not self.printed:
-                work.y.add_(offset, alpha=-work.eta)  # y = x: the two gradients of ζ are the same
-                continue
-            at_x = anchor.gradient(batch)
-            g = work.gradient(batch).sub_(at_x, alpha=sign).add_(offset)
-            work.y.add_(g, alpha=-work.eta)
+                work.add((1.0, first))  # y = x: the two gradients of ζ are the same
+            else:
+                work.descend(batch, (-sign, anchor.gradient(batch)), (1.0, offset))
 
     def correction(self, work: Work, full: Tensor) -> Tensor | float:
         """What is added to the variance-reduced gradient."""
@@ -110,6 +116,10 @@ class SVRGControl(SVRG):
     def channels(self) -> tuple[str, ...]:
         return ("dx",) if self.derived else ("dx", "dc")
 
+    @property
+    def alone(self) -> str:
+        return "adaptive damping looks at each client's blocks" if self.damping == "adaptive" else ""
+
     def correction(self, work: Work, full: Tensor) -> Tensor | float:
         c, mine = work.controls["c"], work.mine["c"]
         if self.printed:
@@ -121,14 +131,14 @@ class SVRGControl(SVRG):
             shift[s].mul_(_fit(full[s], mine[s]))
         return shift
 
-    def changes(self, work: Work, s: slice) -> Channels:
+    def changes(self, work: Progress, s: slice) -> Channels:
         sent = super().changes(work, s)
         return sent if self.derived else sent | {"dc": work.notes["full"][s] - work.mine["c"][s]}
 
     def complete(self, sent: Channels, controls: Mapping[str, Tensor], rate: float, steps: int) -> Channels:
         return sent | {"dc": control_change(sent["dx"], controls["c"], rate, steps)} if self.derived else sent
 
-    def keep(self, work: Work, parts: Sequence[tuple[slice, Channels]]) -> dict[str, list[tuple[slice, Tensor]]]:
+    def keep(self, work: Progress, parts: Sequence[tuple[slice, Channels]]) -> dict[str, list[tuple[slice, Tensor]]]:
         if self.printed_refresh:
             return {"c": [(slice(0, len(work.x)), work.notes["full"])]}
         return super().keep(work, parts)
@@ -144,20 +154,23 @@ def _fit(gradient: Tensor, control: Tensor) -> Tensor:
 class _Anchor:
     """Gradients at the anchor x: their mean, and each of them, kept as far as memory allows."""
 
-    def __init__(self, work: Work, cache_mb: float):
+    def __init__(self, work: Work, cache_mb: float, bare: bool):
         self.work = work
         self.batches = work.partition()
-        self.full = torch.zeros_like(work.x)
+        self._bare = bare
         room = int(cache_mb * 2**20 // (work.x.numel() * work.x.element_size()))
-        self._kept: dict[int, Tensor] = {}
-        for batch in self.batches:  # y = x still, so no model has to be put aside
-            g = work.gradient(batch)
-            self.full.add_(g, alpha=len(batch.rows) / work.examples)
-            if len(self._kept) < room and batch.draw is not None:
-                self._kept[batch.draw] = g.clone()
+        self._kept = work.x.new_empty(min(room, len(self.batches)), *work.x.shape)
+        self._spare = work.x.new_empty(work.x.shape) if room < len(self.batches) else None
+        self.full = torch.zeros_like(work.x)
+        for k, batch in enumerate(self.batches):  # y = x still, so no model has to be put aside
+            g = work.gradient(batch, self._kept[k] if k < room else self._spare, bare)
+            self.full.add_(g, alpha=batch.size / work.examples)
 
     def gradient(self, batch: Minibatch) -> Tensor:
         """∇f_i(x; ζ): kept, or computed again to the same bits."""
-        if batch.draw in self._kept:
+        assert batch.draw is not None
+        if batch.draw < len(self._kept):
             return self._kept[batch.draw]
-        return self.work.gradient_at_anchor(batch).clone()
+        if self._spare is None:
+            self._spare = torch.empty_like(self.full)
+        return self.work.gradient_at_anchor(batch, self._spare, self._bare)

@@ -1,8 +1,8 @@
-"""One client's work in one round: what a local rule may touch while it trains."""
+"""One client's work in one round: what a local rule may touch while it trains, and what it finds afterwards."""
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from fedbcgd.local.rule import LocalRule
 
 Draws = Callable[[int], np.random.Generator]  # seeds everything that is drawn for one minibatch
+Lend = Callable[[int], Tensor]  # memory for so many values of an upload
 
 
 @dataclass(frozen=True)
@@ -26,8 +27,51 @@ class Minibatch:
     rows: Tensor
     draw: int | None = None
 
+    @property
+    def size(self) -> int:
+        return len(self.rows)
 
-class Work:
+
+class Gradient:
+    """One flat vector for gradients, and where each parameter has its place in it."""
+
+    def __init__(self, model: FlatModel):
+        self.vector = torch.empty_like(model.vector[: model.layout.dim])
+        self.views = [e.view(self.vector) for e in model.layout.parameters]
+
+
+class Progress:
+    """Where a client is in its round: all that is needed to say what changed."""
+
+    def __init__(
+        self,
+        x: Tensor,
+        y: Tensor,
+        controls: Mapping[str, Tensor],
+        mine: Mapping[str, Tensor],
+        slices: tuple[slice, ...],
+        eta: float,
+        losses: Tensor,
+        lend: Lend | None = None,
+    ):
+        self.x = x  # the anchor: the model of the broadcast
+        self.y = y  # the client's own model
+        self.controls = controls  # c, as broadcast
+        self.mine = mine  # c_i
+        self.slices = slices  # what will be uploaded
+        self.eta = eta
+        self.lend = lend or y.new_empty
+        self.losses = losses  # the sum over the minibatches
+        self.steps = 0
+        self.evaluations = 0
+        self.notes: dict[str, Tensor] = {}  # what a rule's `train` leaves for its `changes`
+
+    @property
+    def mean_loss(self) -> float:
+        return float(self.losses) / max(self.evaluations, 1)
+
+
+class Work(Progress):
     def __init__(
         self,
         rule: "LocalRule",
@@ -41,28 +85,21 @@ class Work:
         slices: tuple[slice, ...],
         rng: np.random.Generator,
         draws: Draws,
-        gradient: Tensor,
+        gradient: Gradient,
+        lend: Lend | None,
     ):
         dim = model.layout.dim
-        self.x = x[:dim]  # the anchor: the model of the broadcast
-        self.y = model.vector[:dim]  # the client's own model, which the module computes with
-        self.controls = controls  # c, as broadcast
-        self.mine = mine  # c_i
-        self.slices = slices  # what will be uploaded
+        loss = torch.zeros((), device=model.vector.device)
+        super().__init__(x[:dim], model.vector[:dim], controls, mine, slices, rule.rate(round), loss, lend)
         self.blocks = [model.layout.block(j) for j in range(model.layout.blocks)] + [model.layout.shared]
-        self.eta = rule.rate(round)
-        self.steps = 0
-        self.evaluations = 0
-        self.notes: dict[str, Tensor] = {}  # what a rule's `train` leaves for its `changes`
         self._rule = rule
         self._model = model
         self._objective = objective
         self._data = data
         self._rng = rng
         self._draws = draws
-        self._g = gradient
-        self._views = [e.view(gradient) for e in model.layout.parameters]
-        self._loss = torch.zeros((), device=gradient.device)
+        self._g = gradient.vector
+        self._views = gradient.views
 
     @property
     def examples(self) -> int:
@@ -72,55 +109,86 @@ class Work:
         """T minibatches: every epoch a new order, its last batch as small as it comes."""
         total = self._rule.steps(self.examples)
         while self.steps < total:
-            for rows in self._order().split(self._rule.batch_size):
+            for batch in self._epoch():
                 self.steps += 1
-                yield Minibatch(rows)
+                yield batch
                 if self.steps == total:
                     return
 
     def partition(self, first_draw: int = 0) -> list[Minibatch]:
         """All examples once, in minibatches whose draws are fixed: whoever uses one again gets the very same ζ."""
-        rows = self._order().split(self._rule.batch_size)
-        return [Minibatch(r, first_draw + k) for k, r in enumerate(rows)]
+        return [replace(batch, draw=first_draw + k) for k, batch in enumerate(self._epoch())]
 
-    def _order(self) -> Tensor:
-        return torch.from_numpy(self._rng.permutation(self.examples))
+    def _epoch(self) -> list[Minibatch]:
+        """All examples once, in a new order."""
+        order = torch.from_numpy(self._rng.permutation(self.examples))
+        order = order.to(getattr(self._data, "device", "cpu"))  # once an epoch, not with every batch
+        return [Minibatch(rows) for rows in order.split(self._rule.batch_size)]
 
-    def gradient(self, batch: Minibatch) -> Tensor:
-        """∇f_i(y; ζ) as one flat vector, weight decay included, then clipped. The next call overwrites it."""
+    def gradient(self, batch: Minibatch, out: Tensor | None = None, bare: bool = False) -> Tensor:
+        """∇f_i(y; ζ) as one flat vector, weight decay included, then clipped. Without `out` the next call overwrites it.
+
+        `bare` leaves out weight decay and clipping."""
+        return self._whole(self._parts(batch), out, bare)
+
+    def descend(self, batch: Minibatch, *more: tuple[float, Tensor]) -> None:
+        """y ← y − η·(∇f_i(y; ζ) + Σ a·v) for (a, v) in `more`; the gradient parameter by parameter, which saves a pass."""
+        parts = self._parts(batch)
+        if self._rule.clip_norm is not None or any(g is None for g in parts):
+            self.y.add_(self._whole(parts), alpha=-self.eta)
+        else:
+            steps: Any = list(parts)
+            if self._rule.weight_decay:  # into new tensors: autograd may hand out one gradient for two parameters
+                steps = torch._foreach_add(steps, self._model.views, alpha=self._rule.weight_decay)
+            torch._foreach_add_(self._model.views, steps, alpha=-self.eta)
+        self.add(*more)
+
+    def add(self, *more: tuple[float, Tensor]) -> None:
+        """y ← y − η·Σ a·v."""
+        for a, v in more:
+            self.y.add_(v, alpha=-self.eta * a)
+
+    def _parts(self, batch: Minibatch) -> tuple[Tensor | None, ...]:
+        """The gradient of the loss alone for each parameter."""
         rng = self._rng if batch.draw is None else self._draws(batch.draw)
         inputs = to_device(self._data.gather(batch.rows, rng), self._g.device)
         loss = self._objective.loss(self._model.module, inputs)
-        self._put(_gradients(loss, self._model.parameters))
+        parts = _gradients(loss, self._model.parameters)
         self._model.reattach()
         self.evaluations += 1
-        self._loss += loss.detach()
-        if self._rule.weight_decay:
-            self._g.add_(self.y, alpha=self._rule.weight_decay)
-        if self._rule.clip_norm is not None:
-            norm = torch.linalg.vector_norm(self._g)
-            self._g.mul_((self._rule.clip_norm / norm.clamp(min=1e-12)).clamp(max=1))
-        return self._g
+        self.losses += loss.detach()
+        return parts
 
-    def gradient_at_anchor(self, batch: Minibatch) -> Tensor:
-        """∇f_i(x; ζ), wherever y is. The next gradient overwrites it."""
-        here = self.y.clone()
-        self.y.copy_(self.x)
-        g = self.gradient(batch)
-        self.y.copy_(here)
+    def _whole(self, parts: tuple[Tensor | None, ...], out: Tensor | None = None, bare: bool = False) -> Tensor:
+        views = self._views if out is None else [e.view(out) for e in self._model.layout.parameters]
+        _put(parts, views)
+        g = self._g if out is None else out
+        return g if bare else self._finished(g)
+
+    def _finished(self, g: Tensor) -> Tensor:
+        if self._rule.weight_decay:
+            g.add_(self.y, alpha=self._rule.weight_decay)
+        if self._rule.clip_norm is not None:
+            norm = torch.linalg.vector_norm(g, dim=-1, keepdim=True)
+            g.mul_((self._rule.clip_norm / norm.clamp(min=1e-12)).clamp(max=1))
         return g
 
-    def _put(self, grads: tuple[Tensor | None, ...]) -> None:
-        """Gradients into the flat vector; a parameter that the loss does not use has gradient zero."""
-        if any(g is None for g in grads):
-            for view, g in zip(self._views, grads, strict=True):
-                view.zero_() if g is None else view.copy_(g)
-        else:
-            torch._foreach_copy_(self._views, list(grads))  # type: ignore[arg-type]
+    def gradient_at_anchor(self, batch: Minibatch, out: Tensor, bare: bool = False) -> Tensor:
+        """∇f_i(x; ζ), wherever y is."""
+        here = self.y.clone()
+        self.y.copy_(self.x)
+        self.gradient(batch, out, bare)
+        self.y.copy_(here)
+        return out
 
-    @property
-    def mean_loss(self) -> float:
-        return float(self._loss) / max(self.evaluations, 1)
+
+def _put(grads: tuple[Tensor | None, ...], views: list[Tensor]) -> None:
+    """Gradients into a flat vector; a parameter that the loss does not use has gradient zero."""
+    if any(g is None for g in grads):
+        for view, g in zip(views, grads, strict=True):
+            view.zero_() if g is None else view.copy_(g)
+    else:
+        torch._foreach_copy_(views, list(grads))  # type: ignore[arg-type]
 
 
 def _gradients(loss: object, parameters: list[Tensor]) -> tuple[Tensor | None, ...]:

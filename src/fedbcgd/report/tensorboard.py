@@ -19,14 +19,14 @@ class TensorBoard:
         self._writer: SummaryWriter | None = None
 
     def __call__(self, info: RoundInfo) -> None:
-        if not info.row:
-            return
-        step = int(info.row["round"])
-        if self._writer is None:
-            self._writer = self._make(str(self._folder), purge_step=step)
-        for name, value in info.row.items():
-            if name != "round":
-                self._writer.add_scalar(name, value, step)
-        self._writer.flush()
-        if info.reason:
+        for row in info.rows:
+            step = int(row["round"])
+            if self._writer is None:
+                self._writer = self._make(str(self._folder), purge_step=step)
+            for name, value in row.items():
+                if name != "round":
+                    self._writer.add_scalar(name, value, step)
+        if self._writer is not None and info.rows:
+            self._writer.flush()
+        if self._writer is not None and info.reason:
             self._writer.close()

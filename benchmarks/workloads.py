@@ -1,0 +1,82 @@
+"""The workloads that ways are compared on: a model, how many images a client has, and how it steps through them.
+
+The images are noise: no step takes longer or shorter for what they show.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from fedbcgd.data.images import Images
+from fedbcgd.models import LeNet5, Logistic, ResNet18
+
+LR, DECAY = 0.01, 1e-3
+
+
+class CNN(nn.Module):
+    """Two convolutions, a pool, two dense layers: what many federated tutorials train."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(3, 32, 3)
+        self.conv2 = nn.Conv2d(32, 64, 3)
+        self.fc1 = nn.Linear(12544, 128)
+        self.fc2 = nn.Linear(128, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = torch.relu_(self.conv1(x))
+        x = torch.relu_(nn.functional.max_pool2d(self.conv2(x), 2))
+        return self.fc2(torch.relu_(self.fc1(x.flatten(1))))
+
+
+@dataclass(frozen=True)
+class Workload:
+    model: Callable[[], nn.Module]
+    shape: tuple[int, int, int]
+    images: int  # of each client
+    batch: int
+    clients: int
+    cohort: int
+    rounds: int = 1  # in a turn
+    convolutional: bool = True
+
+    def module(self) -> nn.Module:
+        torch.manual_seed(0)
+        return self.model()
+
+    @property
+    def held(self) -> int:
+        """Images in memory. Clients share them where each having its own would take gigabytes."""
+        return min(self.clients * self.images, 20_000)
+
+    def pixels(self) -> tuple[Tensor, Tensor]:
+        draw = torch.Generator().manual_seed(0)
+        channels, height, width = self.shape
+        bytes_ = torch.randint(0, 256, (self.held, height, width, channels), generator=draw, dtype=torch.uint8)
+        return bytes_.permute(0, 3, 1, 2), torch.randint(0, 10, (self.held,), generator=draw)
+
+    def rows(self, client: int) -> Tensor:
+        return (torch.arange(self.images) + client * self.images) % self.held
+
+    def sources(self) -> list[Images]:
+        """As our simulator has them: bytes, scaled batch by batch."""
+        x, y = self.pixels()
+        channels = self.shape[0]
+        whole = Images(x, y, torch.full((channels,), 0.5), torch.full((channels,), 0.25))
+        return [whole.subset(self.rows(k)) for k in range(self.clients)]
+
+    def floats(self) -> tuple[Tensor, Tensor]:
+        """As raw loops have them: floats, ready."""
+        x, y = self.pixels()
+        scaled = x.float().div_(255).sub_(0.5).div_(0.25)
+        return scaled.contiguous(memory_format=torch.channels_last) if self.convolutional else scaled, y
+
+
+WORKLOADS = {
+    "logistic": Workload(lambda: Logistic(10, (1, 28, 28)), (1, 28, 28), 60, 10, 1000, 10, 20, False),
+    "lenet5": Workload(lambda: LeNet5(10, (3, 32, 32)), (3, 32, 32), 500, 50, 100, 10),
+    "cnn": Workload(CNN, (3, 32, 32), 50, 10, 100, 50),
+    "resnet18": Workload(lambda: ResNet18(10, (3, 32, 32), width=0.5), (3, 32, 32), 50, 50, 100, 4),
+}

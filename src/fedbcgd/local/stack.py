@@ -1,0 +1,141 @@
+"""Several clients' work in one: a row for each, so that a small model fills a multiplication.
+
+A local rule trains a stack as it trains one client: x, y, c_i and gradients have a row per client, and every operation of a
+rule works row by row. The clients are of equal size, so that they step together. The model offers the gradient:
+
+    stacked_gradient(values, x, y, out) → losses
+
+where `values` and `out` hold for each parameter a tensor with a client in each row, x and y a minibatch in each row. It
+writes the gradients of each client's mean loss into `out` and gives the loss of each example.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from fedbcgd.data.sources import Source, together
+from fedbcgd.flat import Layout
+from fedbcgd.local.work import Lend, Minibatch, Progress, Work
+
+if TYPE_CHECKING:
+    from fedbcgd.local.rule import LocalRule
+
+AT_ONCE = 1 << 20  # values that are gathered ahead of their steps: they stay in the cache
+
+Stacked = dict[str, Tensor]
+Offer = Callable[[Stacked, Tensor, Tensor, Stacked], Tensor]
+
+
+def offer(module: nn.Module) -> Offer | None:
+    """What the model offers for clients computed together; None for most models."""
+    return getattr(module, "stacked_gradient", None)
+
+
+class Rows:
+    """Memory for so many clients: their models and gradients, whole and by parameter."""
+
+    def __init__(self, layout: Layout, clients: int, device: torch.device):
+        self.y = torch.empty(clients, layout.dim, dtype=layout.dtype, device=device)
+        self.g = torch.empty_like(self.y)
+        self.values, self.gradients = (
+            {e.name: t[:, e.offset : e.offset + e.numel].view(clients, *e.shape) for e in layout.parameters}
+            for t in (self.y, self.g)
+        )
+
+
+@dataclass(frozen=True)
+class _Batch(Minibatch):
+    """A minibatch of each client: a row of rows for each."""
+
+    examples: tuple[Tensor, Tensor] | None = None  # where they were gathered already
+
+    @property
+    def size(self) -> int:
+        return self.rows.shape[1]
+
+
+class Stack(Work):
+    def __init__(
+        self,
+        rule: "LocalRule",
+        layout: Layout,
+        stacked_gradient: Offer,
+        x: Tensor,
+        controls: Mapping[str, Tensor],
+        mine: Mapping[str, Tensor],
+        sources: Sequence[Source],
+        round: int,
+        rngs: Sequence[np.random.Generator],
+        rows: Rows,
+    ):
+        clients = len(sources)
+        anchor = x[: layout.dim].expand(clients, -1)
+        Progress.__init__(self, anchor, rows.y.copy_(anchor), controls, mine, (), rule.rate(round), x.new_zeros(()))
+        self._rule = rule
+        self._stacked_gradient = stacked_gradient
+        self._gather = together(sources, x.device)
+        self._examples = len(sources[0])
+        self._rngs = rngs
+        self._rows = rows
+        self._g = rows.g
+        self._losses: list[Tensor] = []  # of each example, minibatch by minibatch
+
+    def sum_up(self) -> None:
+        """Work out the losses, once for all steps."""
+        means = [torch.stack(list(same)).mean(2) for _, same in groupby(self._losses, lambda losses: losses.shape)]
+        self.losses = torch.cat(means).sum(0)
+
+    @property
+    def examples(self) -> int:
+        return self._examples
+
+    def _epoch(self) -> list[Minibatch]:
+        order = torch.from_numpy(np.stack([rng.permutation(self._examples) for rng in self._rngs]))
+        size = self._rule.batch_size
+        batches: list[Minibatch] = [_Batch(rows) for rows in order.split(size, dim=1)]
+        x, _ = self._gather(order[:, :1])
+        if order.numel() * x[0].numel() <= AT_ONCE:
+            x, y = self._gather(order)
+            parts = zip(batches, x.split(size, dim=1), y.split(size, dim=1), strict=True)
+            batches = [_Batch(batch.rows, examples=(x, y)) for batch, x, y in parts]
+        return batches
+
+    def gradient(self, batch: Minibatch, out: Tensor | None = None, bare: bool = False) -> Tensor:
+        assert isinstance(batch, _Batch)
+        x, y = batch.examples or self._gather(batch.rows)
+        self._losses.append(self._stacked_gradient(self._rows.values, x, y, self._rows.gradients))
+        self.evaluations += 1
+        g = self._g if bare else self._finished(self._g)
+        return g if out is None else out.copy_(g)
+
+    def descend(self, batch: Minibatch, *more: tuple[float, Tensor]) -> None:
+        self.add((1.0, self.gradient(batch)), *more)
+
+    def client(self, k: int, slices: tuple[slice, ...], lend: Lend | None) -> Progress:
+        """One client of the stack, trained."""
+        mine = {name: kept[k] for name, kept in self.mine.items()}
+        one = Progress(self.x[k], self.y[k], self.controls, mine, slices, self.eta, self.losses[k], lend)
+        one.steps, one.evaluations = self.steps, self.evaluations
+        one.notes = {name: noted[k] for name, noted in self.notes.items()}
+        return one
+
+
+def why_not(rule: "LocalRule", layout: Layout, module: nn.Module, objective: Any) -> str:
+    """Why the clients of this model cannot be computed together; empty if they can."""
+    from fedbcgd.objective import classification_loss
+
+    name = type(module).__name__
+    if offer(module) is None:
+        return f"{name} has no stacked_gradient (logistic, binary-logistic and binary-sigmoid have)"
+    if objective.loss != getattr(module, "own_loss", classification_loss):
+        return f"{name} offers the gradient of its own loss, and another one is given"
+    if layout.size > layout.dim:
+        return f"{name} has buffers"
+    if any(e.order != tuple(range(len(e.shape))) for e in layout.parameters):
+        return f"the parameters of {name} do not lie in memory in their ordinary order"
+    return rule.alone

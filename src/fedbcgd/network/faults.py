@@ -1,0 +1,72 @@
+"""Faults on purpose, all from the seed: clients that vanish, uploads that arrive damaged, workers that are killed."""
+
+import dataclasses
+import os
+import signal
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedbcgd.messages import Receipt, Task, Upload
+from fedbcgd.streams import stream
+
+if TYPE_CHECKING:
+    from fedbcgd.carriers.carrier import Carrier
+    from fedbcgd.server import Server
+
+
+def dropped(tasks: Sequence[Task], share: float, seed: int) -> np.ndarray:
+    """Which of these clients vanish in this round."""
+    return np.array([share > 0 and stream(seed, "dropout", t.round, t.client).random() < share for t in tasks], bool)
+
+
+def damaged(upload: Upload, share: float, seed: int) -> Upload:
+    """The upload as it arrives: with probability `share` its largest piece is cut short, or overwritten with ones (which
+    are NaN in every float format). The server refuses both. A single flipped bit could not be told from a value."""
+    rng = stream(seed, "corrupt", upload.round, upload.client)
+    if rng.random() >= share:
+        return upload
+    short = rng.random() < 0.5
+    channel, k = max(
+        ((channel, k) for channel, pieces in upload.payload.items() for k in range(len(pieces))),
+        key=lambda at: upload.payload[at[0]][at[1]].numel(),
+    )
+
+    def damage(piece: Tensor) -> Tensor:
+        return piece[: piece.numel() // 4].clone() if short else torch.full_like(piece, 255)
+
+    pieces = list(upload.payload[channel])
+    pieces[k] = damage(pieces[k])
+    return dataclasses.replace(upload, payload={**upload.payload, channel: pieces})
+
+
+class Door:
+    """Stands before the server in a round with faults: carriers hand their uploads in here, everything else is its own.
+
+    `victim` chooses the worker to kill, as soon as the first upload is in: the others are at work then.
+    """
+
+    def __init__(
+        self, server: "Server", carrier: "Carrier", corrupt: float, seed: int, victim: np.random.Generator | None
+    ):
+        self._server, self._carrier = server, carrier
+        self._corrupt, self._seed, self._victim = corrupt, seed, victim
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._server, name)
+
+    def receive(self, upload: Upload) -> Receipt:
+        if self._victim is not None:
+            pids: list[int] = self._carrier.pids()  # type: ignore[attr-defined]
+            os.kill(int(self._victim.choice(pids)), signal.SIGKILL)
+            self._victim = None
+        return self._server.receive(damaged(upload, self._corrupt, self._seed))
+
+
+def crashes(share: float, round: int, seed: int) -> np.random.Generator | None:
+    """If a worker is killed in this round: what chooses it."""
+    rng = stream(seed, "crash", round)
+    return rng if rng.random() < share else None

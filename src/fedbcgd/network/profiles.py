@@ -1,0 +1,95 @@
+"""Kinds of clients by name, and links drawn from distributions.
+
+The named profiles are round figures of the usual order of magnitude, made to compare algorithms with, not measurements of
+any network; seconds per gradient are those of a small convolutional network (LeNet-5, a minibatch of ten).
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from statistics import NormalDist
+from typing import Any, Literal
+
+import numpy as np
+from pydantic import Field, model_validator
+
+from fedbcgd.errors import unknown
+from fedbcgd.network.links import COLUMNS, Links
+from fedbcgd.parts import Section
+from fedbcgd.streams import stream
+
+_TAIL = 0.01  # of a lognormal the slowest and the fastest hundredth are left out: no client is without a link
+_WIDTH = 2 * NormalDist().inv_cdf(0.95)  # from the 5th to the 95th percentile, in standard deviations
+
+
+class Distribution(Section):
+    """A positive quantity over the clients. A plain number stands for the same value everywhere."""
+
+    median: float = Field(gt=0, description="half of the clients have less")
+    spread: float = Field(
+        1.0, ge=1, description="lognormal: the 95th percentile over the 5th; loguniform: the largest over the smallest"
+    )
+    shape: Literal["lognormal", "loguniform"] = Field("lognormal", description="lognormal or loguniform")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _number(cls, value: Any) -> Any:
+        return {"median": value} if isinstance(value, (int, float)) else value
+
+    def at(self, quantiles: np.ndarray) -> np.ndarray:
+        """The values at these quantiles, each from 0 to 1."""
+        if self.shape == "loguniform":
+            return self.median * self.spread ** (quantiles - 0.5)
+        normal = NormalDist()
+        deviations = [normal.inv_cdf(q) for q in _TAIL + (1 - 2 * _TAIL) * quantiles]
+        return self.median * self.spread ** (np.array(deviations) / _WIDTH)
+
+
+@dataclass(frozen=True)
+class Kind:
+    """One kind of client."""
+
+    uplink_mbit: Distribution
+    downlink_mbit: Distribution
+    latency_ms: Distribution
+    gradient_ms: Distribution
+    availability: float
+
+
+def _kind(up: tuple, down: tuple, latency: tuple, gradient: tuple, availability: float) -> Kind:
+    a, b, c, d = (Distribution(median=float(m), spread=float(s)) for m, s in (up, down, latency, gradient))
+    return Kind(a, b, c, d, availability)
+
+
+_4G = _kind((8, 25), (30, 20), (45, 4), (20, 5), 0.7)
+_BROADBAND = _kind((20, 10), (100, 10), (12, 4), (5, 4), 0.9)
+_DATACENTRE = _kind((1000, 2), (1000, 2), (1, 3), (2, 2), 1.0)
+
+# A share of the clients for each kind.
+Profile = Literal["4g", "broadband", "datacentre", "mix"]
+PROFILES: Mapping[str, list[tuple[float, Kind]]] = {
+    "4g": [(1.0, _4G)],
+    "broadband": [(1.0, _BROADBAND)],
+    "datacentre": [(1.0, _DATACENTRE)],
+    "mix": [(0.6, _4G), (0.3, _BROADBAND), (0.1, _DATACENTRE)],
+}
+
+
+def draw(profile: str, clients: int, seed: int, instead: Mapping[str, Distribution] | None = None) -> Links:
+    """Links of every client. What `instead` names is drawn from that distribution for all of them.
+
+    A client's uplink and downlink are at the same quantile of their distributions: a connection is good or bad. Its
+    latency and its speed are drawn apart. The links of a client depend on the seed and on its number alone.
+    """
+    if profile not in PROFILES:
+        raise unknown("profile", profile, PROFILES)
+    kinds = PROFILES[profile]
+    quantiles = stream(seed, "network").random((clients, 4))  # row by row: more clients change nobody's links
+    which = np.searchsorted(np.cumsum([share for share, _ in kinds]), quantiles[:, 0], side="right")
+    which = np.minimum(which, len(kinds) - 1)
+    table = np.empty((clients, len(COLUMNS)))
+    for k, name in enumerate(COLUMNS):
+        at = quantiles[:, max(1, k)]  # 1 for both links
+        for index, (_, kind) in enumerate(kinds):
+            rows = which == index
+            table[rows, k] = (instead or {}).get(name, getattr(kind, name)).at(at[rows])
+    return Links.of_columns(table, np.array([kinds[index][1].availability for index in which]))

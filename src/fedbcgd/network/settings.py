@@ -1,0 +1,77 @@
+"""The section `[network]` of a configuration: whose links, when a round closes, and what goes wrong on purpose."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from pydantic import Field, ValidationError, model_validator
+
+from fedbcgd.errors import UserError
+from fedbcgd.network.links import COLUMNS, Links, read_csv
+from fedbcgd.network.profiles import Distribution, Profile, draw
+from fedbcgd.parts import Section
+
+NO_WORKERS = "crash: only worker processes of this machine can be killed; leave workers = 0 and carrier = 'ray' out"
+
+
+class Network(Section):
+    """Without any of `deadline`, `oversample`, `minimum`, `absences`, `dropout`, `corrupt` it only watches."""
+
+    profile: Profile = Field("mix", description="4g, broadband, datacentre, or mix of the three")
+    csv: str | None = Field(None, description="your measurements instead: uplink_mbit, downlink_mbit, latency_ms, …")
+    uplink_mbit: Distribution | None = Field(
+        None,
+        description="instead of the profile's: a number, or { median = 5.0, spread = 100.0, shape = 'loguniform' }",
+    )
+    downlink_mbit: Distribution | None = Field(None, description="likewise")
+    latency_ms: Distribution | None = Field(None, description="likewise; one way")
+    gradient_ms: Distribution | None = Field(None, description="likewise; of one minibatch")
+    compute: float = Field(1.0, gt=0, le=1e6, description="times the seconds per gradient: for larger models")
+    availability: float | None = Field(None, gt=0, le=1, description="of every client, instead of the profile's")
+    absences: bool = Field(False, description="clients are there only as often as their availability says")
+    deadline: float | None = Field(None, gt=0, description="seconds after which a round closes")
+    oversample: float = Field(1.0, ge=1, le=100, description="sample so many times the cohort")
+    minimum: int | None = Field(
+        None, ge=1, description="a round closes when each block has so many uploads; with oversample: cohort / blocks"
+    )
+    dropout: float = Field(0.0, ge=0, lt=1, description="share of the asked clients that vanish in a round")
+    corrupt: float = Field(0.0, ge=0, lt=1, description="share of the uploads that arrive damaged")
+    crash: float = Field(0.0, ge=0, le=1, description="share of the rounds in which a worker process is killed")
+
+    @model_validator(mode="after")
+    def _consistent(self) -> "Network":
+        if self.csv is not None and (own := [name for name in COLUMNS if getattr(self, name) is not None]):
+            raise ValueError(f"{own[0]}: with csv the links are those of the file; leave one of the two out")
+        return self
+
+    @property
+    def closes(self) -> bool:
+        """Whether a round may end without some of those who were asked."""
+        return self.deadline is not None or self.minimum is not None or self.oversample > 1 or self.dropout > 0
+
+    def sampled(self, cohort: int, clients: int) -> int:
+        """How many clients are asked, so that `cohort` of them can be waited for."""
+        return min(clients, int(-(-round(cohort * self.oversample, 6) // 1)))
+
+    def links(self, clients: int, seed: int) -> Links:
+        if self.csv is not None:
+            made = read_csv(Path(self.csv), clients, seed)
+        else:
+            own = {name: chosen for name in COLUMNS if (chosen := getattr(self, name)) is not None}
+            made = draw(self.profile, clients, seed, own)
+        there = made.availability if self.availability is None else made.availability * 0 + self.availability
+        return Links(made.uplink, made.downlink, made.latency, made.gradient * self.compute, there)
+
+
+def as_network(given: "str | Mapping[str, Any] | Network | None") -> Network | None:
+    """What `simulate` takes: the name of a profile, a dictionary of settings, or settings made elsewhere."""
+    if given is None or isinstance(given, Network):
+        return given
+    if not isinstance(given, (str, Mapping)):
+        raise UserError(f"network: the name of a profile or a dictionary of settings is wanted, given {given!r}")
+    try:
+        return Network(**({"profile": given} if isinstance(given, str) else given))
+    except ValidationError as error:
+        from fedbcgd.config import explain
+
+        raise UserError(explain({**error.errors()[0], "loc": ("network", *error.errors()[0]["loc"])})) from None

@@ -1,0 +1,149 @@
+"""The network of a run: who is there, when a round closes, what goes wrong, and what time it is.
+
+The clock looks at what was really sent (the ledger's entries). Who is late or gone is decided from the plan, before
+anybody trains: so it is the same on every carrier, and a client whose upload would be discarded computes nothing and
+keeps its state.
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from fedbcgd.algorithm import Algorithm
+from fedbcgd.carriers.carrier import Carrier
+from fedbcgd.errors import UserError
+from fedbcgd.job import Job
+from fedbcgd.messages import Plan
+from fedbcgd.network.closing import Closing, close
+from fedbcgd.network.faults import Door, crashes, dropped
+from fedbcgd.network.links import Links
+from fedbcgd.network.settings import Network
+from fedbcgd.network.traffic import Round
+from fedbcgd.server import Server
+from fedbcgd.streams import stream
+from fedbcgd.uplink import Matched
+
+
+def fit_to_links(
+    algorithm: Algorithm, network: Network | None, clients: int, cohort: int | None, seed: int
+) -> Algorithm:
+    """The algorithm with blocks of the sizes that fit the links, where it asks for that."""
+    uplink = algorithm.uplink
+    if network is None or not isinstance(uplink, Matched) or not uplink.fits_links:
+        return algorithm
+    asked = network.sampled(min(10, clients) if cohort is None else cohort, clients)
+    links = network.links(clients, seed)
+    return replace(algorithm, uplink=uplink.fitted(links.uplink, asked, stream(seed, "fit")))
+
+
+class Watch:
+    """`record` gets what was sent in each round; without a network that is all it does."""
+
+    def __init__(self, job: Job, network: Network | None, record: Callable[[Round], None] | None = None):
+        self.network = network
+        self.seconds = 0.0  # since the beginning of the run, on the clock of the network
+        self.record = record
+        self._seed = job.seed
+        self._acts = False  # whether a round may close without somebody
+        self._minimum: int | None = None
+        self._closing: Closing | None = None
+        self._asked = 0
+        self.links: Links | None = None
+        if network is not None:
+            self.links = network.links(len(job.clients), job.seed)
+            self.costs = _costs(job, self.links)
+            self._acts = network.closes and not job.algorithm.uplink.pooled
+            if self._acts and network.deadline is not None and self.costs.min() > network.deadline:
+                raise UserError(
+                    f"network.deadline: nobody can answer within {network.deadline:g} s; the fastest client with the "
+                    f"smallest block takes {self.costs.min():.3g} s"
+                )
+
+    # -- a round ------------------------------------------------------------------------------------------------------
+
+    def sampled(self, cohort: int, clients: int) -> int:
+        """How many clients are asked so that there are `cohort` to wait for."""
+        return cohort if self.network is None else self.network.sampled(cohort, clients)
+
+    def attach(self, server: Server, cohort: int) -> None:
+        """What the server must know before it plans its first round."""
+        if self.network is not None:
+            server.costs = self.costs
+            self._minimum = self.network.minimum
+            if self._minimum is None and self.network.oversample > 1:
+                self._minimum = max(1, cohort // server.layout.blocks)
+            self._look(server)
+
+    def plan(self, server: Server) -> Plan:
+        """A round begins. Clients that will not answer in time are given up at once."""
+        self._look(server)
+        plan = server.plan()
+        self._asked, self._closing = len(plan.tasks), None
+        if self.network is not None and self._acts:
+            gone = dropped(plan.tasks, self.network.dropout, self._seed)
+            blocks = [task.block for task in plan.tasks]
+            arrivals = self.costs[[task.client for task in plan.tasks], blocks]
+            self._closing = close(arrivals, blocks, gone, self._minimum, self.network.deadline)
+            for k, task in enumerate(plan.tasks):
+                if gone[k]:
+                    server.lost(task, "dropped out")
+                elif not self._closing.in_time[k]:
+                    server.lost(task, f"late: {arrivals[k]:.3g} s, the round closed at {self._closing.seconds:.3g} s")
+        return plan
+
+    def door(self, server: Server, carrier: Carrier) -> Server:
+        """Where carriers hand in uploads: the server itself, unless something is to go wrong on the way."""
+        network = self.network
+        if network is None or not (network.corrupt or network.crash):
+            return server
+        victim = crashes(network.crash, server.round, self._seed) if hasattr(carrier, "pids") else None
+        return Door(server, carrier, network.corrupt, self._seed, victim)  # type: ignore[return-value]
+
+    def committed(self, server: Server) -> None:
+        """A round is over: the clock goes on, and what was sent is recorded."""
+        waited = 0.0
+        if self._closing is not None and self._closing.waited:
+            waited = self._closing.seconds
+        sent = Round.of(server, self._asked, waited)
+        if self.links is not None:
+            limit = self.network.deadline if self.network is not None and self._acts else None
+            self.seconds += sent.seconds(self.links, limit)
+            self._look(server)
+        if self.record is not None:
+            self.record(sent)
+
+    def _look(self, server: Server) -> None:
+        """Who can be asked in the server's next round. Somebody always can: the server waits for the first to come."""
+        if self.network is None or self.links is None or not self.network.absences:
+            return
+        odds = stream(self._seed, "availability", server.round).random(len(self.links)) / self.links.availability
+        server.available = np.flatnonzero(odds < max(1.0, float(odds.min()) * (1 + 1e-9))).tolist()
+
+    # -- what is told and kept ----------------------------------------------------------------------------------------
+
+    def columns(self) -> dict[str, float]:
+        """What the clock adds to a row of metrics."""
+        return {} if self.network is None else {"hours": self.seconds / 3600}
+
+    def snapshot(self) -> dict[str, Any]:
+        return {"seconds": self.seconds, "links": "" if self.links is None else self.links.digest()}
+
+    def restore(self, kept: dict[str, Any], server: Server) -> None:
+        """As it was when the server was as it is now."""
+        if self.links is not None and kept["links"] != self.links.digest():
+            raise UserError("network: the measurements have changed since the run was begun, so it cannot go on")
+        self.seconds = kept["seconds"]
+        self._look(server)
+
+
+def _costs(job: Job, links: Links) -> np.ndarray:
+    """Seconds of each client with each block: the most it can be, where the length of an upload varies."""
+    algorithm, layout = job.algorithm, job.layout
+    sends = not algorithm.uplink.pooled
+    upload = [sends * sum(map(sum, algorithm.lengths(layout, j).values())) for j in range(layout.blocks)]
+    download = sends * (layout.size + len(algorithm.local.broadcasts) * layout.dim) * layout.dtype.itemsize
+    clients = np.arange(len(links))
+    evaluations = np.array([algorithm.local.evaluations(job.examples(client)) for client in range(len(links))])
+    return np.stack([links.seconds(clients, download, evaluations, nbytes) for nbytes in upload], axis=1)

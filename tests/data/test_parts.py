@@ -1,0 +1,161 @@
+"""Clients that share a data set, and data that stays on a device."""
+
+import io
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fedbcgd import UserError, make_algorithm, simulate
+from fedbcgd.carriers.shared import _Freeze
+from fedbcgd.data.images import Images, crop_and_flip, crop_and_flip_there
+from fedbcgd.data.sources import Parts, Tensors, as_source, on_device, split
+from fedbcgd.evaluation import evaluate_batch
+from fedbcgd.flat import FlatModel
+from fedbcgd.local.work import Gradient, Minibatch, Work
+from fedbcgd.models import LeNet5, Logistic
+from fedbcgd.objective import objective
+from fedbcgd.simulation import make_job
+from fedbcgd.streams import stream
+
+META = torch.device("meta")  # has shapes and no values: whoever looks at one on the host fails
+
+
+def images(count=50, channels=1, side=8, **options):
+    draw = torch.Generator().manual_seed(0)
+    pixels = torch.randint(0, 256, (count, channels, side, side), generator=draw, dtype=torch.uint8)
+    labels = torch.randint(0, 10, (count,), generator=draw)
+    return Images(pixels, labels, torch.full((channels,), 0.4), torch.full((channels,), 0.3), **options)
+
+
+@given(st.lists(st.lists(st.integers(0, 49), min_size=1, max_size=6), min_size=1, max_size=8))
+def test_parts_are_the_subsets_one_by_one(rows):
+    whole = images()
+    parts = split(whole, [np.array(r) for r in rows])
+    assert len(parts) == len(rows)
+    assert [parts.size(k) for k in range(len(rows))] == [len(r) for r in rows]
+    for k, r in enumerate(rows):
+        assert parts[k].rows.tolist() == r
+        assert len(parts[k]) == len(r)
+    assert parts[-1].rows.tolist() == rows[-1]
+    assert [p.rows.tolist() for p in parts[:2]] == rows[:2]
+    assert [p.rows.tolist() for p in parts] == rows
+    with pytest.raises(IndexError):
+        parts[len(rows)]
+
+
+def test_a_client_without_examples_is_named():
+    with pytest.raises(UserError, match="client 1 holds no examples"):
+        split(images(), [np.array([1]), np.array([], int), np.array([2])])
+
+
+def frozen_bytes(job):
+    text = io.BytesIO()
+    pickler = _Freeze(text)
+    pickler.dump(job)
+    return pickler.size + len(text.getvalue())
+
+
+def test_a_hundred_thousand_clients_cost_their_indices():
+    """What travels to a worker grows by the rows and where each client's end, and by nothing else."""
+    whole, sizes = images(1000), {}
+    for clients in (100, 100_000):
+        rows = np.arange(clients * 3) % 1000
+        job = make_job(
+            Logistic(10, (1, 8, 8)), split(whole, np.split(rows, clients)), make_algorithm("fedavg"), None, 0
+        )
+        sizes[clients] = frozen_bytes(job)
+    indices = (100_000 - 100) * (3 + 1) * 8
+    assert sizes[100_000] - sizes[100] <= indices + 1000
+
+
+def test_a_hundred_thousand_clients_train():
+    whole = images(1000)
+    parts = split(whole, np.split(np.arange(200_000) % 1000, 100_000))
+    result = simulate(
+        Logistic(10, (1, 8, 8)), parts, "fedbcgd+", rounds=2, cohort=10, workers=0, batch_size=2, test=whole
+    )
+    assert result.rounds == 2
+    assert result.ledger.lost == result.ledger.refused == 0
+
+
+@given(st.integers(1, 9), st.integers(3, 9), st.integers(1, 4), st.integers(0, 2**31))
+def test_augmentation_on_a_device_is_augmentation(count, side, channels, seed):
+    draw = np.random.default_rng(seed)
+    pixels = draw.integers(0, 256, (count, side, side + 1, channels), dtype=np.uint8)
+    here = crop_and_flip(pixels.copy(), stream(seed, "a"))
+    there = crop_and_flip_there(torch.from_numpy(pixels), stream(seed, "a"))
+    assert np.array_equal(here, there.numpy())
+
+
+@pytest.mark.parametrize("options", [{}, {"augment": True}, {"resize": 12}, {"resize": 12, "crop": 10}])
+def test_images_on_a_device_are_gathered_there(options):
+    """No pixel visits the host on its way into a batch."""
+    there = split(images(channels=3, **options), [np.arange(20), np.arange(20, 50)]).to(META)
+    x, y = there[1].gather(torch.arange(7).to(META), stream(0, "a"))
+    assert x.device == y.device == META
+    assert x.shape == (7, *there[1].shape)
+
+
+def test_a_step_on_a_device_stays_there():
+    """Data, model and gradients on a device without values: a step that asked for one would fail."""
+    module = LeNet5(10, (1, 28, 28))
+    algorithm = make_algorithm("fedbcgd", batch_size=4)
+    layout = algorithm.uplink.layout(module)
+    model = FlatModel(module.to(META), layout)
+    data = split(images(20, side=28, augment=True), [np.arange(20)]).to(META)[0]
+    x = torch.empty(layout.size, device=META)
+    rule = algorithm.local
+    work = Work(
+        *(rule, model, objective(), x, {}, {}, data, 0, layout.slices(0), stream(0, "b"), None, Gradient(model), None)
+    )
+    rule.train(work)
+    assert work.steps == 25
+    assert all(batch.rows.device == META for batch in work._epoch())
+    assert work.gradient(Minibatch(torch.arange(3))).device == META
+
+
+def test_clients_of_one_data_set_share_it_on_a_device_too():
+    whole = images()
+    x = torch.randn(6, 2)
+    moved = on_device([whole.subset(torch.arange(3)), whole.subset(torch.arange(5)), (x, x), [1, 2]], META)
+    assert moved[0].resident is moved[1].resident
+    assert moved[0].resident.images.device == META
+    assert moved[2].tensors[0].device == META
+    assert len(moved[3]) == 2
+    lazy = Lazy()
+    assert on_device(lazy, META) is lazy
+
+
+class Lazy:
+    def __len__(self):
+        return 1
+
+    def __getitem__(self, k):
+        return torch.zeros(2, 1), torch.zeros(2)
+
+
+def test_moving_to_where_it_is_changes_nothing():
+    cpu = torch.device("cpu")
+    whole = images(augment=True)
+    rows = torch.arange(10)
+    for source in (
+        whole,
+        Tensors((torch.randn(20, 2), torch.arange(20))),
+        Tensors({"a": torch.randn(20)}, torch.arange(15)),
+    ):
+        a, b = (s.gather(rows, stream(0, "a")) for s in (source, source.to(cpu)))
+        pairs = zip(a.values(), b.values(), strict=True) if isinstance(a, dict) else zip(a, b, strict=True)
+        assert all(torch.equal(p, q) for p, q in pairs)
+
+
+def test_metrics_of_parts_are_those_of_a_list():
+    whole = images()
+    parts = split(whole, [np.arange(25), np.arange(25, 50)])
+    assert isinstance(parts, Parts)
+    model = Logistic(10, (1, 8, 8))
+    for k in range(2):
+        listed = as_source(list(parts)[k], "client")
+        assert evaluate_batch(model, objective(), parts[k], 0, 25) == evaluate_batch(model, objective(), listed, 0, 25)

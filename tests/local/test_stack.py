@@ -1,0 +1,189 @@
+"""Clients computed together: the same values as one by one, up to rounding, and the same bits on any number of workers."""
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from fedbcgd import UserError, algorithm_names, make_algorithm, simulate
+from fedbcgd.data.images import Images
+from fedbcgd.messages import Task
+from fedbcgd.models import BinaryLogistic, BinarySigmoid, Logistic
+from fedbcgd.simulation import make_job
+
+MODELS = {"logistic": Logistic, "binary-logistic": BinaryLogistic, "binary-sigmoid": BinarySigmoid}
+TOGETHER = [name for name in algorithm_names() if name != "fedbcgd-frozen"]
+
+
+def clients(count=6, sizes=(7,), classes=2, dtype=torch.float64, seed=0):
+    draw = torch.Generator().manual_seed(seed)
+    out = []
+    for k in range(count):
+        n = sizes[k % len(sizes)]
+        x = torch.randn(n, 1, 3, 4, generator=draw, dtype=dtype)
+        out.append((x, torch.randint(0, classes, (n,), generator=draw)))
+    return out
+
+
+def go(model="logistic", name="fedavg", dtype=torch.float64, data=None, **options):
+    chosen = MODELS[model]
+    module = chosen(2, (1, 3, 4)).to(dtype)
+    own = {"loss": chosen.own_loss} if hasattr(chosen, "own_loss") else {}
+    settings = {"rounds": 3, "cohort": 5, "batch_size": 3, "local_epochs": 2, "workers": 0, "lr": 0.05} | own | options
+    if name == "central":
+        settings["cohort"] = 1
+    return simulate(module, data or clients(dtype=dtype), name, **settings)
+
+
+def values(result):
+    return torch.cat([p.detach().flatten() for p in result.module.parameters()])
+
+
+@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("name", TOGETHER)
+def test_equal_to_one_by_one_for_every_algorithm(model, name):
+    """In double precision, so that what differs would be a mistake and not rounding; quantisers are compared in scale."""
+    alone, together = go(model, name), go(model, name, together=3)
+    coarse = make_algorithm(name).codec.lossless is False
+    moved = values(alone).abs().max()
+    assert moved > 1e-3
+    bound = 0.02 if coarse else 1e-12
+    assert (values(together) - values(alone)).abs().max() <= bound * moved
+    counted = ("upload_floats", "download_bytes", "gradient_evaluations", "refused", "lost")
+    if name != "topk":  # whose length depends on where its values are
+        counted += ("upload_bytes", "block_bytes")
+    for what in counted:
+        assert getattr(together.ledger, what) == getattr(alone.ledger, what)
+    assert together.rounds == alone.rounds
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"clip_norm": 0.05},
+        {"client_momentum": 0.5},
+        {"weight_decay": 0.3},
+        {"local_steps": 4},
+        {"batch_size": 50},
+        {"cohort": 1},
+        {"together": 100},
+    ],
+)
+def test_equal_with_every_option_of_the_steps(options):
+    assert torch.allclose(
+        values(go(**({"together": 2} | options))), values(go(**options | {"together": None})), rtol=1e-11
+    )
+
+
+def test_the_stated_tolerance_in_single_precision():
+    """docs/models.md: 1e-5 of the largest value, after a few rounds."""
+    draw = torch.Generator().manual_seed(1)
+    data = [
+        (torch.randn(60, 784, generator=draw).view(60, 1, 28, 28), torch.randint(0, 10, (60,), generator=draw))
+        for _ in range(12)
+    ]
+    options = {"rounds": 5, "cohort": 8, "batch_size": 10, "local_epochs": 1, "workers": 0, "lr": 0.05}
+    alone, together = (
+        values(simulate(Logistic(10, (1, 28, 28)), data, "fedbcgd", together=k, **options)) for k in (None, 4)
+    )
+    assert 0 < (together - alone).abs().max() <= 1e-5 * alone.abs().max()
+
+
+def test_train_loss_is_the_mean_over_steps():
+    alone, together = go(), go(together=4)
+    for a, b in zip(alone.rows, together.rows, strict=True):
+        assert b["train_loss"] == pytest.approx(a["train_loss"], rel=1e-7)
+        assert b["gradient_evaluations"] == a["gradient_evaluations"]
+
+
+@pytest.mark.parametrize("name", ["fedbcgd", "fedbcgd+", "topk"])
+def test_the_same_bits_on_any_number_of_workers(name):
+    """What is computed together follows from the plan."""
+    data = clients(9, sizes=(7, 7, 4, 7))
+    results = [values(go(name=name, data=data, cohort=8, together=3, workers=workers)) for workers in (0, 1, 2)]
+    assert torch.equal(results[0], results[1])
+    assert torch.equal(results[0], results[2])
+
+
+def test_units_are_neighbours_of_equal_size():
+    data = clients(8, sizes=(5, 5, 5, 2))
+    job = make_job(Logistic(2, (1, 3, 4)).double(), data, make_algorithm("fedavg"), None, 0, together=2)
+    tasks = [Task(0, k, 0) for k in range(8)]
+    assert job.units(tasks, bool) == [(0, 1), (2,), (3,), (4, 5), (6,), (7,)]
+    assert job.units(tasks, lambda task: task.client != 3) == [(0, 1), (2, 4), (5, 6), (7,)]
+    job.together = None
+    assert job.units(tasks, bool) == [(k,) for k in range(8)]
+
+
+def test_unequal_clients_are_right_too():
+    data = clients(7, sizes=(7, 3, 3, 8))
+    assert torch.allclose(values(go(data=data, together=3)), values(go(data=data)), rtol=1e-11)
+
+
+def test_resident_images_and_anything_else_give_the_same():
+    """Images of one data set are gathered at once, others one by one: same minibatches."""
+    draw = torch.Generator().manual_seed(3)
+    pixels = torch.randint(0, 256, (40, 1, 8, 4), generator=draw, dtype=torch.uint8)
+    whole = Images(pixels, torch.randint(0, 10, (40,), generator=draw), torch.tensor([0.4]), torch.tensor([0.3]))
+    parts = [whole.subset(torch.arange(k * 8, k * 8 + 8)) for k in range(5)]
+    pairs = [p.gather(torch.arange(8), np.random.default_rng(0)) for p in parts]
+    options = {"rounds": 2, "cohort": 4, "batch_size": 3, "local_epochs": 1, "workers": 0, "together": 4}
+    a, b = (values(simulate(Logistic(10, (1, 8, 4)), data, "fedavg", **options)) for data in (parts, pairs))
+    assert torch.equal(a, b)
+
+
+def test_large_epochs_are_gathered_step_by_step(monkeypatch):
+    from fedbcgd.local import stack
+
+    at_once = values(go(together=3))
+    monkeypatch.setattr(stack, "AT_ONCE", 10)
+    assert torch.equal(values(go(together=3)), at_once)
+
+
+class Offers(nn.Module):
+    """A user's own model can offer it too: y = w·x, squared error would be its own loss, cross entropy is ours."""
+
+    def __init__(self):
+        super().__init__()
+        self.fc = nn.Linear(4, 2)
+
+    def forward(self, x):
+        return self.fc(x)
+
+    stacked_gradient = staticmethod(Logistic.stacked_gradient)
+
+
+def test_a_users_own_model_may_offer_it():
+    draw = torch.Generator().manual_seed(0)
+    data = [(torch.randn(6, 4, generator=draw), torch.randint(0, 2, (6,), generator=draw)) for _ in range(4)]
+    torch.manual_seed(0)
+    model = Offers()
+    options = {"rounds": 2, "cohort": 4, "batch_size": 4, "workers": 0}
+    alone, together = (values(simulate(model, data, "fedavg", together=k, **options)) for k in (None, 4))
+    assert torch.allclose(alone, together, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"model": nn.Linear(12, 2)}, "Linear has no stacked_gradient"),
+        ({"loss": lambda model, batch: model(batch[0]).sum()}, "another one is given"),
+        ({"name": "fedbcgd-frozen"}, "coordinates of its own"),
+        ({"name": "fedbcgd+", "damping": "adaptive"}, "adaptive damping"),
+        ({"together": 0}, "together: a whole number of at least 1"),
+        ({"together": "many"}, "together: a whole number"),
+        ({"carrier": "ray"}, "not Ray"),
+    ],
+)
+def test_refused_with_a_reason(change, says):
+    model = change.pop("model", Logistic(2, (1, 3, 4)).double())
+    name = change.pop("name", "fedavg")
+    with pytest.raises(UserError, match=says):
+        simulate(model, clients(), name, rounds=1, **({"together": 3} | change))
+
+
+def test_augmentation_is_refused():
+    pixels = torch.zeros(10, 1, 8, 8, dtype=torch.uint8)
+    whole = Images(pixels, torch.zeros(10, dtype=torch.long), torch.tensor([0.5]), torch.tensor([0.5]), augment=True)
+    with pytest.raises(UserError, match="augmentation is drawn"):
+        simulate(Logistic(2, (1, 8, 8)), [whole.subset(torch.arange(10))], "fedavg", rounds=1, cohort=1, together=2)
