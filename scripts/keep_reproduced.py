@@ -19,7 +19,7 @@ from fedbcgd.reproduce.origin import FILE
 KEPT = ("config.toml", "metrics.jsonl", FILE)
 
 
-def main(source: Path, out: Path, data: list[str]) -> None:
+def keep(source: Path, out: Path) -> None:
     for summary in sorted((source / "runs").glob("*/summary.json")):
         run = make_folder(out / "runs" / summary.parent.name)
         for name in KEPT:
@@ -28,6 +28,10 @@ def main(source: Path, out: Path, data: list[str]) -> None:
         told = json.loads(summary.read_text(encoding="utf-8"))
         told.pop("command", None)  # it names folders of the machine that ran it
         write_text(run / "summary.json", as_json(told, indent=1) + "\n")
+
+
+def main(source: Path, out: Path, data: list[str]) -> None:
+    keep(source, out)
     if (source / table1.NAME / "measured.csv").exists():
         shutil.copytree(source / table1.NAME, out / table1.NAME, dirs_exist_ok=True)
     asked = command.asked("cpu", out, data=data)

@@ -258,6 +258,12 @@ def test_hours_on_a_networks_clock_are_an_axis_where_a_run_has_them(browser, tmp
     assert browser.wait("return document.querySelector('#said').textContent").endswith("2.5: fedavg 0.5")
 
 
+def test_configurations_that_differ(opened):
+    table = "section[aria-labelledby=configuration-heading] table"
+    assert opened.texts(f"{table} tbody th") == ["algorithm.name", "algorithm.blocks"]  # and not run.seed
+    assert opened.texts(f"{table} tbody tr:last-child td") == ["unset", "5", "unset"]
+
+
 def test_a_folder_without_runs(browser, tmp_path):
     page.write([tmp_path], tmp_path / "r.html")
     browser.go((tmp_path / "r.html").as_uri())

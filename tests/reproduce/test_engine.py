@@ -3,6 +3,7 @@
 import json
 import math
 import os
+import runpy
 import signal
 import subprocess
 import sys
@@ -187,6 +188,17 @@ def test_killed_in_the_middle_it_goes_on_and_repeats_nothing(tmp_path):
     assert all(p.stat().st_mtime_ns == then for p, then in before.items())
     assert len(shown.begun) == 9 - len(before)
     assert len(results[0].contenders) == 9
+
+
+def test_what_is_kept_of_a_run_is_enough_to_know_it_as_finished(tmp_path):
+    script = Path(__file__).parents[2] / "scripts" / "keep_reproduced.py"
+    run(item(small()), tmp_path / "there")
+    runpy.run_path(str(script))["keep"](tmp_path / "there", tmp_path / "kept")
+    assert not list(tmp_path.glob("kept/runs/*/*.safetensors"))
+    assert not list(tmp_path.glob("kept/runs/*/checkpoint"))
+    result, shown = run(item(small()), tmp_path / "kept")
+    assert shown.begun == []
+    assert result.commits == {origin.commit()}
 
 
 def test_a_data_set_that_is_missing_matters_only_where_it_is_asked_for(tmp_path):

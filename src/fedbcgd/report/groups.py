@@ -7,13 +7,14 @@ from typing import Any
 from fedbcgd.report.collect import Found
 from fedbcgd.report.looks import Look, families
 
-# Where and how often something is done changes nothing in what is computed.
-_ASIDE = {
+# Where something is done, and how, changes nothing in what is computed but for rounding.
+ASIDE = {
     "run.seed",
     "run.workers",
     "run.carrier",
     "run.address",
     "run.gpus",
+    "run.together",
     "run.device",
     "run.tensorboard",
     "run.checkpoint_every",
@@ -54,7 +55,7 @@ def group(runs: Sequence[Found]) -> Grouped:
 
 
 def _key(run: Found, prefixes: tuple[str, ...] = ("",)) -> str:
-    return repr(sorted((k, repr(v)) for k, v in run.options.items() if k.startswith(prefixes) and k not in _ASIDE))
+    return repr(sorted((k, repr(v)) for k, v in run.options.items() if k.startswith(prefixes) and k not in ASIDE))
 
 
 def _gather(runs: Sequence[Found], members: Sequence[int]) -> list[list[int]]:
@@ -100,7 +101,7 @@ def _tasks(firsts: Sequence[Found]) -> list[str]:
 
 def differences(options: Sequence[dict[str, Any]]) -> list[str]:
     """The keys in which these configurations differ, but for those that change nothing."""
-    keys = dict.fromkeys(key for o in options for key in o if key not in _ASIDE)
+    keys = dict.fromkeys(key for o in options for key in o if key not in ASIDE)
     return [key for key in keys if len({repr(o.get(key)) for o in options}) > 1]
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from fedbcgd.files import as_json
 from fedbcgd.report.collect import Collector, Found, Problem
-from fedbcgd.report.groups import group
+from fedbcgd.report.groups import ASIDE, group
 from fedbcgd.report.looks import Look
 from fedbcgd.version import __version__
 
@@ -43,6 +43,7 @@ def content(runs: Sequence[Found], problems: Sequence[Problem]) -> dict[str, Any
         shown.append(_run(run) | {"holdings": list(holdings).index(key) if key in holdings else None})
     return {
         "version": __version__,
+        "aside": sorted(ASIDE),
         "tasks": list(grouped.tasks),
         "groups": [
             {"task": g.task, "name": g.name, "algorithm": g.algorithm, "look": _look(g.look), "runs": list(g.runs)}

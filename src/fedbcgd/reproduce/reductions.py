@@ -43,7 +43,7 @@ def reductions(item: Item, used: list[Panel]) -> list[str]:
             out.append(f"{panel.title}: " + "; ".join(own))
     left = [panel.title for panel in originals if panel.key not in {p.key for p in used}]
     if left and len(used) < len(originals):
-        out.append(f"left out: {', '.join(left)}")
+        out.append(f"left out: {'; '.join(left)}")
     return out
 
 

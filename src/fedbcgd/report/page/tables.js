@@ -68,8 +68,6 @@ function asLatex(groups, columns) {
   return ["\\begin{tabular}{l" + "r".repeat(columns.length + 1) + "}", "\\toprule", head + " \\\\", "\\midrule", ...lines, "\\bottomrule", "\\end{tabular}", ""].join("\n");
 }
 
-const ASIDE = new Set(["run.seed", "run.workers", "run.carrier", "run.address", "run.gpus", "run.device", "run.tensorboard", "run.checkpoint_every"]);
-
 function optionText(v) {
   if (v === undefined || v === null) return "unset";
   return typeof v === "object" ? JSON.stringify(v) : String(v);
@@ -79,7 +77,7 @@ function configuration() {
   const groups = shownGroups();
   if (!groups.length) return null;
   const options = groups.map((g) => runsOf(g)[0].options);
-  const keys = [...new Set(options.flatMap((o) => Object.keys(o)))].filter((k) => !ASIDE.has(k));
+  const keys = [...new Set(options.flatMap((o) => Object.keys(o)))].filter((k) => !DATA.aside.includes(k));
   const differ = keys.filter((k) => new Set(options.map((o) => optionText(o[k]))).size > 1);
   const same = keys.filter((k) => !differ.includes(k));
   const rows = differ.map((k) => [k, ...options.map((o) => optionText(o[k]))]);
