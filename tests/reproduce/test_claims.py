@@ -13,13 +13,12 @@ from fedbcgd.reproduce.claims import (
     ends_no_better,
     ever_sooner,
     every,
-    in_panels,
     judge,
     reaches_sooner,
 )
 from fedbcgd.reproduce.items import ITEMS
 from fedbcgd.reproduce.results import shown_final, shown_floats
-from fedbcgd.reproduce.spec import FAILS, HOLDS, NOT_RUN, SCALES, UNTESTABLE, Claim
+from fedbcgd.reproduce.spec import FAILS, HOLDS, NOT_RUN, PARTLY, SCALES, UNTESTABLE, Claim
 
 
 def status(test, **runs):
@@ -116,7 +115,9 @@ def test_all_panels_that_ran_must_agree_and_parts_can_be_named():
     verdict = ends_better("a", ["b"])(both)
     assert verdict.status == FAILS
     assert verdict.evidence.startswith("In 1 of 2 comparisons.")
-    assert in_panels("one", ends_better("a", ["b"]))(both).status == HOLDS
+    item = ITEMS["table2"]
+    assert judge(item, Claim("c", "", ends_better("a", ["b"]), panels="one"), both, "cpu").status == HOLDS
+    assert judge(item, Claim("c", "", ends_better("a", ["b"])), both, "cpu").status == FAILS
     assert every(ends_better("a", ["b"]), ends_better("b", ["a"]))({"one": good}).status == FAILS
     assert every(ends_better("a", ["b"]), ends_no_better("b", ["a"]))({"one": good}).status == HOLDS
 
@@ -128,6 +129,17 @@ def test_what_was_not_run_is_never_said_to_hold():
                 assert judge(item, claim, {}, scale).status == NOT_RUN, claim.key
     half = every(ends_better("a", ["b"]), ends_better("a", ["missing"]))
     assert status(half, a=[outcome(0.5)], b=[outcome(0.4)]) == FAILS
+
+
+def test_what_was_run_in_part_holds_in_part():
+    claim = Claim("c", "a is better", ends_better("a", ["b"]))
+    good, bad = ({"a": [outcome(x)], "b": [outcome(0.4)]} for x in (0.5, 0.3))
+    nothing = result(panel("a", "b", key="q"))
+    told = judge(ITEMS["table2"], claim, {"p": result(**good), "q": nothing}, "cpu")
+    assert told.status == PARTLY
+    assert told.evidence.endswith("Not run: panel q.")
+    assert judge(ITEMS["table2"], claim, {"p": result(**bad), "q": nothing}, "cpu").status == FAILS
+    assert judge(ITEMS["table2"], claim, {"q": nothing}, "cpu").status == NOT_RUN
 
 
 def test_a_claim_that_a_scale_cannot_test_gets_no_verdict_there_but_its_evidence():

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from itertools import pairwise
 
 from fedbcgd.reproduce.results import PanelResult, Results, shown, shown_final, shown_floats
-from fedbcgd.reproduce.spec import FAILS, HOLDS, NOT_RUN, UNTESTABLE, Claim, Item, Scale, Verdict
+from fedbcgd.reproduce.spec import FAILS, HOLDS, NOT_RUN, PARTLY, UNTESTABLE, Claim, Item, Scale, Verdict
 
 Test = Callable[[Results], Verdict]
 Compared = Callable[[PanelResult, str, str], bool]
@@ -13,7 +13,12 @@ Compared = Callable[[PanelResult, str, str], bool]
 
 def judge(item: Item, claim: Claim, results: Results, scale: Scale) -> Verdict:
     """The verdict at this scale. Where a claim cannot be tested, what was measured is told all the same."""
-    verdict = claim.test(results)
+    spoken_of = {key: result for key, result in results.items() if claim.panels in key}
+    verdict = claim.test(spoken_of)
+    missing = [result.panel.title for result in spoken_of.values() if not result.contenders]
+    if verdict.status != NOT_RUN and missing:
+        status = PARTLY if verdict.status == HOLDS else verdict.status
+        verdict = Verdict(status, f"{verdict.evidence} Not run: {'; '.join(missing)}.")
     if verdict.status == NOT_RUN or scale in claim.scales:
         return verdict
     return Verdict(UNTESTABLE, f"Measured all the same: {verdict.evidence}" if verdict.evidence else "")
@@ -114,11 +119,6 @@ def every(*tests: Test) -> Test:
         return Verdict(status, " ".join(v.evidence for v in ran))
 
     return test
-
-
-def in_panels(part: str, test: Test) -> Test:
-    """Only in panels whose key has `part` in it."""
-    return lambda results: test({key: result for key, result in results.items() if part in key})
 
 
 def _each(one: str, others: Sequence[str], better: Compared, told: Callable[[PanelResult, str], str]) -> Test:

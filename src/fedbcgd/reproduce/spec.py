@@ -11,6 +11,7 @@ Scale = Literal["paper", "cpu", "smoke"]
 SCALES: tuple[Scale, ...] = ("paper", "cpu", "smoke")
 
 HOLDS, FAILS, UNTESTABLE, NOT_RUN = "holds", "does not hold", "not testable at this scale", "not run"
+PARTLY = "holds where it was run"  # some panels that it speaks of were not
 
 
 @dataclass(frozen=True)
@@ -71,7 +72,7 @@ class Panel:
 
 @dataclass(frozen=True)
 class Verdict:
-    status: str  # holds, does not hold, not testable at this scale, not run
+    status: str  # one of the above
     evidence: str
 
 
@@ -83,6 +84,7 @@ class Claim:
     text: str
     test: Callable[["Results"], Verdict]
     scales: tuple[Scale, ...] = ("paper", "cpu")  # where it can be tested at all
+    panels: str = ""  # it speaks of those whose key has this in it
 
 
 @dataclass(frozen=True)
