@@ -108,6 +108,7 @@ def execute(
     resume: bool = False,
     callbacks: Sequence[Callback] = (),
     say: Callable[[str], None] | None = None,
+    figures: bool = True,
 ) -> Outcome:
     """Run a configuration in a folder, or go on with what is there. `say` gets what a person should know about it."""
     config = configuration.complete(config)
@@ -122,7 +123,7 @@ def execute(
         _refuse_foreign(folder, config, resume)
         make_folder(folder.checkpoint)
         sweep_up(folder)
-        return _execute(prepared, folder, callbacks)
+        return _execute(prepared, folder, callbacks, figures)
 
 
 class _Prepared:
@@ -149,7 +150,7 @@ class _Prepared:
         self.server = make_server(self.job, run.cohort, self.stop, self.watch)
 
 
-def _execute(prepared: _Prepared, folder: Folder, callbacks: Sequence[Callback]) -> Outcome:
+def _execute(prepared: _Prepared, folder: Folder, callbacks: Sequence[Callback], figures: bool) -> Outcome:
     config, task, job = prepared.config, prepared.task, prepared.job
     stop, server, algorithm, run = prepared.stop, prepared.server, prepared.job.algorithm, config.run
     checkpoints = Checkpoints(folder.checkpoint, run.checkpoint_every)
@@ -205,8 +206,9 @@ def _execute(prepared: _Prepared, folder: Folder, callbacks: Sequence[Callback])
             write_tensors(folder.model, export(job, server.x))
             outcome = Outcome.of(loop, reason)
             summarise(outcome)
-            plots.curves({algorithm.name: outcome.rows}, folder.path / "curve.png")
-            if task.counts is not None:
+            if figures:
+                plots.curves({algorithm.name: outcome.rows}, folder.path / "curve.png")
+            if figures and task.counts is not None:
                 plots.holdings(task.counts, folder.path / "holdings.png", task.classes)
             return outcome
         except KeyboardInterrupt:

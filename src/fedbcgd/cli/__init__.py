@@ -54,6 +54,7 @@ def _root(
 
 
 def main() -> None:
-    from fedbcgd.cli import blocks, compare, data, demo, doctor, network, report, run, theory  # noqa: F401  (they register themselves)
+    # Each registers its commands.
+    from fedbcgd.cli import blocks, compare, data, demo, doctor, network, report, reproduce, run, theory  # noqa: F401
 
     app()

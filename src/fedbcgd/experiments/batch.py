@@ -23,8 +23,11 @@ class Planned:
     config: Config
 
 
-def run_all(runs: Sequence[Planned], folder: Path, shown: Any) -> dict[str, Outcome]:
-    """The outcome of each, by label. What is wrong with any of them is said before the first begins."""
+def run_all(runs: Sequence[Planned], folder: Path, shown: Any, figures: bool = True) -> dict[str, Outcome]:
+    """The outcome of each, by label. What is wrong with any of them is said before the first begins.
+
+    figures: whether each run draws its own; of many runs nobody looks at them, and they cost more than short runs do.
+    """
     outcomes: dict[str, Outcome] = {}
     for planned in runs:
         done = Folder(folder / planned.folder).finished(configuration.complete(planned.config))
@@ -43,7 +46,9 @@ def run_all(runs: Sequence[Planned], folder: Path, shown: Any) -> dict[str, Outc
             shown.begin(k)
             place = folder / planned.folder
             try:
-                outcomes[planned.label] = execute(planned.config, place, resume=True, callbacks=[shown])
+                outcomes[planned.label] = execute(
+                    planned.config, place, resume=True, callbacks=[shown], figures=figures
+                )
             except Diverged:
                 outcomes[planned.label] = Folder(place).outcome()
                 shown.skip(k, "diverged")

@@ -126,8 +126,15 @@ class ViTBase16(ViT):
 class ViTSmall(ViT):
     """For small images: eight rows of patches, so that 32 and 64 pixels both give 64 tokens."""
 
-    def __init__(self, classes: int = 10, shape: tuple[int, int, int] = (3, 32, 32)):
+    def __init__(
+        self,
+        classes: int = 10,
+        shape: tuple[int, int, int] = (3, 32, 32),
+        dim: int = 192,
+        depth: int = 6,
+        heads: int = 3,
+    ):
         _, height, width = shape
         if height < 8 or height % 8:
             raise UserError(f"ViTSmall: the height of an image must be a multiple of 8, given {height}×{width}")
-        super().__init__(classes, shape, patch=height // 8, dim=192, depth=6, heads=3)
+        super().__init__(classes, shape, patch=height // 8, dim=dim, depth=depth, heads=heads)

@@ -1,0 +1,45 @@
+"""Keep what `fedbcgd reproduce` has finished: `python scripts/keep_reproduced.py RUNS-OUT results/reproduce [NAME=OTHER …]`.
+
+Of each finished run the configuration, the metrics and the summary are copied (no models, no checkpoints), which is all that
+`reproduce` needs to know it as finished; then the pages of all items that have any are written anew, and claims.md.
+"""
+
+import json
+import shutil
+import sys
+from pathlib import Path
+
+from fedbcgd.cli.common import display
+from fedbcgd.files import as_json, make_folder, write_text
+from fedbcgd.report.progress import wide_console
+from fedbcgd.reproduce import command, engine, table1
+from fedbcgd.reproduce.items import ITEMS
+from fedbcgd.reproduce.origin import FILE
+
+KEPT = ("config.toml", "metrics.jsonl", FILE)
+
+
+def keep(source: Path, out: Path) -> None:
+    for summary in sorted((source / "runs").glob("*/summary.json")):
+        run = make_folder(out / "runs" / summary.parent.name)
+        for name in KEPT:
+            if (summary.parent / name).exists():
+                shutil.copyfile(summary.parent / name, run / name)
+        told = json.loads(summary.read_text(encoding="utf-8"))
+        told.pop("command", None)  # it names folders of the machine that ran it
+        write_text(run / "summary.json", as_json(told, indent=1) + "\n")
+
+
+def main(source: Path, out: Path, data: list[str]) -> None:
+    keep(source, out)
+    if (source / table1.NAME / "measured.csv").exists():
+        shutil.copytree(source / table1.NAME, out / table1.NAME, dirs_exist_ok=True)
+    asked = command.asked("cpu", out, data=data)
+    for name, item in ITEMS.items():
+        found = any(result.contenders for result in engine.gather(engine.panels(item, asked), asked))
+        if found or (name == table1.NAME and (out / name / "measured.csv").exists()):
+            command.reproduce(name, asked, lambda labels: display(labels, True, False), wide_console(), run=False)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3:])

@@ -1,0 +1,154 @@
+"""Verdicts on the claims of Section 5, from what was measured and nothing else."""
+
+import math
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+
+from fedbcgd.reproduce.results import PanelResult, Results, shown, shown_final, shown_floats
+from fedbcgd.reproduce.spec import FAILS, HOLDS, NOT_RUN, PARTLY, UNTESTABLE, Claim, Item, Scale, Verdict
+
+Test = Callable[[Results], Verdict]
+Compared = Callable[[PanelResult, str, str], bool]
+
+
+def judge(item: Item, claim: Claim, results: Results, scale: Scale) -> Verdict:
+    """The verdict at this scale. Where a claim cannot be tested, what was measured is told all the same."""
+    spoken_of = {key: result for key, result in results.items() if claim.panels in key}
+    verdict = claim.test(spoken_of)
+    missing = [result.panel.title for result in spoken_of.values() if not result.contenders]
+    if verdict.status != NOT_RUN and missing:
+        status = PARTLY if verdict.status == HOLDS else verdict.status
+        verdict = Verdict(status, f"{verdict.evidence} Not run: {'; '.join(missing)}.")
+    if verdict.status == NOT_RUN or scale in claim.scales:
+        return verdict
+    return Verdict(UNTESTABLE, f"Measured all the same: {verdict.evidence}" if verdict.evidence else "")
+
+
+def ends_better(one: str, others: Sequence[str]) -> Test:
+    """`one` ends better than each of the others, by more than the spread of the seeds."""
+    return _each(one, others, lambda r, a, b: r.beats(a, b), _with_finals)
+
+
+def ends_no_better(one: str, others: Sequence[str]) -> Test:
+    return _each(one, others, lambda r, a, b: not r.beats(a, b), _with_finals)
+
+
+def reaches_sooner(one: str, others: Sequence[str], factor: float = 1.0) -> Test:
+    """`one` reaches the target with less upload than each of the others, `factor` times less where that is claimed."""
+
+    def sooner(result: PanelResult, a: str, b: str) -> bool:
+        mine, theirs = result.to_target(a), result.to_target(b)
+        return math.isfinite(mine) and (mine * factor < theirs if factor == 1 else mine * factor <= theirs)
+
+    return _each(one, others, sooner, _with_floats)
+
+
+def early(one: str, other: str, share: float = 0.25) -> Test:
+    """`one` is ahead of `other` when this share of the budget is spent."""
+
+    def test(results: Results) -> Verdict:
+        seen = [r for r in results.values() if r.has(one, other)]
+        if not seen:
+            return Verdict(NOT_RUN, "")
+        lines, good = [], True
+        for r in seen:
+            a, b = (at_upload(r, key, share * r.panel.budget) for key in (one, other))
+            good &= a > b if r.higher else a < b
+            names = [r.panel.contender(key).title for key in (one, other)]
+            lines.append(f"{r.panel.title} at {share * r.panel.budget:g}d: {names[0]} {a:.1f}, {names[1]} {b:.1f}")
+        return Verdict(HOLDS if good else FAILS, _text(lines, seen))
+
+    return test
+
+
+def at_upload(result: PanelResult, key: str, upload: float) -> float:
+    """The mean over seeds of the last evaluation within so much upload."""
+    values = []
+    for outcome in result.outcomes[key].values():
+        inside = [row for row in outcome.rows if row["upload_d"] <= upload + 1e-9] or outcome.rows[:1]
+        values.append(result.unit * inside[-1][result.metric] if inside else math.nan)
+    return sum(values) / len(values)
+
+
+def best_ends(keys: Sequence[str], best: Sequence[str]) -> Test:
+    """Of these contenders one of `best` ends best."""
+
+    def test(results: Results) -> Verdict:
+        seen = [r for r in results.values() if r.has(*keys)]
+        if not seen:
+            return Verdict(NOT_RUN, "")
+        good, lines = True, []
+        for r in seen:
+            finals = {key: r.final(key)[0] for key in keys}
+            order = sorted((k for k in keys if not math.isnan(finals[k])), key=finals.__getitem__, reverse=r.higher)
+            good &= bool(order) and order[0] in best
+            told = ", ".join(f"{r.panel.contender(key).title}: {shown_final(r, key)}" for key in keys)
+            lines.append(f"{r.panel.title}: {told}")
+        return Verdict(HOLDS if good else FAILS, _text(lines, seen))
+
+    return test
+
+
+def ever_sooner(keys: Sequence[str]) -> Test:
+    """From each contender to the next, the upload to the target shrinks."""
+
+    def test(results: Results) -> Verdict:
+        seen = [r for r in results.values() if r.has(*keys)]
+        if not seen:
+            return Verdict(NOT_RUN, "")
+        good, lines = True, []
+        for r in seen:
+            floats = [r.to_target(key) for key in keys]
+            good &= math.isfinite(floats[-1]) and all(b < a for a, b in pairwise(floats))
+            told = ", ".join(f"{r.panel.contender(key).title}: {shown_floats(r, key)}" for key in keys)
+            lines.append(f"{r.panel.title}, to {shown(r.target or math.nan)}: {told}")
+        return Verdict(HOLDS if good else FAILS, _text(lines, seen))
+
+    return test
+
+
+def every(*tests: Test) -> Test:
+    """All of them."""
+
+    def test(results: Results) -> Verdict:
+        verdicts = [t(results) for t in tests]
+        ran = [v for v in verdicts if v.status != NOT_RUN]
+        if not ran:
+            return Verdict(NOT_RUN, "")
+        status = HOLDS if len(ran) == len(verdicts) and all(v.status == HOLDS for v in ran) else FAILS
+        return Verdict(status, " ".join(v.evidence for v in ran))
+
+    return test
+
+
+def _each(one: str, others: Sequence[str], better: Compared, told: Callable[[PanelResult, str], str]) -> Test:
+    def test(results: Results) -> Verdict:
+        seen = [r for r in results.values() if r.has(one) and any(r.has(other) for other in others)]
+        if not seen:
+            return Verdict(NOT_RUN, "")
+        good = total = 0
+        lines = []
+        for r in seen:
+            against = [other for other in others if r.has(other)]
+            won = [better(r, one, other) for other in against]
+            good, total = good + sum(won), total + len(won)
+            marked = ", ".join(f"{told(r, other)} {'✓' if w else '✗'}" for other, w in zip(against, won, strict=True))
+            lines.append(f"{r.panel.title}: {told(r, one)} against {marked}")
+        text = _text(lines, seen)
+        return Verdict(HOLDS if good == total else FAILS, f"In {good} of {total} comparisons. {text}")
+
+    return test
+
+
+def _with_finals(result: PanelResult, key: str) -> str:
+    return f"{result.panel.contender(key).title} {shown_final(result, key)}"
+
+
+def _with_floats(result: PanelResult, key: str) -> str:
+    return f"{result.panel.contender(key).title} {shown_floats(result, key)}"
+
+
+def _text(lines: Sequence[str], seen: Sequence[PanelResult]) -> str:
+    few = {len(by_seed) for r in seen for by_seed in r.outcomes.values()}
+    seeds = " One seed each: the spread is not known." if few == {1} else ""
+    return "; ".join(lines) + "." + seeds

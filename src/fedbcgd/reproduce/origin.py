@@ -1,0 +1,49 @@
+"""Which source made a run: its commit is kept beside it."""
+
+import subprocess
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from fedbcgd.experiments.batch import Planned
+from fedbcgd.files import make_folder, write_text
+
+FILE = "commit.txt"
+
+
+@cache
+def commit() -> str:
+    """Of the source that runs, where it is a git checkout."""
+    here = Path(__file__).parent
+    try:
+        said = subprocess.run(
+            ["git", "-C", str(here), "rev-parse", "--short", "HEAD"], capture_output=True, text=True, timeout=10
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return "unknown"
+    return said.stdout.strip() if said.returncode == 0 else "unknown"
+
+
+def commit_of(folder: Path) -> str:
+    """Of the source that made a run."""
+    try:
+        return (folder / FILE).read_text(encoding="utf-8").strip()
+    except FileNotFoundError:
+        return "unknown"
+
+
+class Recorded:
+    """A display of runs that notes, as each begins, which source makes it."""
+
+    def __init__(self, shown: Any, runs: list[Planned], folder: Path):
+        self._shown, self._runs, self._folder = shown, runs, folder
+
+    def begin(self, index: int) -> None:
+        write_text(make_folder(self._folder / self._runs[index].folder) / FILE, commit() + "\n")
+        self._shown.begin(index)
+
+    def skip(self, index: int, why: str) -> None:
+        self._shown.skip(index, why)
+
+    def __call__(self, info: Any) -> None:
+        self._shown(info)

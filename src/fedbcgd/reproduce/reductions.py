@@ -1,0 +1,82 @@
+"""In what a scale differs from the paper: found by comparing the settings, so that nothing can be forgotten."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from fedbcgd.reproduce.spec import Effort, Item, Panel
+
+_FIELDS = ("data", "model", "local", "run", "budget", "target", "effort")
+_NAMES = {
+    "data.name": "data set",
+    "data.clients": "clients M",
+    "data.augment": "augmentation",
+    "model.name": "model",
+    "model.width": "width of the network",
+    "model.weights": "pretrained weights",
+    "model.options": "size of the model",
+    "local.local_epochs": "local epochs E",
+    "local.local_steps": "local steps",
+    "local.batch_size": "batch size B",
+    "local.weight_decay": "weight decay",
+    "budget": "upload budget, d",
+    "target": "target",
+    "effort.lr": "learning rates tried",
+    "effort.momentum": "momenta λ tried",
+    "effort.seeds": "seeds",
+    "effort.evaluations": "evaluations of a run, about",
+    "effort.share": "share of the rounds that a run of the search gets",
+}
+_LEFT_OUT = {"run.workers"}
+_DEFAULTS = {"model.width": 1.0, "target": "what FedAvg ends with"}
+
+
+def reductions(item: Item, used: list[Panel]) -> list[str]:
+    """Lines such as `LeNet-5, CIFAR-10: local epochs E: 5 → 1`; what all panels have in common stands once."""
+    originals = item.panels["paper"]
+    by_key = {panel.key: panel for panel in originals}
+    each = [_differences(by_key.get(panel.key, originals[0]), panel) for panel in used]
+    common = [line for line in (each[0] if each else []) if all(line in lines for lines in each)]
+    out = list(common)
+    for panel, lines in zip(used, each, strict=True):
+        own = [line for line in lines if line not in common]
+        if own:
+            out.append(f"{panel.title}: " + "; ".join(own))
+    left = [panel.title for panel in originals if panel.key not in {p.key for p in used}]
+    if left and len(used) < len(originals):
+        out.append(f"left out: {'; '.join(left)}")
+    return out
+
+
+def _differences(original: Panel, panel: Panel) -> list[str]:
+    one, two = _flat(original), _flat(panel)
+    keys = [key for key in {**one, **two} if one.get(key) != two.get(key) and key not in _LEFT_OUT]
+    lines = [f"{_NAMES.get(key, key)}: {_shown(key, one.get(key))} → {_shown(key, two.get(key))}" for key in keys]
+    left = [c.title for c in original.contenders if c.key not in {p.key for p in panel.contenders}]
+    if left:
+        lines.append(f"without {', '.join(left)}")
+    return lines
+
+
+def _flat(panel: Panel) -> dict[str, Any]:
+    out: dict[str, Any] = {}
+    for name in _FIELDS:
+        value = getattr(panel, name)
+        if isinstance(value, Effort):
+            value = {**value.grid, "seeds": value.seeds, "share": value.share, "evaluations": value.evaluations}
+        if isinstance(value, Mapping):
+            out |= {f"{name}.{key}": v for key, v in value.items()}
+        else:
+            out[name] = value
+    return out
+
+
+def _shown(key: str, value: Any) -> str:
+    if value is None:
+        return str(_DEFAULTS.get(key, "none"))
+    if isinstance(value, Mapping):
+        return " ".join(f"{k} {v}" for k, v in value.items())
+    if isinstance(value, (tuple, list)):
+        return ", ".join(f"{v:g}" for v in sorted(value))
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return f"{value:g}" if isinstance(value, float) else str(value)

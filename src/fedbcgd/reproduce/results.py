@@ -1,0 +1,125 @@
+"""What was measured in a panel, contender by contender."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from fedbcgd.loop import Outcome
+from fedbcgd.reproduce.measures import floats_to, last_tenth, spread
+from fedbcgd.reproduce.spec import Contender, Panel
+
+DIVERGED = "diverged"
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A run of the search."""
+
+    contender: str
+    options: Mapping[str, Any]
+    score: float  # mean over the last tenth on held-out data; not a number where it diverged
+    rounds: int
+    chosen: bool
+
+
+@dataclass(frozen=True)
+class PanelResult:
+    panel: Panel
+    outcomes: Mapping[str, Mapping[int, Outcome]]  # by contender and seed; contenders that were not run are not here
+    chosen: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # hyper-parameters, by contender
+    trials: tuple[Trial, ...] = ()
+    commits: frozenset[str] = frozenset()  # of the source that made the runs
+
+    @property
+    def higher(self) -> bool:
+        return self.panel.metric == "accuracy"
+
+    @property
+    def metric(self) -> str:
+        return f"test_{self.panel.metric}"
+
+    @property
+    def unit(self) -> float:
+        return 100.0 if self.higher else 1.0  # accuracies are in percent, as printed
+
+    @property
+    def contenders(self) -> list[Contender]:
+        """Those that were run, in the order of the paper."""
+        return [c for c in self.panel.contenders if self.outcomes.get(c.key)]
+
+    def has(self, *keys: str) -> bool:
+        return all(self.outcomes.get(key) for key in keys)
+
+    def finals(self, key: str) -> list[float]:
+        """The mean over the last 10 % of rounds, for each seed."""
+        return [
+            math.nan if o.stopped == DIVERGED else self.unit * last_tenth(o.rows, self.metric)
+            for o in self.outcomes[key].values()
+        ]
+
+    def final(self, key: str) -> tuple[float, float | None]:
+        return spread(self.finals(key))
+
+    @property
+    def reference(self) -> str | None:
+        """The contender whose end is the target where the panel names none."""
+        run = [c.key for c in self.contenders if c.rounds_of is None]
+        return next((key for key in run if key == "fedavg"), run[0] if run else None)
+
+    @property
+    def target(self) -> float | None:
+        """In percent, or as a loss."""
+        if self.panel.target is not None:
+            return self.panel.target
+        reached = math.nan if self.reference is None else self.final(self.reference)[0]
+        return reached if math.isfinite(reached) else None
+
+    def floats(self, key: str) -> list[float]:
+        """The upload to the target, for each seed."""
+        if self.target is None or self.panel.contender(key).rounds_of is not None:
+            return []
+        goal = self.target / self.unit
+        return [floats_to(o.rows, self.metric, goal, self.higher) for o in self.outcomes[key].values()]
+
+    def to_target(self, key: str) -> float:
+        """Their mean; infinity where a seed never got there."""
+        values = self.floats(key)
+        return spread(values)[0] if values else math.nan
+
+    def beats(self, one: str, other: str) -> bool:
+        """Whether `one` ended better than `other` by more than the spread of the seeds. A run that diverged beats none."""
+        (a, da), (b, db) = self.final(one), self.final(other)
+        if math.isnan(a) or math.isnan(b):
+            return not math.isnan(a)
+        ahead = a - b if self.higher else b - a
+        return ahead > math.hypot(da or 0.0, db or 0.0)
+
+
+Results = Mapping[str, PanelResult]  # by panel
+
+
+def shown(value: float, digits: int = 1) -> str:
+    if math.isnan(value):
+        return DIVERGED
+    return "∞" if math.isinf(value) else f"{value:.{digits}f}"
+
+
+def shown_final(result: PanelResult, key: str) -> str:
+    digits = 1 if result.higher else 4
+    mean, deviation = result.final(key)
+    bad = sum(map(math.isnan, result.finals(key)))
+    if bad:
+        return f"{bad} of {len(result.finals(key))} diverged" if len(result.finals(key)) > 1 else DIVERGED
+    return shown(mean, digits) + (f" ± {deviation:.{digits}f}" if deviation is not None else "")
+
+
+def shown_floats(result: PanelResult, key: str) -> str:
+    """As the paper prints them: 558d, or ∞; how many got there, where some did."""
+    values = result.floats(key)
+    if not values:
+        return "–"
+    reached = [v for v in values if math.isfinite(v)]
+    if len(reached) == len(values):
+        return f"{spread(values)[0]:.1f}d"
+    return f"∞ ({len(reached)} of {len(values)} reached it)" if reached else "∞"

@@ -1,0 +1,219 @@
+"""The items against what the paper prints, read off its pages."""
+
+import json
+from math import inf
+
+import pytest
+
+from fedbcgd.algorithm import make_algorithm
+from fedbcgd.reproduce import paper, plan
+from fedbcgd.reproduce.costs import cost
+from fedbcgd.reproduce.items import ITEMS
+from fedbcgd.reproduce.reductions import reductions
+from fedbcgd.reproduce.spec import Printed
+
+NETWORKS = [
+    (item, panel)
+    for item in ("table2", "table3", "table4", "table6", "figure4", "figure5", "figure7")
+    for panel in ITEMS[item].panels["paper"]
+]
+
+
+def panel(item, key, scale="paper"):
+    return next(p for p in ITEMS[item].panels[scale] if p.key == key)
+
+
+@pytest.mark.parametrize(("item", "panel"), NETWORKS, ids=lambda v: getattr(v, "key", v))
+def test_networks_have_the_settings_of_appendix_f(item, panel):
+    assert panel.data["clients"] == 100
+    assert panel.run["cohort"] == 10
+    assert panel.data["augment"] is True
+    assert panel.data["dirichlet"] == (0.1 if item == "table4" else 0.6)
+    assert panel.budget == (200 if item in ("table6", "figure4") else 1000)
+    wanted = {"local_epochs": 5, "batch_size": 50, "lr_decay": 0.998, "weight_decay": 0.001}
+    assert dict(panel.local) == wanted
+    assert panel.effort.grid == {
+        "lr": (0.01, 0.03, 0.05, 0.1, 0.2, 0.3),
+        "momentum": (0.4, 0.5, 0.6, 0.7, 0.8, 0.9),
+    }
+
+
+def test_the_transformer():
+    one, two = ITEMS["table5"].panels["paper"]
+    assert (one.data["name"], two.data["name"]) == ("cifar100", "tiny-imagenet")
+    assert two.data["resize"] == 256
+    assert two.data["crop"] == 224
+    for p in (one, two):
+        assert (p.local["batch_size"], p.local["local_epochs"], p.budget, p.data["dirichlet"]) == (16, 1, 100, 0.6)
+        assert p.contender("fedbcgd").algorithm["blocks"] == 6
+
+
+def test_logistic_regression():
+    p = panel("figure8", "logistic")
+    assert (p.data["name"], p.data["dirichlet"], p.local["local_epochs"]) == ("emnist-byclass", 0.1, 1)
+    assert p.contender("fedbcgd").algorithm["blocks"] == 5
+    assert p.local["weight_decay"] == pytest.approx(1e-4 * 55.1)
+    assert panel("appendix-erm", "erm").model["name"] == "binary-sigmoid"
+
+
+@pytest.mark.parametrize(
+    ("item", "key", "contender", "printed", "target"),
+    [
+        ("table2", "cifar100-lenet5", "fedavg", Printed(41.2, 0.2, 558), 40),
+        ("table2", "cifar100-resnet18", "fedbcgd+", Printed(65.1, 1.8, 154), 54),
+        ("table2", "cifar100-vgg11", "scaffold", Printed(47.9, 0.2, inf), 48),
+        ("table3", "cifar10-lenet5", "fedbcgd", Printed(84.7, 0.7, 249), 78),
+        ("table3", "cifar10-resnet18", "feddc", Printed(88.0, 0.6, 1985), 88),
+        ("table3", "cifar10-vgg19", "central", Printed(88.6, 0.1), 84),
+        ("table4", "cifar100-resnet18", "fedbcgd", Printed(59.5, 0.3, 147), 45),
+        ("table4", "cifar10-resnet18", "fedbcgd+", Printed(80.2, 1.3, 768), 78),
+        ("table5", "tiny-imagenet-vit", "fedbcgd", Printed(83.5, 0.2, 5.8), 70),
+        ("table5", "cifar100-vit", "scaffold", Printed(88.2, 0.3, 88), 88),
+        ("table6", "cifar100-lenet5", "qsgd+fedbcgd+", Printed(53.1, 0.2, 56), 40),
+        ("table6", "cifar10-lenet5", "topk", Printed(74.5, 0.4, 92), 70),
+    ],
+)
+def test_printed_numbers(item, key, contender, printed, target):
+    p = panel(item, key)
+    assert p.printed[contender] == printed
+    assert p.target == target
+
+
+def test_every_printed_number_has_a_contender():
+    for item in ITEMS.values():
+        for p in item.panels["paper"]:
+            assert set(p.printed) <= {c.key for c in p.contenders}, item.name
+
+
+def test_numbers_of_blocks_and_momenta():
+    blocks = [
+        make_algorithm(**c.algorithm).options().get("blocks", 1) for c in ITEMS["figure4"].panels["paper"][0].contenders
+    ]
+    assert blocks == [1, 2, 5, 10, 20]
+    assert [c.algorithm["momentum"] for c in ITEMS["figure7"].panels["paper"][0].contenders] == list(paper.MOMENTA)
+
+
+def test_the_ablations_are_five_and_only_the_last_has_momentum():
+    made = {c.key: make_algorithm(**c.algorithm) for c in panel("figure5", "cifar10-lenet5").contenders}
+    assert [a.local.__class__.__name__ for a in made.values()] == ["Frozen", "Frozen", "SGD", "SGD", "SGD"]
+    assert [a.uplink.shared == "none" for a in made.values()] == [True, False, True, False, False]
+    assert [a.server.momentum == 0 for a in made.values()] == [True, True, True, True, False]
+
+
+@pytest.mark.parametrize("item", ITEMS.values(), ids=lambda i: i.name)
+def test_a_miniature_keeps_clients_cohort_heterogeneity_blocks_and_augmentation(item):
+    paper_panels = {p.key: p for p in item.panels["paper"]}
+    for small in item.panels["cpu"]:
+        big = paper_panels.get(small.key, item.panels["paper"][0])
+        for name in ("clients", "dirichlet", "augment"):
+            assert small.data.get(name) == big.data.get(name)
+        assert small.run["cohort"] == big.run["cohort"]
+        wanted = 4 if small.model["name"] == "lenet5" else big.contenders[-1].algorithm.get("blocks")
+        if item.name not in ("figure4",):
+            assert small.contenders[-1].algorithm.get("blocks") == wanted
+
+
+@pytest.mark.parametrize("item", ITEMS.values(), ids=lambda i: i.name)
+def test_every_reduction_is_stated(item):
+    for scale in ("cpu", "smoke"):
+        text = "\n".join(reductions(item, list(item.panels[scale])))
+        for small in item.panels[scale]:
+            big = next((p for p in item.panels["paper"] if p.key == small.key), item.panels["paper"][0])
+            assert f"upload budget, d: {big.budget:g} → {small.budget:g}" in text
+            if small.local["local_epochs"] != big.local["local_epochs"]:
+                assert "local epochs E: 5 → 1" in text
+            assert ("width" in text) == any("width" in p.model for p in item.panels[scale])
+    assert reductions(item, list(item.panels["paper"])) == []
+
+
+def test_what_the_small_transformer_leaves_out_is_stated():
+    lines = reductions(ITEMS["table5"], list(ITEMS["table5"].panels["cpu"]))
+    assert "left out: ViT-Base, Tiny ImageNet" in lines
+    assert any("pretrained weights: google/vit-base-patch16-224-in21k → none" in line for line in lines)
+
+
+def test_equal_effort_at_cpu_scale():
+    """Three learning rates for each that is tuned, and no more for ours."""
+    for item in ITEMS.values():
+        for p in item.panels["cpu"]:
+            assert {len(plan.points(p, c)) for c in p.contenders if c.tuned_as is None} == {3}
+
+
+def test_at_paper_scale_momenta_are_searched_where_there_is_a_momentum():
+    p = panel("table3", "cifar10-lenet5")
+    tried = {c.key: len(plan.points(p, c)) for c in p.contenders}
+    assert tried["fedavg"] == tried["scaffold-derived"] == 6
+    assert tried["fedbcgd"] == tried["fedbcgd+"] == tried["fedavgm"] == 36
+
+
+def test_both_forms_of_scaffold_get_one_search():
+    p = panel("table3", "cifar10-lenet5")
+    assert plan.points(p, p.contender("scaffold")) == []
+    assert p.contender("scaffold").tuned_as == "scaffold-derived"
+
+
+def test_costs_are_in_their_order():
+    for item in ITEMS.values():
+        if not item.panels["cpu"]:
+            continue  # Table 1 is theory
+        hours = {scale: cost(item, scale).hours for scale in ("paper", "cpu", "smoke")}
+        assert hours["paper"] > hours["cpu"] > hours["smoke"]
+    minutes = cost(ITEMS["figure8"], "cpu").hours * 60
+    assert 1 < minutes < 45
+
+
+SHAPES = {
+    "cifar10": ((3, 32, 32), 10, 50_000),
+    "cifar100": ((3, 32, 32), 100, 50_000),
+    "tiny-imagenet": ((3, 224, 224), 200, 100_000),
+    "emnist-byclass": ((1, 28, 28), 2, 697_932),
+    "embedded": ((1, 28, 28), 10, 10_000),
+}
+
+
+@pytest.fixture
+def described(monkeypatch):
+    """The data sets as they are described, so that none has to be here."""
+
+    def facts(data):
+        named = json.loads(data)
+        (channels, height, width), classes, count = SHAPES[named["name"]]
+        side = named.get("crop") or named.get("resize")
+        classes = 2 if "positive" in named else classes
+        return ((channels, side, side) if side else (channels, height, width)), classes, count
+
+    monkeypatch.setattr(plan, "_facts", facts)
+    return monkeypatch
+
+
+@pytest.mark.parametrize("scale", ["cpu", "smoke"])
+@pytest.mark.parametrize("item", ITEMS.values(), ids=lambda i: i.name)
+def test_every_run_of_a_small_scale_is_a_valid_configuration_of_a_model_that_can_be_divided(item, scale, described):
+    for p in item.panels[scale]:
+        chosen = {c.key: {"lr": 0.1, "momentum": 0.5} for c in p.contenders}
+        planned = plan.repetition(p, chosen, 1, plan.Machine())
+        assert len(planned) == len(p.contenders)
+        assert len({run.folder for _, run in planned}) == len(planned)
+        assert all(run.config.run.cohort == 10 for _, run in planned)
+
+
+@pytest.mark.parametrize("item", ITEMS.values(), ids=lambda i: i.name)
+def test_every_run_of_the_papers_scale_is_a_valid_configuration(item, described):
+    described.setattr(plan, "rounds", lambda panel, contender: 1000)  # whole networks need not be made for this
+    for p in item.panels["paper"]:
+        chosen = {c.key: {"lr": 0.1, "momentum": 0.5} for c in p.contenders}
+        for contender, run in plan.repetition(p, chosen, 1, plan.Machine()):
+            assert run.config.data.clients == 100
+            assert run.config.algorithm["lr"] == 0.1
+            assert run.config.run.budget == (None if contender.rounds_of else p.budget)
+
+
+def test_what_a_budget_pays_for(described):
+    """LeNet-5 at a quarter of its width: 51,274 parameters, 490 of them shared, so four blocks are (d − 490)/4 + 490 each on
+    average: 0.2572 d, and 20 d pay for 77 rounds. FedAvg has 20, SCAFFOLD 10, FedBCGD+ half of FedBCGD's."""
+    p = panel("table3", "cifar10-lenet5", "cpu")
+    rounds = {c.key: plan.rounds(p, c) for c in p.contenders}
+    assert plan.round_cost(p, p.contender("fedbcgd")) == pytest.approx(((51_274 - 490) / 4 + 490) / 51_274)
+    assert rounds["fedavg"] == rounds["scaffold-derived"] == 20
+    assert rounds["scaffold"] == 10
+    assert (rounds["fedbcgd"], rounds["fedbcgd+"]) == (77, 38)

@@ -1,0 +1,143 @@
+"""Every item from one command, at the scale that tries the machinery."""
+
+import csv
+import json
+
+import pytest
+
+from fedbcgd.cli.common import display
+from fedbcgd.errors import UserError
+from fedbcgd.report.progress import wide_console
+from fedbcgd.reproduce import command, table1
+from fedbcgd.reproduce.items import ITEMS
+from fedbcgd.reproduce.spec import FAILS, HOLDS, NOT_RUN, UNTESTABLE
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    out = tmp_path_factory.mktemp("smoke")
+    asked = command.asked("smoke", out)
+    for name in command.names("all"):
+        command.reproduce(name, asked, lambda labels: display(labels, True, False), wide_console())
+    return out
+
+
+pytestmark = pytest.mark.timeout(900)  # a busy machine is no reason to fail
+
+
+@pytest.mark.parametrize("item", [i for i in ITEMS.values() if i.panels["smoke"]], ids=lambda i: i.name)
+def test_every_item_leaves_its_tables_and_its_figure(made, item):
+    folder = made / item.name
+    text = (folder / "README.md").read_text()
+    assert text.startswith(f"# {item.title}")
+    assert "Against the paper's setting:" in text
+    assert "data set: " in text
+    assert (folder / "figure.png").stat().st_size > 5_000
+    assert (folder / "figure.svg").read_text().startswith("<?xml")
+    for panel in item.panels["smoke"]:
+        for contender in panel.contenders:
+            assert f"| {contender.title} | 1 | " in text, contender.key
+        for printed in panel.printed.values():
+            assert f"{printed.mean:.1f} ± {printed.deviation:.1f}" in text
+    rows = list(csv.DictReader((folder / "scores.csv").open()))
+    assert len(rows) == sum(len(panel.contenders) for panel in item.panels["smoke"])
+    about = json.loads((folder / "about.json").read_text())
+    assert about["seeds"] == [1]
+    assert {v["verdict"] for v in about["claims"]} <= {"not testable at this scale", "not run"}
+
+
+def test_table_1_has_the_orders_and_what_was_measured(made):
+    folder = made / "table1"
+    text = (folder / "README.md").read_text()
+    for name in ("FedAvg", "FedBCGD", "SCAFFOLD", "FedLin", "CE-LSGD", "FedBCGD+"):
+        assert f"| {name} | " in text
+    rows = list(csv.DictReader((folder / "measured.csv").open()))
+    assert [(row["algorithm"], row["blocks"]) for row in rows][:4] == [
+        ("fedbcgd+", "1"),
+        ("fedbcgd+", "2"),
+        ("fedbcgd", "1"),
+        ("fedbcgd", "2"),
+    ]
+    for name in ("figure.png", "figure.svg", "measured.png", "measured.svg"):
+        assert (folder / name).exists()
+
+
+def test_what_table_1_measured_is_not_measured_again(made):
+    said = []
+    table1.reproduce(made, "smoke", said.append)
+    assert said == []
+
+
+def test_verdicts_on_table_1():
+    """FedBCGD: 8 d at N = 1 and 6 d at N = 4. FedBCGD+ must also fall as the theorem says, within a factor of 2."""
+
+    def rows(*measured):
+        return [
+            {
+                "algorithm": name,
+                "blocks": n,
+                "measured_d": d,
+                "measured_sd": 0.0,
+                "theorem_d": 1.0,
+                "measured_ratio": d / measured[0],
+                "theorem_ratio": 1 / n,
+            }
+            for name in ("fedbcgd", "fedbcgd+")
+            for n, d in zip((1, 4), measured, strict=True)
+        ]
+
+    def verdicts(*measured):
+        return [v["verdict"] for v in table1.judge(rows(*measured), "cpu")]
+
+    assert verdicts(8.0, 3.0) == [HOLDS, HOLDS]
+    assert verdicts(8.0, 6.0) == [HOLDS, FAILS]  # 0.75 against the theorem's 0.25
+    assert verdicts(8.0, 9.0) == [FAILS, FAILS]
+    assert {v["verdict"] for v in table1.judge(None, "cpu")} == {NOT_RUN}
+    assert {v["verdict"] for v in table1.judge(rows(8.0, 3.0), "smoke")} == {UNTESTABLE}
+
+
+def test_the_search_is_part_of_the_output(made):
+    rows = list(csv.DictReader((made / "table6" / "search.csv").open()))
+    chosen = [row for row in rows if row["chosen"] == "1"]
+    assert len(rows) == 2 * len(chosen) == 16
+    assert "## The search" in (made / "table6" / "README.md").read_text()
+
+
+def test_tables_that_have_runs_in_common_ran_them_once(made):
+    """At this scale Tables 2 and 3 and Figure 3 are the same ten contenders."""
+    ran = [json.loads(p.read_text())["config"] for p in made.glob("runs/*/summary.json")]
+    lenets = [c for c in ran if c["model"]["name"] == "lenet5" and c["algorithm"]["name"] in ("fedadam", "feddc")]
+    assert len(lenets) == 3 + 3 + 1  # two learning rates and a seed, but one search for both forms of FedDC
+
+
+def test_all_claims_stand_on_one_page(made):
+    text = (made / "claims.md").read_text()
+    for item in ITEMS.values():
+        for claim in item.claims:
+            assert f"| [{item.name}]({item.name}/README.md) | {claim.text} |" in text
+    assert "**holds**" not in text
+
+
+def test_what_was_not_run_is_called_so(tmp_path):
+    asked = command.asked("cpu", tmp_path)
+    from fedbcgd.reproduce.tables import all_claims
+
+    text = all_claims(asked.out, ITEMS, "cpu")
+    assert text.count("**not run**") == sum(len(item.claims) for item in ITEMS.values())
+
+
+def test_the_list_shows_every_item_and_its_cost(capsys):
+    command.show_list(wide_console(), "cpu")
+    printed = capsys.readouterr().out
+    for name in ITEMS:
+        assert name in printed
+    assert "minutes" in printed
+
+
+def test_mistakes_are_named():
+    with pytest.raises(UserError, match="table3"):
+        command.names("tabel3")
+    with pytest.raises(UserError, match="Known: cpu, paper, smoke"):
+        command.check_scale("gpu")
+    with pytest.raises(UserError, match="NAME=OTHER"):
+        command.asked("cpu", None, data=["emnist"])
