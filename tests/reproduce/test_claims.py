@@ -1,6 +1,7 @@
 """Verdicts from outcomes that are made up, both ways."""
 
 import math
+from dataclasses import replace
 
 import pytest
 from tests.reproduce.made import outcome, panel, result
@@ -68,6 +69,13 @@ def test_the_target_is_what_fedavg_ends_with():
     assert reaches_sooner("a", ["fedavg", "b"])({"p": r}).status == HOLDS
     assert reaches_sooner("b", ["fedavg"])({"p": r}).status == FAILS
     assert reaches_sooner("fedavg", ["a"])({"p": r}).status == FAILS
+
+
+def test_a_panel_may_name_another_reference():
+    r = result(replace(panel("a", "b"), reference="b"), a=[outcome(0.1, 0.2)], b=[outcome(0.1, 0.4)])
+    assert r.reference == "b"
+    assert r.target == pytest.approx(40.0)
+    assert ITEMS["figure5"].panels["cpu"][0].reference == "share"
 
 
 def test_a_printed_target_is_taken_as_it_is_and_a_factor_must_be_reached():

@@ -59,7 +59,7 @@ _FIGURES = (
     Item(
         "figure5",
         "Figure 5: what freezing, sharing and momentum do, LeNet-5",
-        s.scaled(*(s.network(data, "lenet5", s.ablations()) for data in ("cifar10", "cifar100"))),
+        s.scaled(*(s.network(data, "lenet5", s.ablations(), reference="share") for data in ("cifar10", "cifar100"))),
         (
             Claim(
                 "figure5-freezing",

@@ -27,7 +27,7 @@ _NAMES = {
     "effort.share": "share of the rounds that a run of the search gets",
 }
 _LEFT_OUT = {"run.workers"}
-_DEFAULTS = {"model.width": 1.0, "target": "what FedAvg ends with"}
+_DEFAULTS = {"model.width": 1.0, "target": "what the reference (FedAvg, where it takes part) ends with"}
 
 
 def reductions(item: Item, used: list[Panel]) -> list[str]:

@@ -48,6 +48,11 @@ class PanelResult:
         """Those that were run, in the order of the paper."""
         return [c for c in self.panel.contenders if self.outcomes.get(c.key)]
 
+    def hyper_parameters(self, key: str) -> dict[str, Any]:
+        """What a contender ran with: what was chosen, but for what it says itself."""
+        own = self.panel.contender(key).algorithm
+        return {name: own.get(name, value) for name, value in self.chosen.get(key, {}).items()}
+
     def has(self, *keys: str) -> bool:
         return all(self.outcomes.get(key) for key in keys)
 
@@ -65,7 +70,7 @@ class PanelResult:
     def reference(self) -> str | None:
         """The contender whose end is the target where the panel names none."""
         run = [c.key for c in self.contenders if c.rounds_of is None]
-        return next((key for key in run if key == "fedavg"), run[0] if run else None)
+        return next((key for key in run if key == self.panel.reference), run[0] if run else None)
 
     @property
     def target(self) -> float | None:

@@ -195,6 +195,7 @@ def network(
     rho: float = 0.6,
     target: float | None = None,
     printed: Mapping[str, Printed] | None = None,
+    reference: str = "fedavg",
 ) -> Panel:
     """A convolutional network on CIFAR."""
     return Panel(
@@ -208,6 +209,7 @@ def network(
         contenders,
         paper.EFFORT,
         target=target,
+        reference=reference,
         printed=printed or {},
     )
 

@@ -63,7 +63,8 @@ class Panel:
     contenders: tuple[Contender, ...]
     effort: Effort
     metric: str = "accuracy"  # or loss, of the test set
-    target: float | None = None  # None: what FedAvg, or the first contender, ends with
+    target: float | None = None  # None: what the reference ends with
+    reference: str = "fedavg"  # or, where that is no contender, the first of them
     printed: Mapping[str, Printed] = field(default_factory=dict)
 
     def contender(self, key: str) -> Contender:

@@ -73,7 +73,7 @@ def scores(results: list[PanelResult]) -> list[dict[str, Any]]:
                     "paper": printed and printed.mean,
                     "paper_deviation": printed and printed.deviation,
                     "paper_floats_d": printed and printed.floats,
-                    **{f"chosen_{k}": v for k, v in result.chosen.get(contender.key, {}).items()},
+                    **{f"chosen_{k}": v for k, v in result.hyper_parameters(contender.key).items()},
                 }
             )
     return rows
@@ -188,7 +188,7 @@ def _panel(result: PanelResult) -> str:
             rows.append(f"| {contender.title} | 0 | {NOT_RUN} | – | {theirs} | – | – | – |")
             continue
         first = next(iter(by_seed.values()))
-        chosen = ", ".join(f"{v:g}" for v in result.chosen.get(contender.key, {}).values())
+        chosen = ", ".join(f"{v:g}" for v in result.hyper_parameters(contender.key).values())
         rows.append(
             f"| {contender.title} | {len(by_seed)} | {shown_final(result, contender.key)} | "
             f"{shown_floats(result, contender.key)} | {theirs} | {first.rounds} | "
