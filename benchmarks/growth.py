@@ -12,6 +12,8 @@ from machinery import Federation, one_round
 from matplotlib.figure import Figure
 from rich.console import Console
 
+from fedbcgd.report.plots import save
+
 USUAL = {"cohort": 10, "clients": 100, "d": 100_000, "N": 5}
 AXES = {
     "cohort": (5, 10, 20, 50, 100, 200),
@@ -49,7 +51,7 @@ def measure(console: Console, repeats: int = 1) -> list[dict]:
         panel.grid(alpha=0.25)
     panels[0].set_ylabel("ms a round")
     panels[0].legend(frameon=False)
-    figure.savefig(Path(__file__).with_name("growth.png"), dpi=130)
+    save(figure, Path(__file__).with_name("growth.png"))
     return rows
 
 

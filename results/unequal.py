@@ -24,7 +24,7 @@ from torch import nn
 from fedbcgd import config as configuration
 from fedbcgd.algorithm import algorithm_names, make_algorithm
 from fedbcgd.experiments.batch import Planned, as_csv, run_all
-from fedbcgd.files import make_folder, write_text, write_whole
+from fedbcgd.files import make_folder, write_text
 from fedbcgd.loop import Outcome, Stop
 from fedbcgd.network.afterwards import bias, hours, to_reach
 from fedbcgd.network.bias import leans
@@ -32,7 +32,8 @@ from fedbcgd.network.profiles import PROFILES
 from fedbcgd.network.settings import as_network
 from fedbcgd.network.traffic import Round, read
 from fedbcgd.network.watch import Watch, fit_to_links
-from fedbcgd.report.plots import look
+from fedbcgd.report.looks import look
+from fedbcgd.report.plots import line, save
 from fedbcgd.report.progress import watch
 from fedbcgd.simulation import make_job, make_server
 from fedbcgd.task import make_task
@@ -150,7 +151,7 @@ def study_matched() -> None:
             panel.grid(alpha=0.25)
     panels[0].set_ylabel("test accuracy (mean of three seeds)")
     panels[1].legend(frameon=False)
-    write_whole(OUT / "matched.png", lambda path: figure.savefig(path, dpi=130))
+    save(figure, OUT / "matched.png")
 
 
 def study_reach() -> None:
@@ -181,7 +182,7 @@ def study_reach() -> None:
             short = min(map(len, group))
             x = [statistics.fmean(values[i] for values in at) for i in range(short)]
             y = [statistics.fmean(rows[i]["test_accuracy"] for rows in group) for i in range(short)]
-            panel.plot(x, y, label=name, **look(name, k))
+            panel.plot(x, y, label=name, **line(look(name, k)))
         panel.axhline(TARGET, color="#bbbbbb", linewidth=0.8)
         panel.set_xscale("log")
         panel.set_xlabel("virtual hours")
@@ -189,7 +190,7 @@ def study_reach() -> None:
         panel.grid(alpha=0.25)
     panels[0].set_ylabel("test accuracy (mean of three seeds)")
     panels[0].legend(frameon=False)
-    write_whole(OUT / "reach.png", lambda path: figure.savefig(path, dpi=130))
+    save(figure, OUT / "reach.png")
 
 
 def study_knob() -> None:
