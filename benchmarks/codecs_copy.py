@@ -3,10 +3,13 @@
 import statistics
 
 import torch
+from growth import Vector
 from interleave import interleaved, ratios
 from rich.console import Console
 
+from fedbcgd import Server, make_algorithm
 from fedbcgd.codecs import QSGD, Half, Plain, TopK
+from fedbcgd.messages import Upload
 from fedbcgd.streams import stream
 
 N = 11_173_962  # ResNet-18
@@ -31,3 +34,45 @@ def measure(console: Console, repeats: int = 9) -> list[dict]:
         {"way": name, "MB a second": 4 * N / 1e6 / statistics.median(seconds[name]), "of a copy": share[name]}
         for name in ways
     ]
+
+
+def measure_sums(console: Console, repeats: int = 9) -> list[dict]:
+    """Ten uploads of ResNet-18's size through Server.receive, checks included, beside copies of as many bytes."""
+    console.print(f"sums of ten uploads of {N:,} floats, {repeats} turns", highlight=False)
+    torch.set_num_threads(1)
+    rows = []
+    for name in ("fedavg", "fedbcgd"):
+        algorithm = make_algorithm(
+            name, **({"blocks": 5, "divider": "even", "shared": "none"} if name == "fedbcgd" else {})
+        )
+        layout = algorithm.uplink.layout(Vector(N))
+        server = Server(algorithm, layout, torch.zeros(N), 10, 10, 0)
+        sent = [
+            torch.randn(max(layout.block(j).stop - layout.block(j).start for j in range(layout.blocks)))
+            for _ in range(10)
+        ]
+        uploaded = sum(s.stop - s.start for task in server.plan().tasks for s in layout.slices(task.block))
+        target = torch.empty(N)
+
+        def take(server=server, sent=sent, layout=layout) -> None:
+            for v, task in zip(sent, server.plan().tasks, strict=True):
+                block = layout.block(task.block)
+                piece = v[: block.stop - block.start].view(torch.uint8)
+                assert server.receive(
+                    Upload(server.round, task.client, task.block, {"dx": [piece]}, 1, 1, 1, 0.0)
+                ).accepted
+
+        def copy(sent=sent, count=uploaded // 10, target=target) -> None:
+            for v in sent:
+                target[: min(count, len(v))].copy_(v[:count])
+
+        seconds = interleaved({"copy": copy, "sum": take}, repeats)
+        rows.append(
+            {
+                "way": f"{name}: {uploaded / N:.3g} d in ten uploads",
+                "copy, GB/s": 4e-9 * uploaded / statistics.median(seconds["copy"]),
+                "sum, GB/s": 4e-9 * uploaded / statistics.median(seconds["sum"]),
+                "of a copy": ratios(seconds, "copy")["sum"],
+            }
+        )
+    return rows

@@ -1,11 +1,12 @@
-"""Clients trained a second: fedbcgd beside raw PyTorch with the same tricks, and beside the usual loop."""
+"""Clients trained a second beside raw PyTorch with the same tricks and beside the usual loop; rounds beside FedAvg's."""
 
 import statistics
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 
 from interleave import interleaved, ratios
-from raw import Pair, naive
+from raw import Children
 from rich.console import Console
 from workloads import DECAY, LR, WORKLOADS, Workload
 
@@ -47,17 +48,19 @@ def measure(console: Console, repeats: int = 5, names: tuple[str, ...] = tuple(W
         w = WORKLOADS[name]
         console.print(f"{name}: {w.cohort * w.rounds} clients a turn, {repeats} turns", highlight=False)
         clients = range(w.cohort * w.rounds)
-        few = range(max(2, len(clients) // (20 if name == "logistic" else 2)))  # the slow way does fewer, and is scaled
+        few = range(max(2, len(clients) // (10 if name == "logistic" else 2)))  # the slow way does fewer, and is scaled
         with ExitStack() as stack:
-            pair = Pair(name)
-            stack.callback(pair.close)
-            slow = naive(w)
+            slow, raw = Children(name, "naive", 1), Children(name, "tricks", 2)
+            stack.callback(slow.close)
+            stack.callback(raw.close)
             ways = {
-                "naive, DataLoader": lambda slow=slow, few=few: slow(few),
-                "raw, two processes": lambda pair=pair, clients=clients: pair.turn(clients),
-                "fedavg": stack.enter_context(federation(w)),
-                "fedbcgd": stack.enter_context(federation(w, "fedbcgd")),
+                "naive, DataLoader": lambda slow=slow, few=few: slow.turn(few),
+                "raw, two processes": lambda raw=raw, clients=clients: raw.turn(clients),
+                "fedbcgd: fedavg": stack.enter_context(federation(w)),
+                "fedbcgd: fedbcgd": stack.enter_context(federation(w, "fedbcgd")),
             }
+            if name == "logistic":
+                ways["fedbcgd: fedavg, together"] = stack.enter_context(federation(w, together=w.cohort // 2))
             seconds = interleaved(ways, repeats)
         seconds["naive, DataLoader"] = [s * len(clients) / len(few) for s in seconds["naive, DataLoader"]]
         of_raw, of_naive = ratios(seconds, "raw, two processes"), ratios(seconds, "naive, DataLoader")
@@ -70,5 +73,32 @@ def measure(console: Console, repeats: int = 5, names: tuple[str, ...] = tuple(W
                 "times naive": of_naive[way],
             }
             for way, times in seconds.items()
+        ]
+    return rows
+
+
+def measure_rounds(console: Console, repeats: int = 7) -> list[dict]:
+    """A round of each algorithm beside FedAvg's with the same cohort; FedBCGD+ also with five epochs."""
+    rows = []
+    for name, epochs, others in (
+        ("lenet5", 1, ("fedbcgd", "scaffold", "fedbcgd+")),
+        ("cnn", 1, ("fedbcgd", "fedpaq", "topk", "fedbcgd+")),
+        ("lenet5", 5, ("fedbcgd", "fedbcgd+")),
+    ):
+        w = replace(WORKLOADS[name], cohort=10 if epochs == 1 else 4)
+        turns = repeats if epochs == 1 else 5
+        console.print(f"rounds of {name}, E = {epochs}: {turns} turns", highlight=False)
+        with ExitStack() as stack:
+            ways = {a: stack.enter_context(federation(w, a, local_epochs=epochs)) for a in ("fedavg", *others)}
+            seconds = interleaved(ways, turns)
+        speed = ratios(seconds, "fedavg")
+        rows += [
+            {
+                "workload": f"{name}, E = {epochs}",
+                "algorithm": a,
+                "s a round": statistics.median(times),
+                "times fedavg": 1 / speed[a],
+            }
+            for a, times in seconds.items()
         ]
     return rows

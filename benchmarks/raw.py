@@ -1,14 +1,15 @@
-"""Raw PyTorch doing the same client steps, without anything federated.
+"""Raw PyTorch doing the same client steps, without anything federated, in processes of its own.
 
-`Pair`: two processes of one thread with the same tricks: resident floats, channels_last, `autograd.grad`, foreach updates,
-allocator settings. A client is: the global values copied into the model, and its steps. Nothing is sent anywhere.
-`naive`: one process with as many threads as cores, a DataLoader for each client, backward, torch.optim.SGD.
+`Children(name, "tricks", 2)`: two processes of one thread with the tricks that fedbcgd uses: resident floats, channels_last,
+`autograd.grad`, foreach updates, pool before ReLU, allocator settings. A client is: the global values copied into the model,
+and its steps. Nothing is sent anywhere.
+`Children(name, "naive", 1)`: one process with as many threads as cores: a DataLoader for each client, backward,
+torch.optim.SGD, the model as most people write it.
 """
 
 import os
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -17,13 +18,11 @@ from torch.utils.data import DataLoader, Subset, TensorDataset
 from workloads import DECAY, LR, WORKLOADS, Workload
 
 from fedbcgd.carriers.workers import ENVIRONMENT, cores
-from fedbcgd.threads import threads
 
 
 class Tricks:
-    """One process's share of the raw work."""
-
     def __init__(self, workload: Workload):
+        torch.set_num_threads(1)
         self.workload = workload
         self.module = workload.module()
         if workload.convolutional:
@@ -44,16 +43,36 @@ class Tricks:
                 torch._foreach_add_(self.parameters, gradients, alpha=-LR)
 
 
-class Pair:
-    """Processes of one thread each, started as our workers are. `turn` has some clients trained, half by each."""
+class Naive:
+    def __init__(self, workload: Workload, threads: int | None = None):
+        torch.set_num_threads(threads or cores())
+        self.workload = workload
+        x, y = workload.floats()
+        self.data = TensorDataset(x.contiguous(), y)
+        self.module = workload.module(usual=True)
+        self.start = {name: t.clone() for name, t in self.module.state_dict().items()}
 
-    def __init__(self, name: str, count: int = 2):
+    def client(self, k: int) -> None:
+        w = self.workload
+        self.module.load_state_dict(self.start)
+        optimizer = torch.optim.SGD(self.module.parameters(), lr=LR, weight_decay=DECAY)
+        for a, b in DataLoader(Subset(self.data, w.rows(k).tolist()), w.batch, shuffle=True):
+            optimizer.zero_grad()
+            F.cross_entropy(self.module(a), b).backward()
+            optimizer.step()
+
+
+class Children:
+    """Processes that train clients when told to, each its share."""
+
+    def __init__(self, name: str, way: str, count: int):
         self._processes = [
             subprocess.Popen(
-                [sys.executable, str(Path(__file__)), name],
+                [sys.executable, str(Path(__file__)), name, way],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
-                env={**os.environ, **ENVIRONMENT},
+                env={**os.environ, **(ENVIRONMENT if way == "tricks" else {})},
+                text=True,
             )
             for _ in range(count)
         ]
@@ -62,10 +81,9 @@ class Pair:
             process.stdout.readline()  # it is ready
 
     def turn(self, clients: range) -> None:
-        count = len(self._processes)
         for k, process in enumerate(self._processes):
             assert process.stdin is not None
-            process.stdin.write((" ".join(map(str, clients[k::count])) + "\n").encode())
+            process.stdin.write(" ".join(map(str, clients[k :: len(self._processes)])) + "\n")
             process.stdin.flush()
         for process in self._processes:
             assert process.stdout is not None
@@ -77,28 +95,8 @@ class Pair:
             process.wait()
 
 
-def naive(workload: Workload) -> Callable[[range], None]:
-    x, y = workload.floats()
-    data = TensorDataset(x.contiguous(), y)
-    module = workload.module()
-    start = {name: t.clone() for name, t in module.state_dict().items()}
-
-    def turn(clients: range) -> None:
-        with threads(cores()):
-            for k in clients:
-                module.load_state_dict(start)
-                optimizer = torch.optim.SGD(module.parameters(), lr=LR, weight_decay=DECAY)
-                for a, b in DataLoader(Subset(data, workload.rows(k).tolist()), workload.batch, shuffle=True):
-                    optimizer.zero_grad()
-                    F.cross_entropy(module(a), b).backward()
-                    optimizer.step()
-
-    return turn
-
-
 def main() -> None:
-    torch.set_num_threads(1)
-    work = Tricks(WORKLOADS[sys.argv[1]])
+    work = {"tricks": Tricks, "naive": Naive}[sys.argv[2]](WORKLOADS[sys.argv[1]])
     print("ready", flush=True)
     for line in sys.stdin:
         for k in map(int, line.split()):

@@ -2,46 +2,57 @@
 
     python benchmarks/run.py [name …]
 
-Prints a table for each benchmark and writes benchmarks/latest.json. Absolute figures belong to one machine and one
-minute; the ratios are what to look at.
+Each benchmark runs in a process of its own. Prints a table for each and writes benchmarks/latest.json. Absolute figures
+belong to one machine and one minute; the ratios are what to look at.
 """
 
+import importlib
 import json
+import os
 import platform
+import subprocess
 import sys
+import tempfile
+import time
 from pathlib import Path
 
 import torch
 from rich.console import Console
 from rich.table import Table
 
-sys.path.insert(0, str(Path(__file__).parent))
+from fedbcgd.carriers.workers import ENVIRONMENT, cores
 
-import codecs_copy
-import fedbcgd_plus_cost
-import loader
-import local_steps
-import one_two_workers
-import ray_workers
+HERE = Path(__file__).parent
+sys.path.insert(0, str(HERE))
 
 BENCHMARKS = {
-    "local": local_steps.measure,
-    "plus": fedbcgd_plus_cost.measure,
-    "workers": one_two_workers.measure,
-    "codecs": codecs_copy.measure,
-    "loader": loader.measure,
-    "ray": ray_workers.measure,
+    "peak": "peak:measure",
+    "peers": "peers:measure",
+    "flower": "flower_peer:measure",
+    "rounds": "peers:measure_rounds",
+    "workers": "one_two_workers:measure",
+    "growth": "growth:measure",
+    "codecs": "codecs_copy:measure",
+    "sums": "codecs_copy:measure_sums",
+    "loader": "loader:measure",
+    "checkpoints": "footprint:checkpoints",
+    "memory": "footprint:memory",
+    "startup": "footprint:start_up",
+    "ray": "ray_workers:measure",
 }
+BY_NAME_ONLY = ("ray",)
+AS_A_WORKER = ("codecs",)  # clients encode in worker processes, so in a worker's environment
 
 
 def main() -> None:
-    console = Console(width=110) if not sys.stdout.isatty() else Console()
-    names = sys.argv[1:] or list(BENCHMARKS)
+    console = _console()
+    names = sys.argv[1:] or [name for name in BENCHMARKS if name not in BY_NAME_ONLY]
     if unknown := [name for name in names if name not in BENCHMARKS]:
         sys.exit(f"unknown benchmark {unknown[0]!r}; known: {', '.join(BENCHMARKS)}")
-    out = {"machine": f"{platform.machine()}, {torch.get_num_threads()} threads, torch {torch.__version__}"}
+    out: dict = {"machine": f"{platform.machine()}, {cores()} cores, torch {torch.__version__}"}
+    began = time.monotonic()
     for name in names:
-        rows = BENCHMARKS[name](console)
+        rows = _in_a_child(name)
         if not rows:  # it has said why
             continue
         table = Table(title=name, title_justify="left")
@@ -51,8 +62,31 @@ def main() -> None:
             table.add_row(*(value if isinstance(value, str) else f"{value:.4g}" for value in row.values()))
         console.print(table)
         out[name] = rows
-    Path(__file__).with_name("latest.json").write_text(json.dumps(out, indent=1) + "\n")
+    console.print(f"{(time.monotonic() - began) / 60:.1f} minutes", highlight=False)
+    (HERE / "latest.json").write_text(json.dumps(out, indent=1) + "\n")
+
+
+def _console() -> Console:
+    return Console() if sys.stdout.isatty() else Console(width=110)
+
+
+def _in_a_child(name: str) -> list[dict]:
+    with tempfile.TemporaryDirectory() as folder:
+        out = Path(folder) / "rows.json"
+        env = {**os.environ, **(ENVIRONMENT if name in AS_A_WORKER else {})}
+        done = subprocess.run([sys.executable, __file__, "--one", name, str(out)], env=env)
+        if done.returncode:
+            sys.exit(f"{name} failed")
+        return json.loads(out.read_text())
+
+
+def one(name: str, out: Path) -> None:
+    module, function = BENCHMARKS[name].split(":")
+    out.write_text(json.dumps(getattr(importlib.import_module(module), function)(_console())))
 
 
 if __name__ == "__main__":
-    main()
+    if sys.argv[1:2] == ["--one"]:
+        one(sys.argv[2], Path(sys.argv[3]))
+    else:
+        main()

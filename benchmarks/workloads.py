@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedbcgd.data.images import Images
@@ -27,8 +28,25 @@ class CNN(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         x = torch.relu_(self.conv1(x))
-        x = torch.relu_(nn.functional.max_pool2d(self.conv2(x), 2))
+        x = torch.relu_(F.max_pool2d(self.conv2(x), 2))
         return self.fc2(torch.relu_(self.fc1(x.flatten(1))))
+
+
+class UsualCNN(CNN):
+    """As tutorials write it: ReLU, then the pool."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = F.relu(self.conv1(x))
+        x = F.max_pool2d(F.relu(self.conv2(x)), 2)
+        return self.fc2(F.relu(self.fc1(x.flatten(1))))
+
+
+class UsualLeNet5(LeNet5):
+    def forward(self, x: Tensor) -> Tensor:
+        x = F.max_pool2d(F.relu(self.conv1(x)), 2)
+        x = F.max_pool2d(F.relu(self.conv2(x)), 2)
+        x = F.relu(self.fc1(x.flatten(1)))
+        return self.fc3(F.relu(self.fc2(x)))
 
 
 @dataclass(frozen=True)
@@ -41,10 +59,11 @@ class Workload:
     cohort: int
     rounds: int = 1  # in a turn
     convolutional: bool = True
+    usual: Callable[[], nn.Module] | None = None  # the same network as most people write it
 
-    def module(self) -> nn.Module:
+    def module(self, usual: bool = False) -> nn.Module:
         torch.manual_seed(0)
-        return self.model()
+        return (self.usual if usual and self.usual else self.model)()
 
     @property
     def held(self) -> int:
@@ -76,7 +95,7 @@ class Workload:
 
 WORKLOADS = {
     "logistic": Workload(lambda: Logistic(10, (1, 28, 28)), (1, 28, 28), 60, 10, 1000, 10, 20, False),
-    "lenet5": Workload(lambda: LeNet5(10, (3, 32, 32)), (3, 32, 32), 500, 50, 100, 10),
-    "cnn": Workload(CNN, (3, 32, 32), 50, 10, 100, 50),
+    "lenet5": Workload(LeNet5, (3, 32, 32), 500, 50, 100, 10, usual=UsualLeNet5),
+    "cnn": Workload(CNN, (3, 32, 32), 50, 10, 100, 50, usual=UsualCNN),
     "resnet18": Workload(lambda: ResNet18(10, (3, 32, 32), width=0.5), (3, 32, 32), 50, 50, 100, 4),
 }

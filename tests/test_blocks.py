@@ -155,3 +155,31 @@ class Complex(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.w = nn.Parameter(torch.zeros(2, dtype=torch.complex64))
+
+
+@given(st.integers(1, 8), st.data())
+def test_blocks_of_chosen_sizes(blocks, data):
+    """In these proportions to one element, cut anywhere; no block is empty, whatever the proportions."""
+    shares = data.draw(st.lists(st.floats(0.001, 1000), min_size=blocks, max_size=blocks))
+    division = divide(nn.Linear(30, 10, bias=False), blocks, shares, shared=None)
+    assert division.divider == "sizes"
+    assert sum(division.sizes()) == 300
+    assert min(division.sizes()) >= 1
+    wanted = [300 * share / sum(shares) for share in shares]
+    if min(wanted) >= 1:
+        assert all(abs(size - w) <= 1 for size, w in zip(division.sizes(), wanted, strict=True))
+
+
+def test_sizes_by_hand():
+    """28 elements outside the shared block of 4, as 1 : 2 : 10."""
+    division = divide(nn.Sequential(nn.Linear(12, 2), nn.Linear(2, 1, bias=False), nn.Linear(1, 2)), 3, [1, 2, 10])
+    assert (division.sizes(), division.shared) == ([2, 4, 22], 4)
+
+
+@pytest.mark.parametrize(
+    ("shares", "words"),
+    [([1, 2], "sizes of 2 blocks were given"), ([1, 0, 2], "positive"), ([1, 2, float("inf")], "positive")],
+)
+def test_sizes_that_are_none(shares, words):
+    with pytest.raises(UserError, match=words):
+        divide(nn.Linear(30, 10), 3, shares, shared=None)

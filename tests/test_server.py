@@ -11,7 +11,7 @@ from torch import nn
 
 from fedbcgd import Diverged, UserError, make_algorithm
 from fedbcgd.messages import Upload
-from fedbcgd.server import GIVE_UP, Server
+from fedbcgd.server import GIVE_UP, Server, _finite
 
 
 class Five(nn.Module):
@@ -402,3 +402,16 @@ def test_a_checkpoint_is_written_beside_the_work(federation, point, pull_loss, a
     with pytest.raises(UserError, match="no room"):
         points.finish(f.store)
     assert points.load()[1]["round"] == 1
+
+
+@pytest.mark.parametrize("n", [0, 1, 5000, (1 << 18) - 1, 1 << 18, (1 << 18) + 77])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_finite_is_found_out_in_any_length(n, dtype):
+    values = torch.full((n,), 1e38, dtype=dtype)  # whose sum overflows in single precision
+    assert _finite(values)
+    for place in {0, n // 2, n - 1} if n else ():
+        for bad in (math.nan, math.inf, -math.inf):
+            kept = values[place].item()
+            values[place] = bad
+            assert not _finite(values)
+            values[place] = kept

@@ -54,6 +54,19 @@ def go(net, toys, name, **where):
     return simulate(net(), toys(), name, rounds=3, cohort=5, batch_size=3, test=test, seed=1, loss=loss, **where)
 
 
+def test_who_is_late_or_gone_is_the_same_as_in_one_process(net, toys):
+    """28 of 40 clients are asked and many of them given up before the round begins; the window is four tasks."""
+    network = {"profile": "4g", "oversample": 1.4, "dropout": 0.3, "corrupt": 0.2, "deadline": 2.0}
+    common = {"rounds": 3, "cohort": 20, "batch_size": 3, "seed": 1, "network": network}
+    clients = toys(tuple(range(1, 41)))
+    alone = simulate(net(), clients, "scaffold", workers=0, **common)
+    spread = simulate(net(), clients, "scaffold", workers=1, carrier="ray", **common)
+    assert same(alone.module, spread.module)
+    assert rows(alone) == rows(spread)
+    assert alone.ledger.lost > 10
+    assert alone.ledger.refused > 3
+
+
 @pytest.mark.parametrize("name", ["fedavg", "fedbcgd", "fedbcgd+", "qsgd+fedbcgd"])
 def test_the_same_bits_as_in_one_process(net, toys, name):
     alone = go(net, toys, name, workers=0)

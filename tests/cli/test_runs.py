@@ -281,6 +281,28 @@ def test_compare_under_a_budget(place):
     assert all(row["upload_d"] <= 1 for row in rows.values())
 
 
+def test_hours_to_a_target_under_each_profile(place):
+    sets = ["--set", "network.profile=4g", "--set", "model.name=logistic"]
+    done = fedbcgd("compare", "run.toml", "--algorithms", "fedavg,fedbcgd", "--out", "out", *sets, cwd=place)
+    for word in ("to reach accuracy", "broadband", "datacentre", "mix", "own network"):
+        assert word in done.stdout
+    rows = list(csv.DictReader((place / "out" / "reach.csv").open()))
+    assert [row["algorithm"] for row in rows] == ["fedavg", "fedbcgd"]
+    assert all(0 < float(row["hours_datacentre"]) < float(row["hours_4g"]) for row in rows)
+    run = "out/fedbcgd/seed-0"
+    done = fedbcgd("hours", run, "--network", "own,datacentre", cwd=place)
+    for word in ("own", "datacentre", "who served each block", "fair 0.5"):
+        assert word in done.stdout
+    (place / "links.csv").write_text("uplink_mbit,downlink_mbit,latency_ms,gradient_ms\n1,1,3600000,0\n")
+    done = fedbcgd("hours", run, "--network", "4g", "--csv", "links.csv", "--target", "0.99", "--json", cwd=place)
+    first, second = map(json.loads, done.stdout.splitlines())
+    assert first["hours_to_target"] is None
+    assert 4 < second["hours"] < 4.01  # two rounds, an hour of latency each way
+    wrong = fedbcgd("hours", run, "--network", "5g", cwd=place, check=2)
+    assert "Did you mean '4g'" in wrong.stderr
+    assert "no folder of a run" in fedbcgd("hours", "out", cwd=place, check=2).stderr
+
+
 def test_sweep_never_looks_at_the_test_set(place):
     grid = ["--grid", "lr=0.01,0.2", "--grid", "momentum=0,0.5"]
     done = fedbcgd("sweep", "run.toml", *grid, "--out", "out", cwd=place)

@@ -10,6 +10,7 @@ from browser import ABSENT, Browser
 from runfolders import comparison, make, rows, write_rows
 
 from fedbcgd.report import page
+from fedbcgd.report.collect import Collector
 from fedbcgd.report.serve import PageServer
 
 pytestmark = pytest.mark.skipif(bool(ABSENT), reason=ABSENT)
@@ -121,7 +122,7 @@ def test_tables_are_copied(opened):
     assert float(table[1]["gradient_evaluations"]) == 5000
     opened.click("#copy-latex")
     latex = opened.wait("return kept[1]").splitlines()
-    assert latex[0] == "\\begin{tabular}{lrrrrrrrr}"
+    assert latex[0] == "\\begin{tabular}{lrrrrrrrrr}"
     assert latex[-1] == "\\end{tabular}"
     assert latex[4].startswith("fedavg & 3 & 0.501 $\\pm$ 0.001 & 10 & 10 & ")
     assert all(line.endswith("\\\\") for line in latex[4:7])
@@ -255,7 +256,8 @@ def test_hours_on_a_networks_clock_are_an_axis_where_a_run_has_them(browser, tmp
     assert axis_words(browser) == "hours on the run's own network"
     browser.run("document.querySelector('#curves-chart').focus()")
     browser.type("#curves-chart", "\ue010")
-    assert browser.wait("return document.querySelector('#said').textContent").endswith("2.5: fedavg 0.5")
+    said = "const said = document.querySelector('#said').textContent; return said.endsWith('2.5: fedavg 0.5') && said"
+    assert browser.wait(said)
 
 
 def test_configurations_that_differ(opened):
@@ -301,3 +303,21 @@ def test_it_refreshes_while_runs_go_on_and_keeps_what_was_chosen(browser, tmp_pa
     browser.wait("return document.querySelector('#live').classList.contains('lost')")
     assert browser.text("#live-text") == "not connected"
     browser.errors()  # it complains that the server has gone, as it should
+
+
+def test_hours_on_each_network_are_in_the_table(browser, tmp_path):
+    """Where all shown runs have a record of what was sent."""
+    data = page.content(*Collector([comparison(tmp_path / "runs")]).collect())
+    for run in data["runs"]:
+        count = len(run["columns"]["round"])
+        run["profiles"] = {"4g": [k + 1.0 for k in range(count)], "broadband": [0.5 * (k + 1) for k in range(count)]}
+    (tmp_path / "r.html").write_text(page.document(data))
+    browser.go((tmp_path / "r.html").as_uri())
+    browser.run("state.target = 0.5; draw()")
+    text = browser.text("section[aria-labelledby=outcomes-heading] table")
+    assert "on 4g" in text
+    assert "on broadband" in text
+    assert "9.5 h" in text or "10 h" in text  # accuracy 0.5 is reached in round 10
+    browser.run("delete DATA.runs[0].profiles; draw()")
+    assert "on 4g" not in browser.text("section[aria-labelledby=outcomes-heading] table")
+    assert browser.errors() == []

@@ -3,6 +3,7 @@
 import json
 import math
 import re
+import shutil
 import threading
 import urllib.error
 import urllib.request
@@ -254,3 +255,43 @@ def test_a_name_that_was_pointed_here_is_refused(server):
 def test_a_port_that_is_taken(server):
     with pytest.raises(UserError, match=r"--port \d+: Address already in use; without it a free one is chosen"):
         PageServer([], server.server_address[1])
+
+
+@pytest.fixture(scope="module")
+def real_run(tmp_path_factory):
+    """A short run as the command leaves it."""
+    from fedbcgd import config
+    from fedbcgd.runner import execute
+
+    folder = tmp_path_factory.mktemp("real") / "run"
+    settings = {
+        "data": {"clients": 20},
+        "model": {"name": "logistic"},
+        "algorithm": {"name": "fedbcgd", "local_steps": 1, "blocks": 2},
+        "run": {"rounds": 4, "cohort": 4, "evaluate_every": 2, "workers": 0},
+    }
+    execute(config.check(settings, "test"), folder, figures=False)
+    return folder
+
+
+def test_hours_under_each_profile_are_those_of_the_clock(real_run):
+    from fedbcgd.network import afterwards
+    from fedbcgd.network.profiles import PROFILES
+
+    run = shown(real_run)["runs"][0]
+    assert list(run["profiles"]) == list(PROFILES)
+    for profile, hours in run["profiles"].items():
+        assert hours == pytest.approx(afterwards.hours(real_run, profile), rel=1e-6)
+        assert 0 < hours[0] < hours[1]
+
+
+def test_without_a_whole_record_of_traffic_there_are_no_profiles(real_run, tmp_path):
+    copy = tmp_path / "run"
+    shutil.copytree(real_run, copy)
+    traffic = copy / "traffic.jsonl"
+    traffic.write_bytes(b"".join(traffic.read_bytes().splitlines(keepends=True)[:-1]))
+    assert shown(copy)["runs"][0]["profiles"] == {}
+    traffic.write_text("nonsense\n")
+    assert shown(copy)["runs"][0]["profiles"] == {}
+    traffic.unlink()
+    assert shown(copy)["runs"][0]["profiles"] == {}

@@ -53,8 +53,10 @@ def compare(
     if reached:
         write_text(folder / "reach.csv", as_csv(reached))
     if as_json:
-        for row in [*experiment.rows(outcomes), *reached]:
+        for row in experiment.rows(outcomes):
             say_json(**row)
+        for row in reached:
+            say_json(reach=row)
     else:
         console = wide_console()
         console.print(experiment.table(outcomes))

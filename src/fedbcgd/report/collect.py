@@ -30,6 +30,9 @@ class Found:
     options: dict[str, Any]  # the configuration, flat: "algorithm.lr" → 0.1
     summary: dict[str, Any] = field(default_factory=dict)
     holdings: dict[str, Any] | None = None
+    hours: dict[str, list[float]] = field(
+        default_factory=dict
+    )  # by profile: hours at each row, had it been its network
 
 
 @dataclass(frozen=True)
@@ -111,7 +114,24 @@ def read(folder: Path, problems: list[Problem]) -> Found | None:
     status = _status(summary) if summary else _unfinished(folder)
     holdings = _holdings(load("holdings.json"), wrong)
     known_seed = seed if isinstance(seed, int) else None
-    return Found(str(folder), str(named), known_seed, status, rows, options, summary, holdings)
+    hours = _hours(folder, rows)
+    return Found(str(folder), str(named), known_seed, status, rows, options, summary, holdings, hours)
+
+
+def _hours(folder: Path, rows: list[dict[str, float]]) -> dict[str, list[float]]:
+    """Under each profile; nothing where the folder does not say what was sent."""
+    if not rows or not (folder / "traffic.jsonl").exists():
+        return {}
+    from fedbcgd.network import afterwards
+    from fedbcgd.network.profiles import PROFILES
+    from fedbcgd.runner import Folder
+
+    try:
+        rounds = [row["round"] for row in Folder(folder).rows()]
+        known = {profile: dict(zip(rounds, afterwards.hours(folder, profile), strict=True)) for profile in PROFILES}
+        return {profile: [at[row["round"]] for row in rows] for profile, at in known.items()}
+    except (UserError, ValueError, KeyError, TypeError, AttributeError, OSError):
+        return {}  # it is being written, or damaged, which is told of the files that matter more
 
 
 def _stamp(folder: Path) -> tuple[Any, ...]:

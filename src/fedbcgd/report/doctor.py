@@ -5,7 +5,9 @@ import platform
 import shutil
 import sys
 import tempfile
+from collections.abc import Iterator
 from importlib import metadata, util
+from pathlib import Path
 
 import torch
 
@@ -34,18 +36,77 @@ def look() -> tuple[dict[str, str], list[str]]:
         "temporary space": f"{free / 2**30:.1f} GiB free in {tempfile.gettempdir()}",
         "devices": ", ".join(_devices()),
         "a run would use": f"{usable} worker process{'es' if usable > 1 else ''} of one thread each, device cpu",
+        "convolutions": f"channels_last, {'oneDNN' if torch.backends.mkldnn.is_available() else 'without oneDNN'}",
         "workers' settings": " ".join(f"{k}={v}" for k, v in ENVIRONMENT.items()),
     }
-    warnings = []
-    if usable < present:
-        warnings.append(f"this process may use {usable} of {present} cores (affinity or a container's limit)")
-    if os.name != "posix":
-        warnings.append("no worker processes on this system: clients are computed one after the other (workers = 0)")
-    if platform.libc_ver()[0] != "glibc" and sys.platform == "linux":
-        warnings.append("the C library is not glibc: the allocator settings of the workers have no effect")
+    warnings = list(_slow(usable, present))
     if free < 2**30:
         warnings.append("less than 1 GiB of temporary space: client state of SCAFFOLD and the like may not fit")
     return facts, warnings
+
+
+def _slow(usable: int, present: int) -> Iterator[str]:
+    """What costs speed."""
+    if usable < present:
+        yield f"this process may use {usable} of {present} cores (affinity or a container's limit)"
+    quota = _quota()
+    if quota is not None and quota < usable:
+        yield f"a container's limit allows {quota:g} cores of time, less than the {usable} workers: set run.workers"
+    busy = _load()
+    if busy > usable / 2:
+        yield f"other work keeps {busy:.1f} of {usable} cores busy now: a run gets what is left, and timings mean nothing"
+    if os.name != "posix":
+        yield "no worker processes on this system: clients are computed one after the other (workers = 0)"
+    if platform.libc_ver()[0] != "glibc" and sys.platform == "linux":
+        yield "the C library is not glibc: the allocator settings of the workers have no effect"
+    for name, value in ENVIRONMENT.items():
+        if name.startswith("MALLOC") and os.environ.get(name, value) != value:
+            yield f"{name}={os.environ[name]} is set here; workers use {value} all the same"
+    preloaded = os.environ.get("LD_PRELOAD", "")
+    if "malloc" in preloaded:
+        yield f"LD_PRELOAD={preloaded} replaces the allocator: the settings of the workers have no effect"
+    if not torch.backends.mkldnn.is_available() and platform.machine() in ("x86_64", "AMD64"):
+        yield "this PyTorch has no oneDNN: convolutions are several times slower than they could be"
+    if not torch.backends.mkl.is_available() and platform.machine() in ("x86_64", "AMD64"):
+        yield "this PyTorch has no MKL: products of matrices are slower than they could be"
+    if torch.backends.cpu.get_cpu_capability() in ("DEFAULT", "NO AVX") and platform.machine() in ("x86_64", "AMD64"):
+        yield "no AVX2 is used, by this processor or because of ATEN_CPU_CAPABILITY: everything is slower"
+    if _swapped():
+        yield "this machine is swapping: there is less memory than its work needs"
+    if sys.flags.dev_mode or os.environ.get("PYTHONTRACEMALLOC"):
+        yield "Python's development mode or tracemalloc is on, which slows every call"
+
+
+def _load() -> float:
+    """Cores that others keep busy, over the last minute."""
+    try:
+        return os.getloadavg()[0]
+    except (OSError, AttributeError):
+        return 0.0
+
+
+def _quota(root: Path = Path("/sys/fs/cgroup")) -> float | None:
+    """Cores of time that the container's limit allows; None without one."""
+    try:
+        limit, period = (root / "cpu.max").read_text().split()
+        return None if limit == "max" else int(limit) / int(period)
+    except (OSError, ValueError):
+        pass
+    try:
+        limit, period = ((root / "cpu" / f"cpu.cfs_{name}_us").read_text() for name in ("quota", "period"))
+        return int(limit) / int(period) if int(limit) > 0 else None
+    except (OSError, ValueError):
+        return None
+
+
+def _swapped(meminfo: Path = Path("/proc/meminfo")) -> bool:
+    """Whether more than a tenth of the memory's size has been put out to disk."""
+    try:
+        lines = dict(line.split(":") for line in meminfo.read_text().splitlines())
+        total, free, memory = (int(lines[key].split()[0]) for key in ("SwapTotal", "SwapFree", "MemTotal"))
+    except (OSError, ValueError, KeyError):
+        return False
+    return total - free > memory / 10
 
 
 def _devices() -> list[str]:

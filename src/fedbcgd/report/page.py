@@ -107,6 +107,7 @@ def _run(run: Found) -> dict[str, Any]:
         "seed": run.seed,
         "status": run.status,
         "columns": {name: [_short(row.get(name, math.nan)) for row in run.rows] for name in columns},
+        "profiles": {name: [_short(h) for h in hours] for name, hours in run.hours.items()},
         "options": run.options,
         "blocks": run.summary.get("blocks", []),
         "shared": run.summary.get("shared", 0),

@@ -118,8 +118,16 @@ function reached(group) {
   return settled(group).map((run) => {
     const i = (run.columns[name] || []).findIndex((v) => v !== null && (falls(name) ? v <= goal : v >= goal));
     if (i < 0) return null;
-    return { round: run.columns.round[i], upload_d: run.columns.upload_d[i], seconds: secondsOf(run)[i] };
+    const onProfiles = Object.entries(run.profiles || {}).map(([profile, hours]) => ["on " + profile, hours[i] * 3600]);
+    return { round: run.columns.round[i], upload_d: run.columns.upload_d[i], seconds: secondsOf(run)[i], ...Object.fromEntries(onProfiles) };
   });
+}
+
+/* Networks that every shown run can be put on afterwards. */
+function profiles() {
+  const runs = shownGroups().flatMap(runsOf);
+  const first = runs.length ? Object.keys(runs[0].profiles || {}) : [];
+  return first.filter((name) => runs.every((run) => run.profiles && run.profiles[name]));
 }
 
 function short(v, digits = 4) {

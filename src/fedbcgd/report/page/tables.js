@@ -13,8 +13,10 @@ function outcomeColumns() {
     { key: "upload_d", head: "upload, d", of: each((run) => lastOf(run.columns.upload_d)) },
     { key: "largest_upload_mb", head: "largest upload, MB", of: each((run) => lastOf(run.columns.upload_max_bytes) / 1e6) },
     { key: "gradient_evaluations", head: "gradient evaluations", of: each((run) => lastOf(run.columns.gradient_evaluations)) },
+    { key: "rounds_to_target", head: `rounds to ${short(target())}`, of: got("round") },
     { key: "upload_d_to_target", head: `upload to ${short(target())}, d`, of: got("upload_d") },
     { key: "seconds_to_target", head: `time to ${short(target())}`, of: got("seconds"), write: duration },
+    ...profiles().map((name) => ({ key: `seconds_to_target_on_${name}`, head: `on ${name}`, of: got("on " + name), write: duration })),
   ];
 }
 
@@ -35,7 +37,7 @@ function outcomes() {
   return card(
     "outcomes",
     "Outcomes",
-    "Mean ± standard deviation over the seeds that are shown and finished. “Last 10 %” is the mean over the last tenth of the rounds, as in the paper’s tables; ∞: the target was not reached.",
+    "Mean ± standard deviation over the seeds that are shown and finished. “Last 10 %” is the mean over the last tenth of the rounds, as in the paper’s tables; ∞: the target was not reached. “Time” is on the uplink chosen above; “on 4g” and the like are the clocks of those networks (docs/network.md), had the run’s clients been on them.",
     table("Outcomes", ["run", "seeds", ...seen.map((c) => c.head)], rows),
     el("div", { class: "buttons" }, copyButton("copy-csv", "Copy as CSV", "CSV", () => asCsv(groups, columns)), copyButton("copy-latex", "Copy as LaTeX", "LaTeX", () => asLatex(groups, seen))),
   );

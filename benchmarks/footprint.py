@@ -1,0 +1,142 @@
+"""Memory at its highest, what a checkpoint costs, and how soon a run begins."""
+
+import os
+import re
+import resource
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import numpy as np
+import torch
+from growth import Vector, loss
+from rich.console import Console
+
+from fedbcgd import make_algorithm
+from fedbcgd.carriers.where import Where
+from fedbcgd.checkpoint import Checkpoints
+from fedbcgd.data.sources import Tensors, split
+from fedbcgd.loop import Loop, Stop
+from fedbcgd.simulation import make_carrier, make_job, make_server
+from fedbcgd.state import StateStore
+
+CASES = {  # name: cohort, clients, d
+    "10 of 100 clients, d = 1,000,000": (10, 100, 1_000_000),
+    "100 of 100 clients, d = 1,000,000": (100, 100, 1_000_000),
+    "10 of 100,000 clients, d = 1,000,000": (10, 100_000, 1_000_000),
+    "10 of 100 clients, d = 86,000,000 (ViT-Base)": (10, 100, 86_000_000),
+}
+
+
+def memory(console: Console, repeats: int = 1) -> list[dict]:
+    """High-water marks of server and workers beyond those of a federation of d = 1,000, each case in fresh processes."""
+    console.print("memory high-water marks", highlight=False)
+    rows, least = [], _high(10, 100, 1_000)
+    for name, (cohort, clients, d) in CASES.items():
+        server, worker = (high - low for high, low in zip(_high(cohort, clients, d), least, strict=True))
+        vector = d * 4 / 2**20
+        row = {"case": name, "server, MiB": server, "in d-vectors": server / vector}
+        rows.append(row | {"a worker, MiB": worker, "in d-vectors ": worker / vector})
+    return rows
+
+
+def _high(cohort: int, clients: int, d: int) -> tuple[float, float]:
+    command = [sys.executable, __file__, str(cohort), str(clients), str(d)]
+    said = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
+    return float(said[0]), float(said[1])
+
+
+def _one_case(cohort: int, clients: int, d: int) -> None:
+    with _Federation(cohort, clients, d, "fedbcgd") as loop:
+        loop.stop = Stop(rounds=3)
+        loop.run()
+        worker = max(_peak(pid) for pid in loop.carrier.pids())  # type: ignore[attr-defined]
+        shared = _shared(os.getpid())
+        print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024 - shared, worker)
+
+
+def _peak(pid: int) -> float:
+    """MiB of a process at its highest, without what it shares with others."""
+    text = Path(f"/proc/{pid}/status").read_text()
+    high = int(re.search(r"VmHWM:\s+(\d+)", text)[1]) / 1024  # type: ignore[index]
+    return high - _shared(pid)
+
+
+def _shared(pid: int) -> float:
+    return int(re.search(r"RssShmem:\s+(\d+)", Path(f"/proc/{pid}/status").read_text())[1]) / 1024  # type: ignore[index]
+
+
+class _Federation:
+    def __init__(self, cohort: int, clients: int, d: int, name: str, path: Path | None = None):
+        rows = np.arange(clients * 2) % 1000
+        parts = split(Tensors((torch.zeros(1000, 1), torch.zeros(1000))), np.split(rows, clients))
+        algorithm = make_algorithm(name, blocks=5, divider="even", shared="none", local_steps=1, batch_size=2)
+        job = make_job(Vector(d), parts, algorithm, None, 0, loss)
+        server = make_server(job, cohort, Stop(rounds=1))
+        self.store = StateStore(algorithm.state_names, job.layout.dim, job.layout.dtype, path)
+        self.carrier = make_carrier(job, self.store, cohort, Where())
+        self.loop = Loop(server, self.carrier, Stop())
+
+    def __enter__(self) -> Loop:
+        return self.loop
+
+    def __exit__(self, *_: object) -> None:
+        self.carrier.close()
+        self.store.close()
+
+
+def checkpoints(console: Console, repeats: int = 7) -> list[dict]:
+    """What the work waits for a checkpoint, beside how long its writing takes and what a round takes."""
+    console.print(f"checkpoints, {repeats} turns", highlight=False)
+    rows = []
+    for name, d in (("fedbcgd", 1_000_000), ("fedbcgd+", 1_000_000), ("fedbcgd", 11_173_962)):
+        with tempfile.TemporaryDirectory() as folder, _Federation(10, 100, d, name, Path(folder) / "c.bin") as loop:
+            points, waits, writes, rounds = Checkpoints(Path(folder), None), [], [], []
+            for k in range(repeats + 1):
+                start = time.perf_counter()
+                loop.stop = Stop(rounds=loop.server.round + 1)
+                loop.run()
+                begun = time.perf_counter()
+                points.begin(loop.server, loop.carrier.store, {})
+                waited = time.perf_counter()
+                points.finish(loop.carrier.store)
+                if k:
+                    rounds.append(begun - start)
+                    waits.append(waited - begun)
+                    writes.append(time.perf_counter() - begun)
+        times = {"round, ms": rounds, "waited for, ms": waits, "written in, ms": writes}
+        medians = {label: 1e3 * statistics.median(seconds) for label, seconds in times.items()}
+        rows.append({"case": f"{name}, d = {d:,}", **medians})
+    return rows
+
+
+def start_up(console: Console, repeats: int = 5) -> list[dict]:
+    """From the prompt to the answer, and to the end of a run's first round (one step of one client and an evaluation)."""
+    console.print(f"start-up, {repeats} turns", highlight=False)
+    rows = []
+    with tempfile.TemporaryDirectory() as folder:
+        toml = Path(folder) / "run.toml"
+        toml.write_text("[algorithm]\nlocal_steps = 1\n[run]\nrounds = 1\ncohort = 1\n")
+        python = [sys.executable]
+        commands = {
+            "python -c pass": [sys.executable, "-c", "pass"],
+            "import torch": [sys.executable, "-c", "import torch"],
+            "fedbcgd --help": [sys.executable, "-m", "fedbcgd", "--help"],
+            "fedbcgd run: a round of one step, and all files": [*python, "-m", "fedbcgd", "run", str(toml), "--quiet"],
+        }
+        for name, command in commands.items():
+            times = []
+            for k in range(repeats):
+                more = ["--out", f"{folder}/out-{k}"] if "run" in command else []
+                start = time.perf_counter()
+                subprocess.run([*command, *more], check=True, capture_output=True)
+                times.append(time.perf_counter() - start)
+            rows.append({"command": name, "s": statistics.median(times)})
+    return rows
+
+
+if __name__ == "__main__":
+    _one_case(*map(int, sys.argv[1:]))

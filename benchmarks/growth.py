@@ -1,0 +1,90 @@
+"""How the cost of a round grows with the cohort, the number of clients, d and N: the machinery alone.
+
+A client's own work is next to nothing (one step of a loss that touches each parameter once), so what is measured is
+planning, broadcast, upload, sums and the server's step. Plot: growth.png.
+"""
+
+import statistics
+import time
+from pathlib import Path
+
+import numpy as np
+import torch
+from matplotlib.figure import Figure
+from rich.console import Console
+from torch import Tensor, nn
+
+from fedbcgd import make_algorithm
+from fedbcgd.carriers.where import Where
+from fedbcgd.data.sources import Tensors, split
+from fedbcgd.loop import Loop, Stop
+from fedbcgd.simulation import make_carrier, make_job, make_server
+from fedbcgd.state import StateStore
+
+USUAL = {"cohort": 10, "clients": 100, "d": 100_000, "N": 5}
+AXES = {
+    "cohort": (5, 10, 20, 50, 100, 200),
+    "clients": (100, 1_000, 10_000, 100_000),
+    "d": (10_000, 100_000, 1_000_000, 10_000_000),
+    "N": (1, 2, 5, 10, 20, 50),
+}
+
+
+class Vector(nn.Module):
+    def __init__(self, d: int):
+        super().__init__()
+        self.w = nn.Parameter(torch.zeros(d))
+
+
+def loss(model: nn.Module, batch: Tensor) -> Tensor:
+    return torch.dot(model.w, model.w)
+
+
+def a_round(cohort: int, clients: int, d: int, N: int) -> float:
+    """Seconds, the median of some."""
+    rows = np.arange(clients * 2) % 1000
+    parts = split(Tensors((torch.zeros(1000, 1), torch.zeros(1000))), np.split(rows, clients))
+    algorithm = make_algorithm("fedbcgd", blocks=N, divider="even", shared="none", local_steps=1, batch_size=2)
+    job = make_job(Vector(d), parts, algorithm, None, 0, loss)
+    server = make_server(job, cohort, Stop(rounds=1))
+    store = StateStore((), job.layout.dim, job.layout.dtype)
+    carrier = make_carrier(job, store, cohort, Where())
+    loop, times = Loop(server, carrier, Stop()), []
+    try:
+        for k in range(12):
+            loop.stop = Stop(rounds=server.round + 1)
+            start = time.perf_counter()
+            loop.run()
+            if k > 1:
+                times.append(time.perf_counter() - start)
+    finally:
+        carrier.close()
+        store.close()
+    return statistics.median(times)
+
+
+def measure(console: Console, repeats: int = 1) -> list[dict]:
+    console.print("growth of a round's cost, 10 rounds each", highlight=False)
+    figure = Figure(figsize=(12, 3), layout="constrained")
+    panels = figure.subplots(1, len(AXES))
+    rows = []
+    for panel, (name, values) in zip(panels, AXES.items(), strict=True):
+        costs = [a_round(**(USUAL | {name: value} | _enough(name, value))) for value in values]
+        rows += [{"grows": name, "value": v, "ms a round": 1e3 * c} for v, c in zip(values, costs, strict=True)]
+        panel.loglog(values, [1e3 * c for c in costs], "o-", color="#0072B2")
+        slope = costs[-1] / values[-1] * 1e3
+        panel.loglog(values, [slope * v for v in values], ":", color="#999999", label="in proportion")
+        panel.set_ylim(min(costs) * 300, max(costs) * 3000)
+        panel.set_xlabel(name)
+        panel.grid(alpha=0.25)
+    panels[0].set_ylabel("ms a round")
+    panels[0].legend(frameon=False)
+    figure.savefig(Path(__file__).with_name("growth.png"), dpi=130)
+    return rows
+
+
+def _enough(name: str, value: int) -> dict[str, int]:
+    """As many clients as the cohort, and a cohort that serves each block."""
+    if name == "cohort":
+        return {"clients": max(100, value)}
+    return {"cohort": 50} if name == "N" else {}

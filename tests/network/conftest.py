@@ -1,0 +1,15 @@
+"""Runs in folders, without their figures: those take longer than the runs, and are tested elsewhere."""
+
+from collections.abc import Iterator
+
+import pytest
+
+
+@pytest.fixture(scope="module", autouse=True)
+def no_figures() -> Iterator[None]:
+    from fedbcgd.report import plots
+
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("curves", "holdings"):
+            patch.setattr(plots, name, lambda *_: None)
+        yield

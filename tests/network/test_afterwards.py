@@ -1,0 +1,137 @@
+"""Networks applied to runs that are over, and who served which block."""
+
+import json
+import shutil
+
+import numpy as np
+import pytest
+
+from fedbcgd import UserError
+from fedbcgd import config as configuration
+from fedbcgd.experiments import reach
+from fedbcgd.network.afterwards import bias, hours, to_reach
+from fedbcgd.network.bias import leans
+from fedbcgd.network.links import Links
+from fedbcgd.network.traffic import Round
+from fedbcgd.runner import Folder, execute
+
+
+def make(network=None, **run):
+    raw = {
+        "data": {"clients": 8},
+        "model": {"name": "logistic"},
+        "algorithm": {"name": "fedbcgd", "blocks": 2, "local_steps": 1, "batch_size": 4},
+        "run": {"rounds": 4, "cohort": 4, "workers": 0, "evaluate_every": 2, **run},
+        **({"network": network} if network else {}),
+    }
+    return configuration.check(raw, "test")
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    path = tmp_path_factory.mktemp("run") / "one"
+    execute(make({"profile": "broadband"}), path)
+    return path
+
+
+def test_afterwards_is_as_it_was_watched(run, tmp_path):
+    """The clock that ran beside the run, and the one that is applied to its record, tell the same time."""
+    watched = [row["hours"] for row in Folder(run).rows()]
+    assert hours(run) == watched
+    assert hours(run, "broadband") == pytest.approx(watched, rel=1e-12)
+    execute(make({"profile": "4g", "compute": 3.0}), tmp_path / "other")
+    assert hours(run, {"profile": "4g", "compute": 3.0}) == pytest.approx(hours(tmp_path / "other"), rel=1e-12)
+    assert hours(run, "datacentre")[-1] < watched[-1] < hours(run, "4g")[-1]
+
+
+def test_a_run_without_a_network_is_recorded_too(tmp_path):
+    execute(make(), tmp_path / "plain")
+    execute(make({"profile": "mix"}), tmp_path / "watched")
+    assert hours(tmp_path / "plain", "mix") == pytest.approx(hours(tmp_path / "watched"), rel=1e-12)
+    with pytest.raises(UserError, match="was run without a network"):
+        hours(tmp_path / "plain")
+
+
+def test_links_made_elsewhere(run):
+    """Nothing but latency, a second each way: two seconds a round."""
+    links = Links(np.full(8, np.inf), np.full(8, np.inf), np.ones(8), np.zeros(8), np.ones(8))
+    assert hours(run, links) == pytest.approx([4 / 3600, 8 / 3600])
+
+
+@pytest.mark.parametrize("damage", ["absent", "cut", "nonsense", "out of order", "no run"])
+def test_damaged_records_are_explained(run, tmp_path, damage):
+    path = tmp_path / "copy"
+    shutil.copytree(run, path)
+    traffic = path / "traffic.jsonl"
+    lines = traffic.read_text().splitlines()
+    if damage == "absent":
+        traffic.unlink()
+    elif damage == "no run":
+        shutil.rmtree(path)
+        path.mkdir()
+    else:
+        kept = {"cut": lines[:3], "nonsense": [*lines[:3], '{"round": 4}'], "out of order": lines[::-1]}[damage]
+        traffic.write_text("\n".join(kept) + "\n")
+    words = {
+        "absent": "has no traffic.jsonl", "cut": "3 rounds and the metrics 4", "nonsense": "line 4: this is no record",
+        "out of order": "line 1: round 4 stands where round 1", "no run": "is no folder of a run",
+    }  # fmt: skip
+    with pytest.raises(UserError, match=words[damage]):
+        hours(path, "4g")
+
+
+def test_the_first_row_that_reached_the_target():
+    rows = [{"test_accuracy": a} for a in (0.2, 0.6, 0.5, 0.7)]
+    assert to_reach(rows, [1.0, 2.0, 3.0, 4.0], "test_accuracy", 0.55) == 2.0
+    assert to_reach(rows, [1.0, 2.0, 3.0, 4.0], "test_accuracy", 0.65) == 4.0
+    assert to_reach(rows, [1.0, 2.0, 3.0, 4.0], "test_accuracy", 0.9) is None
+
+
+def test_bias_by_hand():
+    """Ten clients, the uplink of client i is i + 1. Block 0 is served by clients 0, 0 and 1 (the slowest fifth alone),
+    block 1 by 8 and, refused, by 2. Ranks: (0 + 0 + 1)/3/9 and 8/9; distance of (1, 0, 0, 0, 0) from fair: 0.8."""
+    links = Links(np.arange(1.0, 11), *(np.ones(10) for _ in range(4)))
+    first = Round(1, 3, 0, 0.0, [0, 1, 8], [0, 0, 1], [0] * 3, [0] * 3, [1, 1, 1])
+    second = Round(2, 2, 0, 0.0, [0, 2], [0, 1], [0] * 2, [0] * 2, [1, 0])
+    slow, fast = leans([first, second], links)
+    assert (slow.block, slow.uploads, slow.clients) == (0, 3, 2)
+    assert slow.rank == pytest.approx(1 / 27)
+    assert slow.shares == (1, 0, 0, 0, 0)
+    assert slow.distance == pytest.approx(0.8)
+    assert (fast.uploads, fast.clients, fast.rank, fast.shares[4]) == (1, 1, pytest.approx(8 / 9), 1)
+    assert fast.row()["from_fifth_5"] == 1
+
+
+def test_matching_leans_and_haste_says_how_much(tmp_path):
+    """Uplinks a thousandfold apart and nothing else to wait for: matched blocks lean to fast clients, dealt ones do not."""
+
+    def largest(haste):
+        network = {"uplink_mbit": {"median": 0.01, "spread": 1000.0, "shape": "loguniform"}}
+        config = make(network, rounds=40, cohort=8, evaluate_every=40)
+        own = {"uplink": "matched", "haste": haste, "divider": [1, 9]}
+        execute(config.model_copy(update={"algorithm": config.algorithm | own}), tmp_path / str(haste))
+        return bias(tmp_path / str(haste))[1].rank
+
+    assert largest(1.0) > 0.75
+    assert largest(0.0) == pytest.approx(0.5, abs=0.1)
+
+
+def test_what_it_took_to_reach_an_accuracy(run, tmp_path):
+    """Without a target: what every run reached. A run of earlier days, without a record, has no hours."""
+    for seed in (0, 1):
+        shutil.copytree(run, tmp_path / "fedbcgd" / f"seed-{seed}")
+    outcomes = {"fedbcgd": {seed: Folder(run).outcome() for seed in (0, 1)}}
+    (tmp_path / "fedbcgd" / "seed-1" / "traffic.jsonl").unlink()
+    first, second = reach.rows(outcomes, tmp_path)
+    best = max(row["test_accuracy"] for row in Folder(run).rows())
+    at = next(k for k, row in enumerate(Folder(run).rows()) if row["test_accuracy"] == best)
+    assert first["target"] == best
+    assert first["rounds"] == Folder(run).rows()[at]["round"]
+    for profile in ("4g", "broadband", "datacentre", "mix"):
+        assert first[f"hours_{profile}"] == hours(run, profile)[at]
+    assert first["hours_own"] == hours(run)[at]
+    assert "hours_4g" not in second
+    assert reach.table([first, second]).row_count == 1
+    unreached = reach.rows(outcomes, tmp_path, target=1.01)
+    assert unreached[0]["rounds"] is None
+    assert json.dumps(unreached)

@@ -1,0 +1,235 @@
+"""The clock by hand; watching changes no bit; who is late is the same for every carrier."""
+
+import json
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+from fedbcgd import UserError, make_algorithm, simulate
+from fedbcgd import config as configuration
+from fedbcgd.loop import Stop
+from fedbcgd.messages import Upload
+from fedbcgd.network.settings import Network
+from fedbcgd.network.watch import Watch
+from fedbcgd.runner import execute
+from fedbcgd.simulation import make_job, make_server
+
+LINKS = """client,uplink_mbit,downlink_mbit,latency_ms,gradient_ms
+0,0.000128,0.000256,500,250
+1,0.000256,0.000128,0,1000
+"""
+ACTING = {"profile": "4g", "oversample": 1.5, "dropout": 0.3, "corrupt": 0.2, "deadline": 2.0, "availability": 0.9}
+ACTING["absences"] = True
+
+
+def rows(result):
+    return [{k: v for k, v in row.items() if k != "seconds"} for row in result.rows]
+
+
+def same(a, b):
+    pairs = zip(a.module.state_dict().values(), b.module.state_dict().values(), strict=True)
+    return all(torch.equal(p, q) for p, q in pairs)
+
+
+def two_points(point, pull_loss, at_point, tmp_path, **network):
+    """x has 4 doubles, 32 bytes; two local steps. Client 0: 32 B/32 B/s down, 2·0.25 s, 32 B/16 B/s up, 2·0.5 s latency:
+    4.5 s. Client 1: 2 s down, 2 s of computing, 1 s up: 5 s."""
+    (tmp_path / "links.csv").write_text(LINKS)
+    clients = [at_point(1, 1, 1, 1), at_point(3, 3, 3, 3)]
+    return simulate(
+        point(0, 0, 0, 0), clients, "fedavg", loss=pull_loss, rounds=3, workers=0, local_steps=2, cohort=2,
+        weight_decay=0, lr=0.5, lr_decay=1, network={"csv": str(tmp_path / "links.csv"), **network},
+    )  # fmt: skip
+
+
+def test_the_slowest_decides(point, pull_loss, at_point, tmp_path):
+    result = two_points(point, pull_loss, at_point, tmp_path)
+    assert [row["hours"] * 3600 for row in result.rows] == pytest.approx([5, 10, 15])
+
+
+def test_a_deadline_discards_what_is_late(point, pull_loss, at_point, tmp_path):
+    """At 4.75 s client 1 is late in every round and x moves to client 0's point: 1 − ¼^3 = 63/64 after three rounds."""
+    result = two_points(point, pull_loss, at_point, tmp_path, deadline=4.75)
+    assert [row["hours"] * 3600 for row in result.rows] == pytest.approx([4.75, 9.5, 14.25])
+    assert result.module.w.tolist() == [63 / 64] * 4
+    assert (result.ledger.lost, result.ledger.upload_bytes, result.ledger.gradient_evaluations) == (3, 96, 6)
+
+
+def test_the_round_closes_when_it_has_enough(point, pull_loss, at_point, tmp_path):
+    result = two_points(point, pull_loss, at_point, tmp_path, minimum=1)
+    assert [row["hours"] * 3600 for row in result.rows] == pytest.approx([4.5, 9, 13.5])
+    assert result.module.w.tolist() == [63 / 64] * 4
+
+
+def test_a_deadline_that_nobody_can_meet_is_refused(point, pull_loss, at_point, tmp_path):
+    with pytest.raises(UserError, match=r"network\.deadline: nobody can answer within 1 s; the fastest.*4\.5 s"):
+        two_points(point, pull_loss, at_point, tmp_path, deadline=1.0)
+
+
+@pytest.mark.parametrize("name", ["fedavg", "fedbcgd+", "topk", "central"])
+def test_watching_changes_no_bit(net, toys, name):
+    common = {"rounds": 3, "cohort": 4, "batch_size": 3, "workers": 0, "seed": 3, "test": toys((20,))[0]}
+    alone = simulate(net(), toys(), name, **common)
+    for network in ("4g", {"profile": "mix", "compute": 7.0}):
+        watched = simulate(net(), toys(), name, network=network, **common)
+        assert same(alone, watched)
+        assert alone.ledger.totals() == watched.ledger.totals()
+        assert [{k: v for k, v in row.items() if k != "hours"} for row in rows(watched)] == rows(alone)
+
+
+def quick(network, seed):
+    """Seconds on the clock after each of five rounds; uploads are handed in without anybody training."""
+    clients = [(torch.ones(5, 2), torch.zeros(5, dtype=torch.long))] * 12
+    job = make_job(nn.Linear(2, 2), clients, make_algorithm("fedbcgd", blocks=2), None, seed)
+    watch = Watch(job, network)
+    server = make_server(job, 6, Stop(rounds=5), watch)
+    times = []
+    for _ in range(5):
+        plan = watch.plan(server)
+        for task in filter(server.expects, plan.tasks):
+            sizes = algorithm_lengths(server, task.block)
+            payload = {"dx": [torch.zeros(n, dtype=torch.uint8) for n in sizes]}
+            assert server.receive(Upload(task.round, task.client, task.block, payload, 5, 1, 5, 0.0)).accepted
+        server.commit()
+        watch.committed(server)
+        times.append(watch.seconds)
+    return times
+
+
+def algorithm_lengths(server, block):
+    return server.algorithm.lengths(server.layout, block)["dx"]
+
+
+@settings(max_examples=25)
+@given(
+    st.sampled_from(["4g", "broadband", "datacentre", "mix"]),
+    st.integers(0, 5),
+    st.floats(0, 0.9),
+    st.none() | st.floats(0.5, 5),
+    st.sampled_from([1.0, 1.7]),
+)
+def test_the_clock_never_runs_backwards_and_is_the_same_for_the_same_seed(profile, seed, dropout, deadline, oversample):
+    network = Network(
+        profile=profile, dropout=dropout, deadline=deadline, oversample=oversample, absences=seed % 2 == 0
+    )
+    times = quick(network, seed)
+    assert times == quick(network, seed)
+    assert times == sorted(times)
+    assert times[0] >= 0
+    if deadline is not None:
+        assert all(b - a <= deadline * (1 + 1e-9) for a, b in zip([0.0, *times], times, strict=False))
+
+
+@pytest.mark.parametrize("name", ["fedbcgd", "scaffold"])
+def test_who_is_late_or_gone_is_the_same_on_any_number_of_workers(net, toys, name):
+    """30 of 40 clients are asked and up to half of them lost before the round begins; one worker has four upload slots."""
+    common = {"rounds": 4, "cohort": 20, "batch_size": 3, "seed": 1, "test": toys((50,))[0], "network": ACTING}
+    clients = toys(tuple(range(1, 41)))
+    alone = simulate(net(), clients, name, workers=0, **common)
+    assert alone.ledger.lost > 20
+    assert alone.ledger.refused > 3
+    for workers in (1, 2):
+        spread = simulate(net(), clients, name, workers=workers, **common)
+        assert same(alone, spread)
+        assert rows(alone) == rows(spread)
+
+
+def test_absences(net, toys):
+    """Availability ½: about half of the clients can be asked in a round; somebody always can."""
+    asked = []
+
+    def callback(info):
+        asked.append(info.report.accepted)
+
+    network = {"availability": 0.5, "absences": True}
+    simulate(net(), toys((3,) * 20), "fedavg", rounds=20, cohort=20, workers=0, network=network, callbacks=[callback])
+    assert 6 < sum(asked) / 20 < 14
+    asked.clear()
+    network = {"availability": 0.01, "absences": True}
+    simulate(net(), toys((3,) * 3), "fedavg", budget=5, cohort=3, workers=0, network=network, callbacks=[callback])
+    assert min(asked) == 1
+
+
+def make(**network):
+    raw = {
+        "data": {"clients": 20},
+        "model": {"name": "logistic"},
+        "algorithm": {"name": "fedbcgd+", "local_steps": 1, "batch_size": 4, "blocks": 2},
+        "run": {"rounds": 6, "cohort": 4, "workers": 0, "evaluate_every": 2},
+        "network": {"profile": "4g", **network},
+    }
+    return configuration.check(raw, "test")
+
+
+def test_a_resumed_run_has_the_same_clock_and_the_same_traffic(tmp_path):
+    def stop(info):
+        if info.server.round == 3:
+            raise KeyboardInterrupt
+
+    config = make(**{k: v for k, v in ACTING.items() if k != "profile"})
+    whole = execute(config, tmp_path / "whole")
+    with pytest.raises(KeyboardInterrupt):
+        execute(config, tmp_path / "cut", callbacks=[stop])
+    with (tmp_path / "cut" / "traffic.jsonl").open("a") as file:
+        file.write('{"what": "a killed process wrote after its last checkpoint"}\n')
+    resumed = execute(config, tmp_path / "cut", resume=True)
+    assert rows(whole) == rows(resumed)
+    texts = [(tmp_path / name / "traffic.jsonl").read_text() for name in ("whole", "cut")]
+    assert texts[0] == texts[1]
+    assert [json.loads(line)["round"] for line in texts[0].splitlines()] == [1, 2, 3, 4, 5, 6]
+    models = [(tmp_path / name / "model.safetensors").read_bytes() for name in ("whole", "cut")]
+    assert models[0] == models[1]
+
+
+def test_an_evaluation_cut_off_does_not_lose_the_round(tmp_path, monkeypatch):
+    """Ctrl-C between the commit of a round and its evaluation: what was sent in it is recorded all the same."""
+    from fedbcgd.carriers import InProcess
+
+    original, calls = InProcess.evaluate, []
+
+    def evaluate(self, x):
+        calls.append(1)
+        if len(calls) == 2:
+            raise KeyboardInterrupt
+        return original(self, x)
+
+    monkeypatch.setattr(InProcess, "evaluate", evaluate)
+    with pytest.raises(KeyboardInterrupt):
+        execute(make(), tmp_path / "cut")
+    resumed = execute(make(), tmp_path / "cut", resume=True)
+    assert rows(resumed) == rows(execute(make(), tmp_path / "whole"))
+    assert (tmp_path / "cut" / "traffic.jsonl").read_text() == (tmp_path / "whole" / "traffic.jsonl").read_text()
+
+
+def test_measurements_that_changed_are_refused(tmp_path):
+    text = "uplink_mbit,downlink_mbit,latency_ms,gradient_ms\n1,1,1,1\n"
+    (tmp_path / "links.csv").write_text(text)
+    config = make(csv=str(tmp_path / "links.csv"))
+    execute(config, tmp_path / "run")
+    longer = config.model_copy(update={"run": config.run.model_copy(update={"rounds": 7})})
+    (tmp_path / "links.csv").write_text(text + "2,2,2,2\n")
+    with pytest.raises(UserError, match="measurements have changed"):
+        execute(longer, tmp_path / "run", resume=True)
+    (tmp_path / "links.csv").write_text(text)
+    assert execute(longer, tmp_path / "run", resume=True).rounds == 7
+
+
+@pytest.mark.parametrize(
+    ("network", "words"),
+    [
+        ({"deadlin": 1.0}, ["network.deadlin", "Did you mean 'deadline'"]),
+        ({"profile": "5g"}, ["network.profile", "Did you mean '4g'"]),
+        ({"uplink_mbit": {"median": -1.0}}, ["network.uplink_mbit.median", "-1"]),
+        ({"uplink_mbit": {"medium": 1.0, "median": 1.0}}, ["uplink_mbit.medium", "Did you mean 'median'"]),
+        ({"csv": "x", "latency_ms": 1.0}, ["network.latency_ms", "csv"]),
+        ({"crash": 0.5}, ["network.crash", "workers"]),
+    ],
+)
+def test_mistakes_in_the_section_are_named(network, words):
+    with pytest.raises(UserError) as error:
+        make(**network)
+    for word in words:
+        assert word in str(error.value)
