@@ -3,8 +3,8 @@
 import statistics
 
 import torch
-from growth import Vector
 from interleave import interleaved, ratios
+from machinery import Vector
 from rich.console import Console
 
 from fedbcgd import Server, make_algorithm

@@ -10,18 +10,10 @@ import tempfile
 import time
 from pathlib import Path
 
-import numpy as np
-import torch
-from growth import Vector, loss
+from machinery import Federation, one_round
 from rich.console import Console
 
-from fedbcgd import make_algorithm
-from fedbcgd.carriers.where import Where
 from fedbcgd.checkpoint import Checkpoints
-from fedbcgd.data.sources import Tensors, split
-from fedbcgd.loop import Loop, Stop
-from fedbcgd.simulation import make_carrier, make_job, make_server
-from fedbcgd.state import StateStore
 
 CASES = {  # name: cohort, clients, d
     "10 of 100 clients, d = 1,000,000": (10, 100, 1_000_000),
@@ -50,9 +42,9 @@ def _high(cohort: int, clients: int, d: int) -> tuple[float, float]:
 
 
 def _one_case(cohort: int, clients: int, d: int) -> None:
-    with _Federation(cohort, clients, d, "fedbcgd") as loop:
-        loop.stop = Stop(rounds=3)
-        loop.run()
+    with Federation(cohort, clients, d) as loop:
+        for _ in range(3):
+            one_round(loop)
         worker = max(_peak(pid) for pid in loop.carrier.pids())  # type: ignore[attr-defined]
         shared = _shared(os.getpid())
         print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024 - shared, worker)
@@ -69,36 +61,16 @@ def _shared(pid: int) -> float:
     return int(re.search(r"RssShmem:\s+(\d+)", Path(f"/proc/{pid}/status").read_text())[1]) / 1024  # type: ignore[index]
 
 
-class _Federation:
-    def __init__(self, cohort: int, clients: int, d: int, name: str, path: Path | None = None):
-        rows = np.arange(clients * 2) % 1000
-        parts = split(Tensors((torch.zeros(1000, 1), torch.zeros(1000))), np.split(rows, clients))
-        algorithm = make_algorithm(name, blocks=5, divider="even", shared="none", local_steps=1, batch_size=2)
-        job = make_job(Vector(d), parts, algorithm, None, 0, loss)
-        server = make_server(job, cohort, Stop(rounds=1))
-        self.store = StateStore(algorithm.state_names, job.layout.dim, job.layout.dtype, path)
-        self.carrier = make_carrier(job, self.store, cohort, Where())
-        self.loop = Loop(server, self.carrier, Stop())
-
-    def __enter__(self) -> Loop:
-        return self.loop
-
-    def __exit__(self, *_: object) -> None:
-        self.carrier.close()
-        self.store.close()
-
-
 def checkpoints(console: Console, repeats: int = 7) -> list[dict]:
     """What the work waits for a checkpoint, beside how long its writing takes and what a round takes."""
     console.print(f"checkpoints, {repeats} turns", highlight=False)
     rows = []
     for name, d in (("fedbcgd", 1_000_000), ("fedbcgd+", 1_000_000), ("fedbcgd", 11_173_962)):
-        with tempfile.TemporaryDirectory() as folder, _Federation(10, 100, d, name, Path(folder) / "c.bin") as loop:
+        with tempfile.TemporaryDirectory() as folder, Federation(10, 100, d, 5, name, Path(folder) / "c.bin") as loop:
             points, waits, writes, rounds = Checkpoints(Path(folder), None), [], [], []
             for k in range(repeats + 1):
                 start = time.perf_counter()
-                loop.stop = Stop(rounds=loop.server.round + 1)
-                loop.run()
+                one_round(loop)
                 begun = time.perf_counter()
                 points.begin(loop.server, loop.carrier.store, {})
                 waited = time.perf_counter()

@@ -1,25 +1,16 @@
 """How the cost of a round grows with the cohort, the number of clients, d and N: the machinery alone.
 
-A client's own work is next to nothing (one step of a loss that touches each parameter once), so what is measured is
-planning, broadcast, upload, sums and the server's step. Plot: growth.png.
+A client's own work is next to nothing (machinery.py), so what is measured is planning, broadcast, upload, sums and the
+server's step. Plot: growth.png.
 """
 
 import statistics
 import time
 from pathlib import Path
 
-import numpy as np
-import torch
+from machinery import Federation, one_round
 from matplotlib.figure import Figure
 from rich.console import Console
-from torch import Tensor, nn
-
-from fedbcgd import make_algorithm
-from fedbcgd.carriers.where import Where
-from fedbcgd.data.sources import Tensors, split
-from fedbcgd.loop import Loop, Stop
-from fedbcgd.simulation import make_carrier, make_job, make_server
-from fedbcgd.state import StateStore
 
 USUAL = {"cohort": 10, "clients": 100, "d": 100_000, "N": 5}
 AXES = {
@@ -30,36 +21,15 @@ AXES = {
 }
 
 
-class Vector(nn.Module):
-    def __init__(self, d: int):
-        super().__init__()
-        self.w = nn.Parameter(torch.zeros(d))
-
-
-def loss(model: nn.Module, batch: Tensor) -> Tensor:
-    return torch.dot(model.w, model.w)
-
-
 def a_round(cohort: int, clients: int, d: int, N: int) -> float:
     """Seconds, the median of some."""
-    rows = np.arange(clients * 2) % 1000
-    parts = split(Tensors((torch.zeros(1000, 1), torch.zeros(1000))), np.split(rows, clients))
-    algorithm = make_algorithm("fedbcgd", blocks=N, divider="even", shared="none", local_steps=1, batch_size=2)
-    job = make_job(Vector(d), parts, algorithm, None, 0, loss)
-    server = make_server(job, cohort, Stop(rounds=1))
-    store = StateStore((), job.layout.dim, job.layout.dtype)
-    carrier = make_carrier(job, store, cohort, Where())
-    loop, times = Loop(server, carrier, Stop()), []
-    try:
+    times = []
+    with Federation(cohort, clients, d, N) as loop:
         for k in range(12):
-            loop.stop = Stop(rounds=server.round + 1)
             start = time.perf_counter()
-            loop.run()
+            one_round(loop)
             if k > 1:
                 times.append(time.perf_counter() - start)
-    finally:
-        carrier.close()
-        store.close()
     return statistics.median(times)
 
 
