@@ -152,9 +152,19 @@ def _home(folder, port):
 
 @pytest.mark.slow
 def test_a_node_killed_in_the_middle_of_a_round_is_survived(place):
-    """Its upload is counted as lost, the round closes without it; restarted, it takes part again with its state."""
+    """Its upload is counted as lost, the round closes without it; restarted, it takes part again with its state.
+
+    The derived form of FedBCGD+: with three clients the published one falls back after a few rounds, killed nodes or not.
+    """
     with loopback.federation(place, NODES, secure=False) as federation:
-        values = {"min-clients": 2, "rounds": 6, "algorithm": '"fedbcgd+"', "timeout": 60, "examples": 500, "lr": 0.02}
+        values = {
+            "min-clients": 2,
+            "rounds": 6,
+            "algorithm": '"fedbcgd+derived"',
+            "timeout": 60,
+            "examples": 500,
+            "lr": 0.02,
+        }
         process = federation.run(APP, config(place / "out", **values))
         try:
             metrics = place / "out" / "metrics.jsonl"
@@ -168,7 +178,7 @@ def test_a_node_killed_in_the_middle_of_a_round_is_survived(place):
         summary = finished(federation, place / "out")
     assert summary["rounds"] == 6
     assert summary["ledger"]["lost"] >= 1
-    assert summary["final"]["test_accuracy"] > 0.2
+    assert summary["final"]["test_accuracy"] > 0.3
     rows = [json.loads(line) for line in metrics.read_text().splitlines()]
     assert [row["round"] for row in rows] == [1, 2, 3, 4, 5, 6]
 
