@@ -101,6 +101,13 @@ class Browser:
             time.sleep(0.1)
         return found
 
+    def wait_for(self, wanted: Any, script: str, seconds: float = 15) -> None:
+        """Until the script returns just that; what was there before may still be there for a while."""
+        until = time.monotonic() + seconds
+        while (found := self.run(script)) != wanted:
+            assert time.monotonic() < until, f"{found!r} never became {wanted!r}: {script}"
+            time.sleep(0.1)
+
     def picture(self, path: Path, whole: bool = True) -> None:
         parameters = {"captureBeyondViewport": whole}
         if whole:

@@ -18,7 +18,8 @@ pytestmark = pytest.mark.skipif(bool(ABSENT), reason=ABSENT)
 CLIPBOARD = (
     "window.kept = []; Object.defineProperty(navigator, 'clipboard', {value: {writeText: async t => { kept.push(t) }}})"
 )
-LINES = "#curves-chart g[data-group]"
+NAMES = "return [...document.querySelectorAll('#curves-chart g[data-group]')].map(g => g.dataset.group)"
+SAID = "return document.querySelector('#said').textContent"
 
 
 @pytest.fixture(scope="module")
@@ -45,7 +46,7 @@ def opened(browser, address):
 
 
 def names(browser):
-    return browser.run("return [...document.querySelectorAll(arguments[0])].map(g => g.dataset.group)", LINES)
+    return browser.run(NAMES)
 
 
 def axis_words(browser):
@@ -92,7 +93,7 @@ def test_a_run_is_hidden_and_shown(opened):
     assert names(opened) == ["fedbcgd", "fedpaq"]
     assert opened.run("return document.activeElement.id") == "chip-0"  # the focus is where it was
     assert opened.run("return document.querySelector('#chip-0').getAttribute('aria-pressed')") == "false"
-    assert opened.wait("return document.querySelector('#said').textContent") == "fedavg hidden"
+    opened.wait_for("fedavg hidden", SAID)
     assert not any("fedavg" in t for t in opened.texts("section[aria-labelledby=outcomes-heading] tbody tr"))
     opened.click("#hide-all")
     assert "no run that is shown" in opened.text("section[aria-labelledby=curves-heading]")
@@ -126,7 +127,7 @@ def test_tables_are_copied(opened):
     assert latex[-1] == "\\end{tabular}"
     assert latex[4].startswith("fedavg & 3 & 0.501 $\\pm$ 0.001 & 10 & 10 & ")
     assert all(line.endswith("\\\\") for line in latex[4:7])
-    assert opened.wait("return document.querySelector('#said').textContent") == "LaTeX copied"
+    opened.wait_for("LaTeX copied", SAID)
 
 
 def test_text_that_tables_must_not_take_for_something_else(opened):
@@ -158,7 +159,7 @@ def test_time_to_a_target(opened):
 def test_the_chart_is_read_with_the_keyboard(opened):
     opened.run("document.querySelector('#curves-chart').focus()")
     opened.type("#curves-chart", "\ue010")  # End
-    said = opened.wait("return document.querySelector('#said').textContent")
+    said = opened.wait(SAID)
     assert said.startswith("upload of a client, in d 10: fedbcgd 0.8343")
     assert "fedavg 0.501 ± 0.001" in said
     assert opened.run("return document.querySelector('.tip').hidden") is False
@@ -286,8 +287,7 @@ def test_it_refreshes_while_runs_go_on_and_keeps_what_was_chosen(browser, tmp_pa
         browser.click("#chip-0")
         browser.run("document.querySelector('#same, details').open = true")
         folder = make(place / "scaffold" / "seed-0", "scaffold", finished=False, count=2)
-        browser.wait("return document.querySelectorAll('.chip').length === 4")
-        assert names(browser) == ["fedbcgd", "fedpaq", "scaffold"]
+        browser.wait_for(["fedbcgd", "fedpaq", "scaffold"], NAMES)
         assert axis_words(browser) == "rounds"
         assert browser.run("return document.querySelector('details').open") is True
         assert browser.run("return document.activeElement.id") == "chip-0"

@@ -48,10 +48,13 @@ function fill(node, attributes, children) {
 
 const byId = (id) => document.getElementById(id);
 
+let saying = 0;
+
 function say(text) {
   const place = byId("said");
   place.textContent = "";
-  setTimeout(() => (place.textContent = text), 60); // the same words twice are said twice
+  clearTimeout(saying); // what was to be said before is out of date
+  saying = setTimeout(() => (place.textContent = text), 60); // the same words twice are said twice
 }
 
 function look(group) {
