@@ -1,7 +1,8 @@
 """Keep what `fedbcgd reproduce` has finished: `python scripts/keep_reproduced.py RUNS-OUT results/reproduce [NAME=OTHER …]`.
 
 Of each finished run the configuration, the metrics and the summary are copied (no models, no checkpoints), which is all that
-`reproduce` needs to know it as finished; then the pages of all items that have any are written anew, and claims.md.
+`reproduce` needs to know it as finished; then the pages of all items that have any are written anew, and claims.md, and the
+claims and figures between the marks in the README.md above.
 """
 
 import json
@@ -15,7 +16,9 @@ from fedbcgd.report.progress import wide_console
 from fedbcgd.reproduce import command, engine, table1
 from fedbcgd.reproduce.items import ITEMS
 from fedbcgd.reproduce.origin import FILE
+from fedbcgd.reproduce.spec import NOT_RUN
 
+BEGIN, END = "<!-- claims: scripts/keep_reproduced.py -->", "<!-- end of claims -->"
 KEPT = ("config.toml", "metrics.jsonl", FILE)
 
 
@@ -30,6 +33,32 @@ def keep(source: Path, out: Path) -> None:
         write_text(run / "summary.json", as_json(told, indent=1) + "\n")
 
 
+def overview(out: Path) -> str:
+    """Every claim with its verdict, then every figure, from the pages of the items."""
+    table = ["| claim | verdict | measured in |", "|---|---|---|"]
+    pictures = []
+    for item in ITEMS.values():
+        folder = out / item.name
+        about = json.loads((folder / "about.json").read_text(encoding="utf-8")) if folder.is_dir() else {}
+        verdicts = {told["key"]: told["verdict"] for told in about.get("claims", ())}
+        where = f"[{item.name}]({out.name}/{item.name}/README.md)" if about else item.name
+        table += [f"| {claim.text} | **{verdicts.get(claim.key, NOT_RUN)}** | {where} |" for claim in item.claims]
+        drawn = [name for name in ("figure.png", "measured.png") if (folder / name).exists()]
+        same = any(
+            (out / other / "about.json").exists() for other in item.shares
+        )  # the runs of other items, drawn there
+        pictures += [f"![{item.title}]({out.name}/{item.name}/{name})" for name in drawn if not same]
+    return "\n".join(table) + "\n\n" + "\n\n".join(pictures)
+
+
+def put(page: Path, text: str) -> None:
+    before, _, rest = page.read_text(encoding="utf-8").partition(BEGIN)
+    _, mark, after = rest.partition(END)
+    if not mark:
+        raise SystemExit(f"{page}: the marks {BEGIN} and {END} are missing")
+    write_text(page, f"{before}{BEGIN}\n\n{text}\n\n{END}{after}")
+
+
 def main(source: Path, out: Path, data: list[str]) -> None:
     keep(source, out)
     if (source / table1.NAME / "measured.csv").exists():
@@ -39,6 +68,7 @@ def main(source: Path, out: Path, data: list[str]) -> None:
         found = any(result.contenders for result in engine.gather(engine.panels(item, asked), asked))
         if found or (name == table1.NAME and (out / name / "measured.csv").exists()):
             command.reproduce(name, asked, lambda labels: display(labels, True, False), wide_console(), run=False)
+    put(out.parent / "README.md", overview(out))
 
 
 if __name__ == "__main__":

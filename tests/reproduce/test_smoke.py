@@ -64,8 +64,14 @@ def test_table_1_has_the_orders_and_what_was_measured(made):
 
 def test_what_table_1_measured_is_not_measured_again(made):
     said = []
+    path = made / "table1" / "measured.json"
+    before = path.read_text()
+    path.write_text(json.dumps(json.loads(before) | {"commit": "0123abc", "hours": 2.5}))
     table1.reproduce(made, "smoke", said.append)
     assert said == []
+    about = json.loads((made / "table1" / "about.json").read_text())  # of the commit that measured it
+    assert (about["commits"], about["hours"]) == (["0123abc"], 2.5)
+    path.write_text(before)
 
 
 def test_verdicts_on_table_1():

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from itertools import pairwise
 
 from fedbcgd.reproduce.results import PanelResult, Results, shown, shown_final, shown_floats
-from fedbcgd.reproduce.spec import FAILS, HOLDS, NOT_RUN, PARTLY, UNTESTABLE, Claim, Item, Scale, Verdict
+from fedbcgd.reproduce.spec import FAILS, HOLDS, NOT_RUN, ONCE, PARTLY, UNTESTABLE, Claim, Item, Scale, Verdict
 
 Test = Callable[[Results], Verdict]
 Compared = Callable[[PanelResult, str, str], bool]
@@ -18,10 +18,13 @@ def judge(item: Item, claim: Claim, results: Results, scale: Scale) -> Verdict:
     missing = [result.panel.title for result in spoken_of.values() if not result.contenders]
     if verdict.status != NOT_RUN and missing:
         status = PARTLY if verdict.status == HOLDS else verdict.status
-        verdict = Verdict(status, f"{verdict.evidence} Not run: {'; '.join(missing)}.")
-    if verdict.status == NOT_RUN or scale in claim.scales:
+        verdict = Verdict(status, f"{verdict.evidence} Not run: {'; '.join(missing)}.", verdict.once)
+    if verdict.status == NOT_RUN:
         return verdict
-    return Verdict(UNTESTABLE, f"Measured all the same: {verdict.evidence}" if verdict.evidence else "")
+    if scale in claim.scales:
+        return Verdict(verdict.status + ONCE, verdict.evidence, True) if verdict.once else verdict
+    seeds = "with one seed" if verdict.once else "all the same"
+    return Verdict(UNTESTABLE, f"Measured {seeds}: {verdict.evidence}" if verdict.evidence else "", verdict.once)
 
 
 def ends_better(one: str, others: Sequence[str]) -> Test:
@@ -56,7 +59,7 @@ def early(one: str, other: str, share: float = 0.25) -> Test:
             good &= a > b if r.higher else a < b
             names = [r.panel.contender(key).title for key in (one, other)]
             lines.append(f"{r.panel.title} at {share * r.panel.budget:g}d: {names[0]} {a:.1f}, {names[1]} {b:.1f}")
-        return Verdict(HOLDS if good else FAILS, _text(lines, seen))
+        return Verdict(HOLDS if good else FAILS, _text(lines), _once(seen))
 
     return test
 
@@ -84,7 +87,7 @@ def best_ends(keys: Sequence[str], best: Sequence[str]) -> Test:
             good &= bool(order) and order[0] in best
             told = ", ".join(f"{r.panel.contender(key).title}: {shown_final(r, key)}" for key in keys)
             lines.append(f"{r.panel.title}: {told}")
-        return Verdict(HOLDS if good else FAILS, _text(lines, seen))
+        return Verdict(HOLDS if good else FAILS, _text(lines), _once(seen))
 
     return test
 
@@ -102,7 +105,7 @@ def ever_sooner(keys: Sequence[str]) -> Test:
             good &= math.isfinite(floats[-1]) and all(b < a for a, b in pairwise(floats))
             told = ", ".join(f"{r.panel.contender(key).title}: {shown_floats(r, key)}" for key in keys)
             lines.append(f"{r.panel.title}, to {shown(r.target or math.nan)}: {told}")
-        return Verdict(HOLDS if good else FAILS, _text(lines, seen))
+        return Verdict(HOLDS if good else FAILS, _text(lines), _once(seen))
 
     return test
 
@@ -115,8 +118,9 @@ def every(*tests: Test) -> Test:
         ran = [v for v in verdicts if v.status != NOT_RUN]
         if not ran:
             return Verdict(NOT_RUN, "")
-        status = HOLDS if len(ran) == len(verdicts) and all(v.status == HOLDS for v in ran) else FAILS
-        return Verdict(status, " ".join(v.evidence for v in ran))
+        held = HOLDS if len(ran) == len(verdicts) else PARTLY
+        status = FAILS if any(v.status == FAILS for v in ran) else held
+        return Verdict(status, " ".join(v.evidence for v in ran), all(v.once for v in ran))
 
     return test
 
@@ -134,8 +138,8 @@ def _each(one: str, others: Sequence[str], better: Compared, told: Callable[[Pan
             good, total = good + sum(won), total + len(won)
             marked = ", ".join(f"{told(r, other)} {'✓' if w else '✗'}" for other, w in zip(against, won, strict=True))
             lines.append(f"{r.panel.title}: {told(r, one)} against {marked}")
-        text = _text(lines, seen)
-        return Verdict(HOLDS if good == total else FAILS, f"In {good} of {total} comparisons. {text}")
+        text = f"In {good} of {total} comparisons. {_text(lines)}"
+        return Verdict(HOLDS if good == total else FAILS, text, _once(seen))
 
     return test
 
@@ -148,7 +152,9 @@ def _with_floats(result: PanelResult, key: str) -> str:
     return f"{result.panel.contender(key).title} {shown_floats(result, key)}"
 
 
-def _text(lines: Sequence[str], seen: Sequence[PanelResult]) -> str:
-    few = {len(by_seed) for r in seen for by_seed in r.outcomes.values()}
-    seeds = " One seed each: the spread is not known." if few == {1} else ""
-    return "; ".join(lines) + "." + seeds
+def _text(lines: Sequence[str]) -> str:
+    return "; ".join(lines) + "."
+
+
+def _once(seen: Sequence[PanelResult]) -> bool:
+    return {len(by_seed) for r in seen for by_seed in r.outcomes.values()} == {1}

@@ -39,7 +39,7 @@ CPU: dict[str, Changes] = {
     "vit-base": {
         "model": {"name": "vit-small", "weights": None, "options": {"dim": 48, "depth": 4, "heads": 3}},
         "data": {"resize": None, "crop": None},
-        "budget": 4.0,
+        "budget": 12.0,
         "effort": CPU_SHORT,
     },
     "binary-logistic": {"budget": 60.0, "effort": CPU_LINEAR},
@@ -92,12 +92,12 @@ def at(panel: Panel, scale: Scale) -> Panel:
     return changed(changed(panel, {**SMOKE_ALL, "target": None}), SMOKE[name])
 
 
-def scaled(*panels: Panel) -> dict[Scale, tuple[Panel, ...]]:
-    """At each scale. For a trial of the machinery one panel is enough."""
+def scaled(*panels: Panel, cpu: Changes | None = None) -> dict[Scale, tuple[Panel, ...]]:
+    """At each scale, with changes of its own at `cpu`. For a trial of the machinery one panel is enough."""
     smoke = next(panel for panel in panels if panel.model["name"] in SMOKE)
     return {
         "paper": panels,
-        "cpu": tuple(at(panel, "cpu") for panel in panels if panel.data["name"] != "tiny-imagenet"),
+        "cpu": tuple(changed(at(p, "cpu"), cpu or {}) for p in panels if p.data["name"] != "tiny-imagenet"),
         "smoke": (at(smoke, "smoke"),),
     }
 

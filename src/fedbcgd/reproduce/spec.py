@@ -12,6 +12,7 @@ SCALES: tuple[Scale, ...] = ("paper", "cpu", "smoke")
 
 HOLDS, FAILS, UNTESTABLE, NOT_RUN = "holds", "does not hold", "not testable at this scale", "not run"
 PARTLY = "holds where it was run"  # some panels that it speaks of were not
+ONCE = " (one seed)"  # follows a verdict that no spread of seeds stands behind
 
 
 @dataclass(frozen=True)
@@ -75,6 +76,7 @@ class Panel:
 class Verdict:
     status: str  # one of the above
     evidence: str
+    once: bool = False  # every run behind it was made with one seed only
 
 
 @dataclass(frozen=True)

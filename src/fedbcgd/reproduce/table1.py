@@ -2,6 +2,7 @@
 
 import csv
 import json
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -50,23 +51,27 @@ def reproduce(out: Path, scale: Scale, say: Callable[[str], None], run: bool = T
     report.figure(swept, folder / "figure.png")
     rows = _measured_before(folder, size)
     if rows is None and run:
+        begun = time.monotonic()
         measured = quadratics.measure(size, say)
         rows = quadratics.compare(size, measured)
         write_text(folder / "search.csv", as_csv(measured.search))
         write_text(folder / "runs.csv", as_csv(measured.runs))
         write_text(folder / "measured.csv", as_csv(rows))
-        write_text(folder / "measured.json", as_json({"size": asdict(size)}, indent=1) + "\n")
+        hours = round((time.monotonic() - begun) / 3600, 3)
+        taken = {"size": asdict(size), "commit": commit(), "hours": hours}
+        write_text(folder / "measured.json", as_json(taken, indent=1) + "\n")
     if rows is not None:
         report.measured_figure(rows, folder / "measured.png")
     verdicts = judge(rows, scale)
+    known: dict[str, Any] = {} if rows is None else json.loads((folder / "measured.json").read_text(encoding="utf-8"))
     about = told_circumstances(
         f"fedbcgd reproduce {NAME} --scale {scale}",
-        [commit()],
-        sorted(range(1, 1 + size.seeds)),
-        0 if rows is None else len(rows),
-    )
+        [known.get("commit", commit())],
+        [] if rows is None else list(range(1, 1 + size.seeds)),
+        0 if rows is None else len(rows) * size.seeds,
+    ) | {"hours": known.get("hours", "–")}
     write_text(folder / "about.json", as_json({"scale": scale, **about, "claims": verdicts}, indent=1) + "\n")
-    write_text(folder / "README.md", _markdown(setting, size, scale, rows, verdicts))
+    write_text(folder / "README.md", _markdown(setting, size, scale, rows, verdicts, about))
     return verdicts
 
 
@@ -104,6 +109,7 @@ def _markdown(
     scale: Scale,
     rows: Sequence[Mapping[str, Any]] | None,
     verdicts: list[dict[str, str]],
+    about: Mapping[str, Any],
 ) -> str:
     parts = [f"# {ITEM.title}", f"Scale `{scale}`. {_told(setting)}"]
     for case in theory.CASES:
@@ -128,7 +134,11 @@ def _markdown(
         parts += ["\n".join([head, *lines]), "![floats over N, measured](measured.png)"]
     parts.append("## Claims\n\n" + claims_table(verdicts))
     parts.append("\n".join(f"- {note}" for note in theory.NOTES))
-    parts.append(f"Commit {commit()}; `fedbcgd theory` takes any other β, μ, σ, G, M, S, N, T and ε.")
+    seeds = ", ".join(map(str, about["seeds"])) or "none"
+    parts.append(
+        f"`{about['command']}`, commit {', '.join(about['commits'])}, seeds {seeds}, {about['hours']} hours. "
+        "`fedbcgd theory` takes any other β, μ, σ, G, M, S, N, T and ε."
+    )
     return "\n\n".join(parts) + "\n"
 
 
