@@ -295,3 +295,18 @@ def test_without_a_whole_record_of_traffic_there_are_no_profiles(real_run, tmp_p
     assert shown(copy)["runs"][0]["profiles"] == {}
     traffic.unlink()
     assert shown(copy)["runs"][0]["profiles"] == {}
+
+
+def test_traffic_per_block_is_there_while_a_run_goes_on(real_run, tmp_path):
+    whole = shown(real_run)["runs"][0]["ledger"]["block_bytes"]
+    assert len(whole) == 2
+    copy = tmp_path / "run"
+    shutil.copytree(real_run, copy)
+    (copy / "summary.json").unlink()
+    assert shown(copy)["runs"][0]["ledger"] == {"block_bytes": whole}  # of four rounds, all alike
+    traffic = copy / "traffic.jsonl"
+    lines = traffic.read_bytes().splitlines(keepends=True)
+    traffic.write_bytes(b"".join(lines[:2]) + lines[2][:20])  # it is being written
+    assert shown(copy)["runs"][0]["ledger"] == {"block_bytes": [sent // 2 for sent in whole]}
+    traffic.write_text("nonsense\n")
+    assert shown(copy)["runs"][0]["ledger"] == {"block_bytes": []}

@@ -30,9 +30,9 @@ class Found:
     options: dict[str, Any]  # the configuration, flat: "algorithm.lr" → 0.1
     summary: dict[str, Any] = field(default_factory=dict)
     holdings: dict[str, Any] | None = None
-    hours: dict[str, list[float]] = field(
-        default_factory=dict
-    )  # by profile: hours at each row, had it been its network
+    # By profile: hours at each row, had it been its network.
+    hours: dict[str, list[float]] = field(default_factory=dict)
+    block_bytes: list[int] = field(default_factory=list)  # uploaded so far, where no summary says it yet
 
 
 @dataclass(frozen=True)
@@ -115,7 +115,8 @@ def read(folder: Path, problems: list[Problem]) -> Found | None:
     holdings = _holdings(load("holdings.json"), wrong)
     known_seed = seed if isinstance(seed, int) else None
     hours = _hours(folder, rows)
-    return Found(str(folder), str(named), known_seed, status, rows, options, summary, holdings, hours)
+    sent = [] if summary else _block_bytes(folder / "traffic.jsonl")
+    return Found(str(folder), str(named), known_seed, status, rows, options, summary, holdings, hours, sent)
 
 
 def _hours(folder: Path, rows: list[dict[str, float]]) -> dict[str, list[float]]:
@@ -132,6 +133,19 @@ def _hours(folder: Path, rows: list[dict[str, float]]) -> dict[str, list[float]]
         return {profile: [at[row["round"]] for row in rows] for profile, at in known.items()}
     except (UserError, ValueError, KeyError, TypeError, AttributeError, OSError):
         return {}  # it is being written, or damaged, which is told of the files that matter more
+
+
+def _block_bytes(path: Path) -> list[int]:
+    """As the ledger counts them, in the rounds that are written."""
+    sent: dict[int, int] = {}
+    try:
+        for line in path.read_bytes().split(b"\n")[:-1]:  # the last one may be in the middle of being written
+            row = json.loads(line)
+            for block, size in zip(row["blocks"], row["upload"], strict=True):
+                sent[block] = sent.get(block, 0) + size
+    except (OSError, ValueError, KeyError, TypeError):
+        return []
+    return [sent.get(block, 0) for block in range(max(sent, default=-1) + 1)]
 
 
 def _stamp(folder: Path) -> tuple[Any, ...]:

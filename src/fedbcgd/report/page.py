@@ -100,7 +100,7 @@ def _look(look: Look) -> dict[str, Any]:
 
 def _run(run: Found) -> dict[str, Any]:
     columns = dict.fromkeys(key for row in run.rows for key in row)
-    ledger = run.summary.get("ledger", {})
+    ledger = run.summary.get("ledger", {"block_bytes": run.block_bytes})
     return {
         "place": run.place,
         "algorithm": run.algorithm,

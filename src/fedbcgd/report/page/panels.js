@@ -215,7 +215,7 @@ function traffic() {
   return card(
     "traffic",
     "Traffic per block",
-    "What all clients together uploaded for each block, on one scale. Of several seeds the first.",
+    "What all clients together uploaded for each block, so far where a run goes on, on one scale. Of several seeds the first.",
     el("ul", { class: "multiples" }, cards),
     unfold("traffic-numbers", "The numbers as a table", table("Traffic per block", ["run", "block", "parameters", "uploaded"], rows)),
   );
