@@ -1,0 +1,50 @@
+"""What is kept under results/: the overview says what the pages of the items say."""
+
+import importlib.util
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from fedbcgd.reproduce.items import ITEMS
+
+ROOT = Path(__file__).parents[2]
+RESULTS = ROOT / "results"
+
+
+@pytest.fixture(scope="module")
+def script():
+    spec = importlib.util.spec_from_file_location("keep_reproduced", ROOT / "scripts" / "keep_reproduced.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_overview_is_that_of_the_pages(script):
+    text = (RESULTS / "README.md").read_text(encoding="utf-8")
+    between = text.split(script.BEGIN)[1].split(script.END)[0].strip()
+    assert between == script.overview(RESULTS / "reproduce").strip()
+    for picture in re.findall(r"!\[.*?\]\((.+?)\)", text):
+        assert (RESULTS / picture).exists(), picture
+
+
+def test_every_claim_is_there_with_its_verdict(script):
+    told = script.overview(RESULTS / "reproduce")
+    for item in ITEMS.values():
+        about = RESULTS / "reproduce" / item.name / "about.json"
+        verdicts = {v["key"]: v["verdict"] for v in json.loads(about.read_text())["claims"]} if about.exists() else {}
+        for claim in item.claims:
+            where = re.escape(f"| {claim.text} | **{verdicts.get(claim.key, 'not run')}** | ") + rf"\[?{item.name}"
+            assert re.search(where, told), claim.key
+
+
+def test_nothing_outside_the_marks_is_touched(script, tmp_path):
+    page = tmp_path / "README.md"
+    page.write_text(f"before\n{script.BEGIN}\nold\n{script.END}\nafter\n")
+    script.put(page, "new")
+    assert page.read_text() == f"before\n{script.BEGIN}\n\nnew\n\n{script.END}\nafter\n"
+    page.write_text("no marks\n")
+    with pytest.raises(SystemExit, match="marks"):
+        script.put(page, "new")
+    assert page.read_text() == "no marks\n"
