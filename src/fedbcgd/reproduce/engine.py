@@ -21,6 +21,8 @@ from fedbcgd.reproduce.settings import changed
 from fedbcgd.reproduce.spec import Item, Panel, Scale
 from fedbcgd.runner import Folder
 
+MOST_SEEDS = 5  # so many are looked for among what is finished, whatever is asked for now
+
 Display = Callable[[list[str]], AbstractContextManager[Any]]
 
 
@@ -117,7 +119,7 @@ def _gather(panel: Panel, asked: Asked) -> PanelResult:
             chosen[contender.key] = chosen[contender.tuned_as]
     outcomes: dict[str, dict[int, Outcome]] = {}
     commits: set[str] = set()
-    for seed in range(1, 1 + max(_seeds(panel, asked), panel.effort.seeds)):
+    for seed in range(1, 1 + max(_seeds(panel, asked), panel.effort.seeds, MOST_SEEDS)):
         for contender, planned in plan.repetition(panel, chosen, seed, asked.machine):
             done = finished(planned, asked.runs)
             if done is not None:
