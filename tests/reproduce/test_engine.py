@@ -87,6 +87,9 @@ def test_what_is_finished_is_not_run_again_and_more_seeds_go_on_from_it(tmp_path
     assert len(shown.begun) == 2
     assert sorted(result.outcomes["fedavg"]) == [1, 2, 3]
     assert all(p.stat().st_mtime_ns == then for p, then in before.items())
+    result, shown = run(item(small()), tmp_path, seeds=1)
+    assert shown.begun == []
+    assert sorted(result.outcomes["fedavg"]) == [1, 2, 3]  # what is there is shown
 
 
 def test_items_share_the_runs_that_they_have_in_common(tmp_path):
