@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedbcgd import UserError, theory
-from fedbcgd.theory import CASES, Setting, order
+from fedbcgd.theory import CASES, Setting, order, orders
 
 S = Setting(
     beta=16, mu=1, sigma=2, G=3, clients=27, cohort=8, blocks=4, steps=4, epsilon=0.01, momentum=0.5, F=5, tau=7
@@ -103,14 +103,23 @@ def test_the_tables_entry_of_fedbcgd_plus_holds_at_its_n():
     ("wrong", "words"),
     [
         ({"epsilon": 1}, "epsilon: below 1"),
-        ({"epsilon": 0}, "epsilon: a finite number"),
+        ({"epsilon": 0}, "epsilon: a positive number"),
         ({"mu": 200}, "mu: a function that is β-smooth"),
         ({"cohort": 200}, "cohort: 200 clients of 100"),
         ({"blocks": 0}, "blocks: a whole number"),
         ({"momentum": 1}, "momentum: below 1"),
         ({"sigma": math.nan}, "sigma: a finite number"),
+        ({"epsilon": 1e-200}, "epsilon: between 1e-30 and"),
+        ({"sigma": 1e200}, "sigma: between"),
+        ({"beta": 0}, "beta: a positive number is wanted, given 0"),
     ],
 )
 def test_what_makes_no_sense_is_refused(wrong, words):
     with pytest.raises(UserError, match=words):
         Setting(**wrong)
+
+
+def test_the_ends_of_the_range_give_numbers():
+    far = Setting(beta=1e30, mu=1e-30, sigma=1e30, G=1e30, F=1e30, tau=1e30, epsilon=1e-30)
+    for case in CASES:
+        assert all(math.isfinite(o.floats) for o in orders(far, case))

@@ -11,6 +11,7 @@ from dataclasses import dataclass, fields
 from fedbcgd.errors import UserError
 
 CASES = ("strongly convex", "non-convex")
+TINY, HUGE = 1e-30, 1e30  # beyond them products of several quantities leave the range of a float
 
 
 @dataclass(frozen=True)
@@ -33,10 +34,15 @@ class Setting:
     def __post_init__(self) -> None:
         for field in fields(self):
             value = getattr(self, field.name)
-            least = 1 if field.type is int else 0
-            if not math.isfinite(value) or value < least or (value == 0 and field.name in ("beta", "mu", "epsilon")):
-                wanted = "a whole number of at least 1" if least else "a finite number, not negative"
-                raise UserError(f"{field.name}: {wanted} is wanted, given {value:g}")
+            whole = field.type is int
+            positive = field.name in ("beta", "mu", "epsilon")
+            if not math.isfinite(value) or value < whole or (positive and value == 0):
+                wanted = "a positive number" if positive else "a finite number, not negative"
+                raise UserError(
+                    f"{field.name}: {'a whole number of at least 1' if whole else wanted} is wanted, given {value:g}"
+                )
+            if value > HUGE or (positive and value < TINY):
+                raise UserError(f"{field.name}: between {TINY:g} and {HUGE:g} is wanted, given {value:g}")
         if self.mu > self.beta:
             raise UserError(f"mu: a function that is β-smooth is at most β-strongly convex, given {self.mu:g} > β")
         if self.cohort > self.clients:

@@ -12,6 +12,7 @@ from fedbcgd.reproduce.claims import (
     early,
     ends_better,
     ends_no_better,
+    ends_no_worse,
     ever_sooner,
     every,
     judge,
@@ -135,7 +136,8 @@ def test_what_was_not_run_is_never_said_to_hold():
     for item in ITEMS.values():
         for claim in item.claims:
             for scale in SCALES:
-                assert judge(item, claim, {}, scale).status == NOT_RUN, claim.key
+                wanted = NOT_RUN if scale in claim.scales else UNTESTABLE
+                assert judge(item, claim, {}, scale).status == wanted, claim.key
     half = every(ends_better("a", ["b"]), ends_better("a", ["missing"]))
     assert status(half, a=[outcome(0.5)], b=[outcome(0.4)]) == PARTLY
     assert status(half, a=[outcome(0.3)], b=[outcome(0.4)]) == FAILS
@@ -150,6 +152,43 @@ def test_what_was_run_in_part_holds_in_part():
     assert told.evidence.endswith("Not run: panel q.")
     assert judge(ITEMS["table2"], claim, {"p": result(**bad), "q": nothing}, "cpu").status == FAILS + ONCE
     assert judge(ITEMS["table2"], claim, {"q": nothing}, "cpu").status == NOT_RUN
+
+
+def test_contenders_that_were_not_run_are_named_and_nothing_simply_holds():
+    claim = Claim("c", "a is better", ends_better("a", ["b", "c"]))
+    three = panel("a", "b", "c")
+    told = judge(ITEMS["table2"], claim, {"p": result(three, a=[outcome(0.5)], b=[outcome(0.4)])}, "cpu")
+    assert told.status == PARTLY + ONCE
+    assert told.evidence.endswith("Not run: panel p: C.")
+    both = every(ends_better("a", ["b", "c"]), ends_better("a", ["b"]))
+    assert both({"p": result(three, a=[outcome(0.5)], b=[outcome(0.4)])}).status == PARTLY
+    assert judge(ITEMS["table2"], claim, {"p": result(three, a=[outcome(0.3)], b=[outcome(0.4)])}, "cpu").status == (
+        FAILS + ONCE
+    )
+
+
+def test_what_reached_the_target_and_then_diverged_has_not_reached_it():
+    lost = outcome(0.9, 0.9, stopped="diverged")
+    r = result(panel("fedavg", "a"), fedavg=[outcome(0.1, 0.5)], a=[lost])
+    assert r.floats("a") == [math.inf]
+    assert reaches_sooner("a", ["fedavg"])({"p": r}).status == FAILS
+
+
+def test_rounding_does_not_decide_whether_a_target_was_reached():
+    """100·0.2001/100 is more than 0.2001, and single precision has 0.1 as 0.10000000149."""
+    assert 100 * 0.2001 / 100 > 0.2001
+    r = result(panel("fedavg"), fedavg=[outcome(0.1, 0.2001)])
+    assert r.floats("fedavg") == [2.0]
+    tied = result(panel("fedavg", "a"), fedavg=[outcome(0.10000000149)], a=[outcome(0.0999999996)])
+    assert tied.floats("a") == [1.0]
+    assert result(panel("fedavg", "a"), fedavg=[outcome(0.1)], a=[outcome(0.09999)]).floats("a") == [math.inf]
+
+
+def test_ending_no_worse():
+    assert status(ends_no_worse("a", ["b"]), a=[outcome(0.5)], b=[outcome(0.5)]) == HOLDS
+    assert status(ends_no_worse("a", ["b"]), a=[outcome(0.4)], b=[outcome(0.5)]) == FAILS
+    near = [outcome(0.49), outcome(0.51)]
+    assert status(ends_no_worse("a", ["b"]), a=[outcome(0.48), outcome(0.50)], b=near) == HOLDS
 
 
 def test_a_claim_that_a_scale_cannot_test_gets_no_verdict_there_but_its_evidence():

@@ -7,6 +7,7 @@ import typer
 
 from fedbcgd.cli import app
 from fedbcgd.cli.common import Json, Quiet, display, terminable
+from fedbcgd.files import as_json as to_json
 
 
 @app.command()
@@ -37,12 +38,18 @@ def reproduce(
     from fedbcgd.report.progress import wide_console
     from fedbcgd.reproduce import command
 
-    console = wide_console()
+    console = wide_console(stderr=as_json)
     command.check_scale(scale)
     if list_ or not item:
         command.show_list(console, scale)
         return
     asked = command.asked(scale, out, only, seeds, data or [], workers, device)
+    wanted = command.names(item, scale, only)
+    command.check(wanted, asked, run=not show)
     with terminable():
-        for name in command.names(item):
-            command.reproduce(name, asked, lambda labels: display(labels, quiet, as_json), console, run=not show)
+        for name in wanted:
+            verdicts = command.reproduce(
+                name, asked, lambda labels: display(labels, quiet, as_json), console, run=not show
+            )
+            if as_json:
+                print(to_json({"item": name, "claims": verdicts}), flush=True)

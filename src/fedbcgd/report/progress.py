@@ -16,10 +16,10 @@ PLAIN_EVERY = 5.0  # seconds between plain lines
 LISTED = 6  # up to so many runs keep their bars
 
 
-def wide_console() -> Console:
+def wide_console(stderr: bool = False) -> Console:
     """Standard output; where it is no terminal, and so has no width, wide enough for the tables."""
-    console = Console()
-    return console if console.is_terminal else Console(width=110)
+    console = Console(stderr=stderr)
+    return console if console.is_terminal else Console(width=110, stderr=stderr)
 
 
 class Watch:

@@ -19,8 +19,6 @@ def judge(item: Item, claim: Claim, results: Results, scale: Scale) -> Verdict:
     if verdict.status != NOT_RUN and missing:
         status = PARTLY if verdict.status == HOLDS else verdict.status
         verdict = Verdict(status, f"{verdict.evidence} Not run: {'; '.join(missing)}.", verdict.once)
-    if verdict.status == NOT_RUN:
-        return verdict
     if scale in claim.scales:
         return Verdict(verdict.status + ONCE, verdict.evidence, True) if verdict.once else verdict
     seeds = "with one seed" if verdict.once else "all the same"
@@ -30,6 +28,11 @@ def judge(item: Item, claim: Claim, results: Results, scale: Scale) -> Verdict:
 def ends_better(one: str, others: Sequence[str]) -> Test:
     """`one` ends better than each of the others, by more than the spread of the seeds."""
     return _each(one, others, lambda r, a, b: r.beats(a, b), _with_finals)
+
+
+def ends_no_worse(one: str, others: Sequence[str]) -> Test:
+    """`one` does not end worse than any of the others, by more than the spread of the seeds."""
+    return _each(one, others, lambda r, a, b: not r.beats(b, a), _with_finals)
 
 
 def ends_no_better(one: str, others: Sequence[str]) -> Test:
@@ -118,7 +121,8 @@ def every(*tests: Test) -> Test:
         ran = [v for v in verdicts if v.status != NOT_RUN]
         if not ran:
             return Verdict(NOT_RUN, "")
-        held = HOLDS if len(ran) == len(verdicts) else PARTLY
+        whole = len(ran) == len(verdicts) and all(v.status != PARTLY for v in ran)
+        held = HOLDS if whole else PARTLY
         status = FAILS if any(v.status == FAILS for v in ran) else held
         return Verdict(status, " ".join(v.evidence for v in ran), all(v.once for v in ran))
 
@@ -131,15 +135,20 @@ def _each(one: str, others: Sequence[str], better: Compared, told: Callable[[Pan
         if not seen:
             return Verdict(NOT_RUN, "")
         good = total = 0
-        lines = []
+        lines, missing = [], []
         for r in seen:
             against = [other for other in others if r.has(other)]
+            absent = [c.title for c in r.panel.contenders if c.key in others and c.key not in against]
+            missing += [f"{r.panel.title}: {', '.join(absent)}"] if absent else []
             won = [better(r, one, other) for other in against]
             good, total = good + sum(won), total + len(won)
             marked = ", ".join(f"{told(r, other)} {'✓' if w else '✗'}" for other, w in zip(against, won, strict=True))
             lines.append(f"{r.panel.title}: {told(r, one)} against {marked}")
         text = f"In {good} of {total} comparisons. {_text(lines)}"
-        return Verdict(HOLDS if good == total else FAILS, text, _once(seen))
+        if missing:
+            text += f" Not run: {'; '.join(missing)}."
+        held = PARTLY if missing else HOLDS
+        return Verdict(held if good == total else FAILS, text, _once(seen))
 
     return test
 

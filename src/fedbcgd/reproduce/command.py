@@ -1,5 +1,7 @@
 """What `fedbcgd reproduce` does, step by step."""
 
+import csv
+import json
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -27,12 +29,51 @@ def check_scale(scale: str) -> Scale:
     raise unknown("scale", scale, SCALES)
 
 
-def names(item: str) -> list[str]:
-    if item == ALL:
-        return list(ITEMS)
-    if item not in ITEMS:
+def names(item: str, scale: str = "cpu", only: str = "") -> list[str]:
+    """The items that are meant; of all, those with a panel that is wanted."""
+    if item != ALL and item not in ITEMS:
         raise unknown("item", item, [*ITEMS, ALL])
-    return [item]
+    if item != ALL or not only:
+        return list(ITEMS) if item == ALL else [item]
+    found = [name for name, it in ITEMS.items() if any(only in panel.key for panel in it.panels[check_scale(scale)])]
+    if not found:
+        keys = dict.fromkeys(panel.key for it in ITEMS.values() for panel in it.panels[check_scale(scale)])
+        raise UserError(f"--only {only}: no panel is called so; there are {', '.join(keys)}")
+    return found
+
+
+def check(wanted: Sequence[str], asked: Asked, run: bool = True) -> None:
+    """Before hours of work: that the folder is of this scale, that data sets have the names of some, and that those which
+    are needed are here."""
+    for path in sorted(asked.out.glob("*/about.json")):
+        found = json.loads(path.read_text(encoding="utf-8")).get("scale", asked.scale)
+        if found != asked.scale:
+            raise UserError(
+                f"--out {asked.out}: it holds results of scale {found}; take another folder for {asked.scale}"
+            )
+    used = {panel.data["name"] for name in wanted for panel in ITEMS[name].panels[asked.scale]}
+    for name in asked.data:
+        if name not in used:
+            raise unknown("data set in --data", name, sorted(used))
+    for name in wanted:
+        if run:
+            engine.check(ITEMS[name], asked)
+        _keeps(name, asked)
+
+
+def _keeps(name: str, asked: Asked) -> None:
+    """A page must not lose what it has because a data set is missing, without which a run cannot be told from others."""
+    path = asked.out / name / "scores.csv"
+    if not path.exists():
+        return
+    with path.open(encoding="utf-8", newline="") as file:
+        there = {row["panel"] for row in csv.DictReader(file)}
+    for result in engine.gather(engine.panels(ITEMS[name], asked), asked):
+        if result.unknown and result.panel.key in there:
+            raise UserError(
+                f"{path.parent} has results of {result.panel.title}, which cannot be told again: {result.unknown}. "
+                "With another data set in its place, say so with --data"
+            )
 
 
 def asked(
@@ -65,8 +106,8 @@ def show_list(console: Console, scale: str) -> None:
     console.print(table)
 
 
-def reproduce(name: str, asked: Asked, display: Display, console: Console, run: bool = True) -> None:
-    """Run an item, or only look at what is finished; tell, and write everything."""
+def reproduce(name: str, asked: Asked, display: Display, console: Console, run: bool = True) -> list[dict[str, str]]:
+    """Run an item, or only look at what is finished; tell, and write everything. The verdicts on its claims."""
     item = ITEMS[name]
     make_folder(asked.out)
     console.print(f"{item.title} — scale {asked.scale}", markup=False, highlight=False)
@@ -80,6 +121,7 @@ def reproduce(name: str, asked: Asked, display: Display, console: Console, run: 
         if verdict["evidence"]:
             console.print(f"  {verdict['evidence']}", markup=False, highlight=False)
     console.print(f"{asked.out / item.name}: README.md, CSV files and the figure", markup=False, highlight=False)
+    return verdicts
 
 
 def _panels(item: Item, asked: Asked, display: Display, console: Console, run: bool) -> list[dict[str, str]]:

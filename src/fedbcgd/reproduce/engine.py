@@ -48,6 +48,7 @@ class Asked:
         parts += ["--seeds", str(self.seeds)] if self.seeds is not None else []
         used = {panel.data["name"] for panel in item.panels[self.scale]}
         parts += [f"--data {name}={other}" for name, other in self.data.items() if name in used]
+        parts += [f"--device {self.machine.device}"] if self.machine.device != "cpu" else []
         return " ".join(parts)
 
 
@@ -65,6 +66,12 @@ def selected(every: Sequence[Panel], only: str) -> list[Panel]:
     if every and not found:
         raise UserError(f"--only {only}: no panel is called so; there are {', '.join(panel.key for panel in every)}")
     return found
+
+
+def check(item: Item, asked: Asked) -> None:
+    """That what is wanted can be run: its panels are there, and their data sets."""
+    for panel in selected(panels(item, asked), asked.only):
+        plan.examples(panel)
 
 
 def run(item: Item, asked: Asked, display: Display, write: Callable[[list[PanelResult]], None]) -> list[PanelResult]:
@@ -89,10 +96,10 @@ def gather(every: Iterable[Panel], asked: Asked, needed: Sequence[Panel] = ()) -
     for panel in every:
         try:
             results.append(_gather(panel, asked))
-        except UserError:
+        except UserError as error:
             if panel in needed:
                 raise
-            results.append(PanelResult(panel, {}))
+            results.append(PanelResult(panel, {}, unknown=str(error)))
     return results
 
 

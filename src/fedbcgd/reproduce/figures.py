@@ -29,12 +29,25 @@ def draw(results: list[PanelResult], folder: Path, title: str) -> list[str]:
                 _curves(panel, result, metric, axis, styles)
                 panel.set_xlabel(plots.AXES[axis])
                 panel.grid(True)
+            if metric.endswith("loss"):
+                _top(line[0])
             line[0].set_ylabel(metric.replace("_", " "))
             line[0].set_title(result.panel.title, loc="left")
             line[-1].legend(*line[0].get_legend_handles_labels(), loc="center left", bbox_to_anchor=(1.01, 0.5))
         figure.suptitle(title)
         plots.save(figure, folder / "figure.png")
     return ["figure.png", "figure.svg"]
+
+
+def _top(panel: Axes) -> None:
+    """A loss begins high and jumps: its axis ends above nineteen points of twenty, so that what matters is not flat."""
+    values = np.concatenate([np.asarray(line.get_ydata(), float) for line in panel.get_lines()] or [np.zeros(0)])
+    values = values[np.isfinite(values)]
+    if len(values):
+        low, high = float(values.min()), float(np.quantile(values, 0.95))
+        room = 0.05 * (high - low)
+        if room > 0:
+            panel.set_ylim(low - room, high + room)
 
 
 def _curves(panel: Axes, result: PanelResult, metric: str, axis: str, styles: dict[str, Look]) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from fedbcgd.loop import Row
 
 TENTH = 0.1
+ROUNDING = 1e-6  # of single precision: 0.1 is 0.10000000149 there, and a mean of equal values need not be that value
 
 
 def last_tenth(rows: Sequence[Row], metric: str) -> float:
@@ -19,9 +20,10 @@ def last_tenth(rows: Sequence[Row], metric: str) -> float:
 
 
 def floats_to(rows: Sequence[Row], metric: str, target: float, higher: bool = True) -> float:
-    """The upload in d at the first evaluation that reached the target; infinity if none did."""
+    """The upload in d at the first evaluation that reached the target, but for rounding; infinity if none did."""
+    slack = ROUNDING * max(1.0, abs(target))
     for row in rows:
-        if row[metric] >= target if higher else row[metric] <= target:
+        if row[metric] >= target - slack if higher else row[metric] <= target + slack:
             return row["upload_d"]
     return math.inf
 

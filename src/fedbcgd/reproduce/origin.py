@@ -11,17 +11,25 @@ from fedbcgd.files import make_folder, write_text
 FILE = "commit.txt"
 
 
+UNKNOWN = "unknown"
+
+
 @cache
-def commit() -> str:
-    """Of the source that runs, where it is a git checkout."""
-    here = Path(__file__).parent
+def commit(package: Path = Path(__file__).parents[1]) -> str:
+    """Of the source that runs, where it is a git checkout of this project; `-changed` where files differ from the commit."""
+    top = _git(package, "rev-parse", "--show-toplevel")
+    if not top or (Path(top) / "src" / "fedbcgd").resolve() != package.resolve():
+        return UNKNOWN  # installed, or a copy within another repository
+    at = _git(package, "rev-parse", "--short", "HEAD")
+    return (at + "-changed" if _git(package, "status", "--porcelain", "-uno", ".") else at) or UNKNOWN
+
+
+def _git(folder: Path, *arguments: str) -> str:
     try:
-        said = subprocess.run(
-            ["git", "-C", str(here), "rev-parse", "--short", "HEAD"], capture_output=True, text=True, timeout=10
-        )
+        said = subprocess.run(["git", "-C", str(folder), *arguments], capture_output=True, text=True, timeout=10)
     except (OSError, subprocess.TimeoutExpired):
-        return "unknown"
-    return said.stdout.strip() if said.returncode == 0 else "unknown"
+        return ""
+    return said.stdout.strip() if said.returncode == 0 else ""
 
 
 def commit_of(folder: Path) -> str:
@@ -29,7 +37,7 @@ def commit_of(folder: Path) -> str:
     try:
         return (folder / FILE).read_text(encoding="utf-8").strip()
     except FileNotFoundError:
-        return "unknown"
+        return UNKNOWN
 
 
 class Recorded:

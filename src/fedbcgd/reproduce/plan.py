@@ -24,10 +24,10 @@ Options = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Machine:
-    """Where runs are computed; no part of what they are."""
+    """Where runs are computed."""
 
-    workers: int | None = None
-    device: str = "cpu"
+    workers: int | None = None  # no part of what a run is
+    device: str = "cpu"  # part of it, as another device has other bits
 
 
 def points(panel: Panel, contender: Contender) -> list[dict[str, float]]:

@@ -30,6 +30,7 @@ class PanelResult:
     chosen: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # hyper-parameters, by contender
     trials: tuple[Trial, ...] = ()
     commits: frozenset[str] = frozenset()  # of the source that made the runs
+    unknown: str = ""  # why it cannot be known what of it is finished: its data set is not here
 
     @property
     def higher(self) -> bool:
@@ -81,11 +82,14 @@ class PanelResult:
         return reached if math.isfinite(reached) else None
 
     def floats(self, key: str) -> list[float]:
-        """The upload to the target, for each seed."""
+        """The upload to the target, for each seed; a run that diverged has not reached it, whatever it passed before."""
         if self.target is None or self.panel.contender(key).rounds_of is not None:
             return []
         goal = self.target / self.unit
-        return [floats_to(o.rows, self.metric, goal, self.higher) for o in self.outcomes[key].values()]
+        return [
+            math.inf if o.stopped == DIVERGED else floats_to(o.rows, self.metric, goal, self.higher)
+            for o in self.outcomes[key].values()
+        ]
 
     def to_target(self, key: str) -> float:
         """Their mean; infinity where a seed never got there."""

@@ -37,6 +37,7 @@ CPU: dict[str, Changes] = {
     "resnet18": _NARROW,
     "vgg19": _NARROW,
     "vit-base": {
+        "title": "small ViT, CIFAR-100",
         "model": {"name": "vit-small", "weights": None, "options": {"dim": 48, "depth": 4, "heads": 3}},
         "data": {"resize": None, "crop": None},
         "budget": 12.0,
@@ -89,7 +90,8 @@ def at(panel: Panel, scale: Scale) -> Panel:
     if scale == "cpu":
         few = tuple(c for c in panel.contenders if c.rounds_of is None)
         return changed(panel, {"effort": CPU_EFFORT, "target": None, "contenders": few, **CPU[name]})
-    return changed(changed(panel, {**SMOKE_ALL, "target": None}), SMOKE[name])
+    title = f"trial in the place of {panel.title}"
+    return changed(changed(panel, {**SMOKE_ALL, "target": None, "title": title}), SMOKE[name])
 
 
 def scaled(*panels: Panel, cpu: Changes | None = None) -> dict[Scale, tuple[Panel, ...]]:

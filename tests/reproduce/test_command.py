@@ -1,0 +1,146 @@
+"""What is found wrong before anything runs, and what the command says."""
+
+import json
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+import fedbcgd
+from fedbcgd.cli import app
+from fedbcgd.cli import reproduce as _registered  # noqa: F401
+from fedbcgd.cli.common import display
+from fedbcgd.errors import UserError
+from fedbcgd.report.progress import wide_console
+from fedbcgd.reproduce import command, engine, origin, plan
+from fedbcgd.reproduce.engine import Asked
+from fedbcgd.reproduce.items import ITEMS
+from fedbcgd.reproduce.plan import Machine
+
+
+def reproduce(name, asked, run=True):
+    wanted = command.names(name, asked.scale, asked.only)
+    command.check(wanted, asked, run)
+    for each in wanted:
+        command.reproduce(each, asked, lambda labels: display(labels, True, False), wide_console(), run)
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    out = tmp_path_factory.mktemp("made")
+    reproduce("figure8", command.asked("smoke", out))
+    return out
+
+
+@pytest.fixture
+def copy(made, tmp_path):
+    return Path(shutil.copytree(made, tmp_path / "copy"))
+
+
+def test_two_scales_do_not_share_a_folder(copy):
+    before = (copy / "claims.md").read_bytes()
+    with pytest.raises(UserError, match="it holds results of scale smoke; take another folder for cpu"):
+        reproduce("figure8", command.asked("cpu", copy), run=False)
+    assert (copy / "claims.md").read_bytes() == before
+
+
+def test_results_are_not_lost_where_a_data_set_is_missing(copy, monkeypatch):
+    """Without its data set a run cannot be told from others: the page is left as it is."""
+    page = (copy / "figure8" / "README.md").read_bytes()
+    real = plan.load_data
+
+    def load(data):
+        if data.name == "embedded":
+            raise UserError("embedded is not here")
+        return real(data)
+
+    monkeypatch.setattr(plan, "load_data", load)
+    plan._facts.cache_clear()
+    try:
+        with pytest.raises(UserError, match="cannot be told again: embedded is not here"):
+            reproduce("figure8", command.asked("smoke", copy), run=False)
+    finally:
+        plan._facts.cache_clear()
+    assert (copy / "figure8" / "README.md").read_bytes() == page
+
+
+def test_shown_again_the_page_is_the_same(copy):
+    page = (copy / "figure8" / "README.md").read_bytes()
+    reproduce("figure8", command.asked("smoke", copy), run=False)
+    assert (copy / "figure8" / "README.md").read_bytes() == page
+
+
+def test_a_data_set_that_no_item_uses_is_a_mistake(tmp_path):
+    with pytest.raises(UserError, match="emnist"):
+        command.check(["figure8"], command.asked("cpu", tmp_path, data=["emnist-byclas=mine"]))
+
+
+def test_a_missing_data_set_is_told_before_anything_runs(tmp_path, monkeypatch):
+    monkeypatch.setenv("FEDBCGD_DATA", str(tmp_path / "nothing"))
+    plan._facts.cache_clear()
+    with pytest.raises(UserError, match="cifar100"):
+        command.check(command.names("all"), command.asked("cpu", tmp_path / "out"))
+    assert not (tmp_path / "out").exists()
+
+
+def test_of_all_items_those_with_the_panel():
+    assert command.names("all", "cpu", "lenet5") == [
+        "table2",
+        "table3",
+        "table6",
+        "figure3",
+        "figure4",
+        "figure5",
+        "figure7",
+    ]
+    assert command.names("all") == list(ITEMS)
+    with pytest.raises(UserError, match="--only lenet6: no panel is called so; there are"):
+        command.names("all", "cpu", "lenet6")
+
+
+def test_with_json_standard_output_is_json_alone(copy):
+    told = CliRunner().invoke(app, ["reproduce", "figure8", "--scale", "smoke", "--out", str(copy), "--json"])
+    assert told.exit_code == 0
+    lines = [json.loads(line) for line in told.stdout.splitlines()]
+    assert all("skipped" in line for line in lines[:-1])
+    assert lines[-1]["item"] == "figure8"
+    assert {c["verdict"] for c in lines[-1]["claims"]} == {"not testable at this scale"}
+
+
+def test_another_device_is_part_of_the_command(tmp_path):
+    asked = Asked("smoke", tmp_path, machine=Machine(device="cuda"))
+    assert asked.command(ITEMS["figure8"]).endswith("--device cuda")
+    mine, theirs = (
+        engine.plan.repetition(ITEMS["figure8"].panels["smoke"][0], {"fedavg": {"lr": 0.01}}, 1, machine)[0][1].folder
+        for machine in (Machine(), Machine(device="cuda"))
+    )
+    assert mine != theirs
+
+
+def test_the_commit_is_that_of_this_project_or_unknown(tmp_path):
+    """A copy within another repository is no checkout of this one; changed files are told."""
+
+    def git(*arguments):
+        name = ["-c", "user.name=n", "-c", "user.email=e@example.org"]
+        subprocess.run(["git", *name, "-C", str(tmp_path), *arguments], check=True, capture_output=True)
+
+    package = tmp_path / "vendored" / "fedbcgd"
+    package.mkdir(parents=True)
+    (package / "a.py").write_text("1\n")
+    git("init", "-q")
+    git("add", "-A")
+    git("commit", "-qm", "first")
+    assert origin.commit(package) == "unknown"
+    mine = tmp_path / "src" / "fedbcgd"
+    mine.mkdir(parents=True)
+    (mine / "a.py").write_text("1\n")
+    git("add", "-A")
+    git("commit", "-qm", "second")
+    at = origin.commit(mine)
+    assert len(at) >= 7
+    (mine / "a.py").write_text("2\n")
+    origin.commit.cache_clear()
+    assert origin.commit(mine) == f"{at}-changed"
+    assert Path(fedbcgd.__file__).parent.name == "fedbcgd"
