@@ -4,12 +4,12 @@ import json
 import math
 import re
 import shutil
-import threading
 import urllib.error
 import urllib.request
 
 import pytest
 from runfolders import comparison, make, rows, write_rows
+from serving import serving
 
 from fedbcgd import UserError
 from fedbcgd.report import looks, page
@@ -208,13 +208,8 @@ def test_written_to_a_file(tmp_path):
 
 @pytest.fixture
 def server(tmp_path):
-    made = PageServer([comparison(tmp_path / "runs")])
-    thread = threading.Thread(target=made.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True)
-    thread.start()
-    yield made
-    made.shutdown()
-    made.server_close()
-    thread.join()
+    with serving(comparison(tmp_path / "runs")) as made:
+        yield made
 
 
 def ask(address, **headers):
