@@ -112,6 +112,11 @@ class Browser:
         found = self._call("POST", f"{self._session}/se/log", {"type": "browser"})
         return [entry["message"] for entry in found if entry["level"] == "SEVERE" and "favicon" not in entry["message"]]
 
+    def leave(self) -> None:
+        """A page whose server has gone, and which complains of it, as it should."""
+        self.go("about:blank")
+        self.errors()
+
     def wait(self, script: str, seconds: float = 15) -> Any:
         until = time.monotonic() + seconds
         while not (found := self.run(script)):

@@ -64,10 +64,15 @@ _OTHERS = [
 ]
 
 
-# Every dash with every marker, those of no algorithm first: as many lines as a figure can tell apart without colours.
-_FREE = [(dash, marker) for dash in _DASHES for marker in _MARKERS]
-_OWNED = [(dash, marker) for dash in _DASHES for marker in dict.fromkeys(look.marker for look in LOOKS.values())]
-MOST = len(_FREE) + len(_OWNED)
+# Every dash with every marker: as many lines as a figure can tell apart without colours. Variants of an algorithm take
+# markers of no algorithm that the eye tells apart at once, then shapes of no algorithm, then markers that are all nearly
+# round, and those of algorithms at last.
+_CLEAR = [(dash, marker) for dash in _DASHES for marker in "<>*d"]
+_TAKEN = [(look.dash, look.marker) for look in LOOKS.values()]
+_OWNED = [(dash, marker) for dash in _DASHES for marker in dict.fromkeys(marker for _, marker in _TAKEN)]
+_ROUND = [(dash, marker) for dash in _DASHES for marker in "phH8"]
+_REST = [*(shape for shape in _OWNED if shape not in _TAKEN), *_ROUND, *_TAKEN]
+MOST = len(_CLEAR) + len(_REST)
 
 
 def look(name: str, position: int = 0) -> Look:
@@ -89,7 +94,7 @@ def families(algorithms: Sequence[str]) -> list[Look]:
     for k, algorithm in enumerate(algorithms):
         own, turn = first[algorithm], algorithms[:k].count(algorithm)
         if turn:
-            start = turn * len(_MARKERS) + turn + 3 * list(first).index(algorithm)  # another dash and another marker
+            start = 5 * turn + 3 * list(first).index(algorithm)  # another dash and another marker
             own = _reshaped(own, used, start)
         used.add((own.dash, own.marker))
         out.append(own)
@@ -115,7 +120,7 @@ def looks(names: Iterable[str]) -> dict[str, Look]:
 
 def _reshaped(own: Look, used: Collection[tuple[tuple[float, ...], str]], start: int) -> Look:
     """This look with the first dash and marker from there on that are free; where none is, with those of its turn."""
-    start %= len(_FREE)
-    turned = [*_FREE[start:], *_FREE[:start], *_OWNED]
+    start %= len(_CLEAR)
+    turned = [*_CLEAR[start:], *_CLEAR[:start], *_REST]
     dash, marker = next((shape for shape in turned if shape not in used), turned[0])
     return replace(own, dash=dash, marker=marker)

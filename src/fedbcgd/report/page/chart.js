@@ -38,7 +38,7 @@ function swatch(group) {
   return svg(
     "svg",
     { viewBox: "0 0 30 12", class: "swatch look", "aria-hidden": "true", css: look(group) },
-    svg("line", { x1: 1, x2: 29, y1: 6, y2: 6, "stroke-dasharray": dash(group, 1.9) }),
+    svg("line", { x1: 1, x2: 29, y1: 6, y2: 6, "stroke-dasharray": dash(group, 1.3) }),
     mark(group, 15, 6),
   );
 }

@@ -125,6 +125,7 @@ addEventListener("resize", () => {
 
 /* While runs go on: ask whether anything changed, and draw again only then. What the user typed meanwhile stays. */
 let tag = "";
+let pause = 2000; // milliseconds between two questions
 
 function liveness(words, lost) {
   byId("live").classList.toggle("lost", lost);
@@ -170,7 +171,7 @@ async function refresh() {
   try {
     await ask();
   } finally {
-    setTimeout(refresh, 2000);
+    setTimeout(refresh, pause);
   }
 }
 

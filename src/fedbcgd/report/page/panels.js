@@ -33,7 +33,7 @@ function legend() {
         swatch(group),
         el("span", { class: "chip-name" }, group.name),
         runs.length > 1 ? el("span", { class: "count" }, `${runsOf(group).length} seeds`) : null,
-        states.map((s) => el("span", { class: "badge " + s }, s)),
+        states.map((s) => el("span", { class: "badge " + s }, runs.length > 1 ? `${runs.filter((run) => run.status === s).length} ${s}` : s)),
       ),
     );
   });
@@ -222,7 +222,7 @@ function traffic() {
     const picture = svg("svg", { viewBox: "0 0 100 44", preserveAspectRatio: "none", class: "blocks look", css: look(group), "aria-hidden": "true" });
     sent.forEach((b, k) => picture.append(svg("rect", { x: k * bar + Math.min(0.6, bar * 0.08), width: bar - 2 * Math.min(0.6, bar * 0.08), y: 44 - (42 * b) / highest, height: (42 * b) / highest })));
     const words = n === 1 ? "not divided: every client uploads the whole model" : `${n} blocks, ` + fromTo(sent, bytes) + " each";
-    return el("li", {}, el("p", { class: "bar-name" }, swatch(group), group.name), picture, el("p", { class: "note" }, `${words}; ${bytes(total)} in all, shared block included`));
+    return el("li", {}, el("p", { class: "bar-name" }, swatch(group), group.name), picture, el("p", { class: "note" }, total ? `${words}; ${bytes(total)} in all, shared block included` : "uploads nothing"));
   });
   const rows = groups.flatMap(({ group, run }) => run.ledger.block_bytes.map((b, k) => [group.name, k + 1, run.blocks[k] === undefined ? "–" : short(run.blocks[k]), bytes(b)]));
   return card(
