@@ -9,6 +9,7 @@ import subprocess
 import time
 import urllib.error
 import urllib.request
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,9 @@ CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shuti
 DRIVER = shutil.which("chromedriver")
 ABSENT = (
     "" if CHROMIUM and DRIVER else "no chromium and chromedriver on this machine (Debian: chromium, chromium-driver)"
+)
+CLIPBOARD = (  # what is copied is kept where a test can read it
+    "window.kept = []; Object.defineProperty(navigator, 'clipboard', {value: {writeText: async t => { kept.push(t) }}})"
 )
 ELEMENT = "element-6066-11e4-a52e-4f735466cecf"
 
@@ -83,6 +87,20 @@ class Browser:
     def type(self, css: str, text: str) -> None:
         self._call("POST", f"{self._session}/element/{self.find(css)}/value", {"text": text})
 
+    def keys(self, text: str) -> None:
+        """To whatever has the focus, where its caret is."""
+        pressed = [{"type": kind, "value": key} for key in text for kind in ("keyDown", "keyUp")]
+        self._act({"type": "key", "id": "keys", "actions": pressed})
+
+    def drag(self, places: Sequence[tuple[float, float]]) -> None:
+        """With the mouse, from the first place over the others to the last."""
+        moves = [{"type": "pointerMove", "x": round(x), "y": round(y), "duration": 40} for x, y in places]
+        down, up = {"type": "pointerDown", "button": 0}, {"type": "pointerUp", "button": 0}
+        self._act({"type": "pointer", "id": "mouse", "actions": [moves[0], down, *moves[1:], up]})
+
+    def _act(self, source: dict[str, Any]) -> None:
+        self._call("POST", f"{self._session}/actions", {"actions": [source]})
+
     def text(self, css: str) -> str:
         return str(self._call("GET", f"{self._session}/element/{self.find(css)}/text"))
 
@@ -93,6 +111,11 @@ class Browser:
         """What the page complained of since the last call."""
         found = self._call("POST", f"{self._session}/se/log", {"type": "browser"})
         return [entry["message"] for entry in found if entry["level"] == "SEVERE" and "favicon" not in entry["message"]]
+
+    def leave(self) -> None:
+        """A page whose server has gone, and which complains of it, as it should."""
+        self.go("about:blank")
+        self.errors()
 
     def wait(self, script: str, seconds: float = 15) -> Any:
         until = time.monotonic() + seconds

@@ -1,10 +1,13 @@
-"""Run folders made up for the tests of the page, as a run leaves them."""
+"""Run folders made up for the tests of the page, as a run leaves them, and read as the page reads them."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
 from fedbcgd import toml
+from fedbcgd.report import page
+from fedbcgd.report.collect import Collector, Found, Problem
 
 ROUNDS = {"fedavg": 10, "scaffold": 10, "fedpaq": 40, "fedbcgd": 50}
 D = 1000  # parameters
@@ -95,3 +98,24 @@ def comparison(place: Path) -> Path:
         for seed in range(3):
             make(place / algorithm / f"seed-{seed}", algorithm, seed)
     return place
+
+
+def add_to_run(folder: Path, **options: Any) -> None:
+    """More options for [run], which is the last table."""
+    lines = "".join(f"{key} = {value}\n" for key, value in options.items())
+    (folder / "config.toml").write_text((folder / "config.toml").read_text() + lines)
+
+
+def collect(*places: Path) -> tuple[list[Found], list[Problem]]:
+    return Collector(places).collect()
+
+
+def shown(*places: Path) -> dict[str, Any]:
+    return page.content(*collect(*places))
+
+
+def embedded(html: str) -> dict[str, Any]:
+    """The data as a browser reads it."""
+    found = re.search(r'<script type="application/json" id="data">(.*?)</script>', html, re.DOTALL)
+    assert found is not None
+    return dict(json.loads(found[1]))

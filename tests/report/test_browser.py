@@ -3,46 +3,19 @@
 import csv
 import io
 import json
-import threading
 
 import pytest
-from browser import ABSENT, Browser
+from browser import ABSENT, CLIPBOARD
 from runfolders import comparison, make, rows, write_rows
+from serving import serving
 
 from fedbcgd.report import page
 from fedbcgd.report.collect import Collector
-from fedbcgd.report.serve import PageServer
 
 pytestmark = pytest.mark.skipif(bool(ABSENT), reason=ABSENT)
 
-CLIPBOARD = (
-    "window.kept = []; Object.defineProperty(navigator, 'clipboard', {value: {writeText: async t => { kept.push(t) }}})"
-)
 NAMES = "return [...document.querySelectorAll('#curves-chart g[data-group]')].map(g => g.dataset.group)"
 SAID = "return document.querySelector('#said').textContent"
-
-
-@pytest.fixture(scope="module")
-def browser(tmp_path_factory):
-    made = Browser(tmp_path_factory.mktemp("chromium"))
-    yield made
-    made.close()
-
-
-@pytest.fixture(scope="module")
-def address(tmp_path_factory):
-    place = tmp_path_factory.mktemp("page")
-    page.write([comparison(place / "runs")], place / "r.html")
-    return (place / "r.html").as_uri()
-
-
-@pytest.fixture
-def opened(browser, address):
-    browser.dark(False)
-    browser.size(1280, 900)
-    browser.go(address)
-    yield browser
-    assert browser.errors() == []
 
 
 def names(browser):
@@ -276,12 +249,10 @@ def test_a_folder_without_runs(browser, tmp_path):
 
 def test_it_refreshes_while_runs_go_on_and_keeps_what_was_chosen(browser, tmp_path):
     place = comparison(tmp_path / "runs")
-    server = PageServer([place])
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True)
-    thread.start()
-    try:
+    with serving(place) as server:
         browser.size(1280, 900)
         browser.go(server.address)
+        browser.run("pause = 100")
         browser.wait("return document.documentElement.dataset.refreshed === '1'")
         browser.click("label[for=axis-round]")
         browser.click("#chip-0")
@@ -296,13 +267,9 @@ def test_it_refreshes_while_runs_go_on_and_keeps_what_was_chosen(browser, tmp_pa
         line = "document.querySelector('#curves-chart g[data-group=scaffold] .line').getAttribute('d')"
         browser.wait(f"return {line} !== {json.dumps(before)}")
         assert "1 running" in browser.text("#lead")
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()
     browser.wait("return document.querySelector('#live').classList.contains('lost')")
     assert browser.text("#live-text") == "not connected"
-    browser.errors()  # it complains that the server has gone, as it should
+    browser.leave()
 
 
 def test_hours_on_each_network_are_in_the_table(browser, tmp_path):

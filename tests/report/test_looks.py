@@ -4,6 +4,8 @@ import xml.etree.ElementTree as ET
 
 import matplotlib.lines
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from matplotlib.figure import Figure
 
 from fedbcgd.algorithm import algorithm_names
@@ -45,6 +47,35 @@ def test_looks_of_what_is_no_algorithm_are_taken_in_turn():
     given = looks.looks(["lr 0.1", "fedavg", "lr 0.3"])
     assert given["fedavg"] == looks.LOOKS["fedavg"]
     assert [given["lr 0.1"], given["lr 0.3"]] == looks._OTHERS[:2]
+
+
+LINES = st.lists(st.sampled_from([*looks.LOOKS, *(f"own-{k}" for k in range(40))]), min_size=1, max_size=looks.MOST)
+
+
+@given(LINES)
+def test_no_two_lines_of_a_figure_have_the_same_shape(algorithms):
+    given_looks = looks.families(algorithms)
+    assert len({(look.dash, look.marker) for look in given_looks}) == len(algorithms)
+    by_name = looks.looks(algorithms)
+    assert len({(look.dash, look.marker) for look in by_name.values()}) == len(set(algorithms))
+    if len(set(algorithms)) > 1:
+        for k, (name, look) in enumerate(zip(algorithms, given_looks, strict=True)):
+            assert look.colour == by_name[name].colour
+            assert look == by_name[name] or name in algorithms[:k]  # the first of an algorithm has its own look
+
+
+def test_a_figure_can_tell_as_many_lines_apart_as_there_are_shapes():
+    markers = {look.marker for look in [*looks.LOOKS.values(), *looks._OTHERS]}
+    assert looks.MOST == 60 == 4 * len(markers)
+    shapes = [(look.dash, look.marker) for look in looks.families(["fedavg", "feddc"] * 40)]
+    assert len(shapes) == 80
+    assert len(set(shapes)) == 60
+    assert len(set(shapes[:60])) == 60
+
+
+def test_pairs_of_the_drift_corrected_algorithms_differ():
+    pairs = looks.families(["feddc", "feddc", "scaffold", "scaffold", *["feddc", "scaffold"] * 4])
+    assert len({(look.dash, look.marker) for look in pairs}) == 12
 
 
 def figure():

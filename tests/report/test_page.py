@@ -4,34 +4,20 @@ import json
 import math
 import re
 import shutil
-import threading
 import urllib.error
 import urllib.request
+from pathlib import Path
 
 import pytest
-from runfolders import comparison, make, rows, write_rows
+from runfolders import collect, comparison, embedded, make, rows, shown, write_rows
+from serving import serving
 
 from fedbcgd import UserError
-from fedbcgd.report import looks, page
-from fedbcgd.report.collect import MOST_ROWS, Collector, folders
-from fedbcgd.report.groups import group
+from fedbcgd.report import page
+from fedbcgd.report.collect import MOST_ROWS, folders
 from fedbcgd.report.serve import PageServer
 
 NASTY = "</script><script>alert(1)</script><img src=x onerror=alert(1)>&amp;\u2028{{SCRIPT}}{{DATA}}"
-
-
-def collect(*places):
-    return Collector(places).collect()
-
-
-def shown(*places):
-    return page.content(*collect(*places))
-
-
-def embedded(html):
-    """The data as a browser reads it."""
-    found = re.search(r'<script type="application/json" id="data">(.*?)</script>', html, re.DOTALL)
-    return json.loads(found[1])
 
 
 def test_folders_are_found_wherever_they_are_and_once(tmp_path):
@@ -45,54 +31,20 @@ def test_folders_are_found_wherever_they_are_and_once(tmp_path):
     assert found[0] == place / "fedavg" / "seed-0"
 
 
+def test_a_folder_that_several_paths_lead_to_is_there_once_under_the_first(tmp_path, monkeypatch):
+    comparison(tmp_path / "runs")
+    (tmp_path / "link").symlink_to(tmp_path / "runs")
+    monkeypatch.chdir(tmp_path)
+    found = folders([Path("runs/fedavg"), tmp_path / "runs", Path("link"), Path("link/../runs")])
+    assert len(found) == 9
+    assert found[:3] == [Path("runs/fedavg") / f"seed-{k}" for k in range(3)]
+    assert found[3] == tmp_path / "runs" / "fedbcgd" / "seed-0"
+    assert len(folders([Path("link"), Path("runs")])) == 9
+
+
 def test_a_place_that_is_not_there_is_a_mistake(tmp_path):
     with pytest.raises(UserError, match="is no folder: wanted is the folder of a run"):
         folders([tmp_path / "absent"])
-
-
-def test_seeds_are_grouped_and_algorithms_look_as_everywhere(tmp_path):
-    data = shown(comparison(tmp_path))
-    assert [g["name"] for g in data["groups"]] == ["fedavg", "fedbcgd", "fedpaq"]
-    assert [len(g["runs"]) for g in data["groups"]] == [3, 3, 3]
-    assert data["tasks"] == ["lenet5 on embedded"]
-    for g in data["groups"]:
-        own = looks.LOOKS[g["name"]]
-        assert (g["look"]["colour"], g["look"]["marker"], tuple(g["look"]["dash"])) == (
-            own.colour,
-            own.marker,
-            own.dash,
-        )
-    assert data["problems"] == []
-
-
-def test_what_sets_groups_of_one_algorithm_apart_is_in_their_names(tmp_path):
-    make(tmp_path / "a", "fedbcgd", 0, momentum=0.5)
-    make(tmp_path / "b", "fedbcgd", 1, momentum=0.5)
-    make(tmp_path / "c", "fedbcgd", 0, momentum=0.8)
-    make(tmp_path / "d", "fedavg", 0)
-    groups = group(collect(tmp_path)[0]).groups
-    assert [g.name for g in groups] == ["fedbcgd, momentum 0.5", "fedbcgd, momentum 0.8", "fedavg"]
-    assert [g.runs for g in groups] == [(0, 1), (2,), (3,)]
-    one, two, three = (g.look for g in groups)
-    assert one == looks.LOOKS["fedbcgd"]
-    assert two.colour == one.colour
-    assert (two.dash, two.marker) not in {(one.dash, one.marker), (three.dash, three.marker)}
-
-
-def test_a_seed_that_comes_twice_is_no_seed_more(tmp_path):
-    make(tmp_path / "a", "fedavg", 0)
-    make(tmp_path / "b", "fedavg", 0)
-    groups = group(collect(tmp_path)[0]).groups
-    assert [(g.name, g.runs) for g in groups] == [("fedavg (1)", (0,)), ("fedavg (2)", (1,))]
-
-
-def test_other_data_is_another_task(tmp_path):
-    make(tmp_path / "a", "fedavg", 0)
-    make(tmp_path / "b", "fedavg", 0, data="cifar10")
-    data = shown(tmp_path)
-    assert data["tasks"] == ["lenet5 on embedded", "lenet5 on cifar10"]
-    assert [g["task"] for g in data["groups"]] == [0, 1]
-    assert [g["name"] for g in data["groups"]] == ["fedavg", "fedavg"]
 
 
 def test_a_partition_that_several_runs_share_is_there_once(tmp_path):
@@ -208,13 +160,8 @@ def test_written_to_a_file(tmp_path):
 
 @pytest.fixture
 def server(tmp_path):
-    made = PageServer([comparison(tmp_path / "runs")])
-    thread = threading.Thread(target=made.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True)
-    thread.start()
-    yield made
-    made.shutdown()
-    made.server_close()
-    thread.join()
+    with serving(comparison(tmp_path / "runs")) as made:
+        yield made
 
 
 def ask(address, **headers):
@@ -244,6 +191,21 @@ def test_the_server_has_two_answers(server, path):
     with pytest.raises(urllib.error.HTTPError) as refused:
         ask(server.address + path)
     assert refused.value.code == 404
+
+
+def test_the_server_says_what_is_wrong(server, tmp_path, monkeypatch):
+    (tmp_path / "runs").rename(tmp_path / "elsewhere")
+    with pytest.raises(urllib.error.HTTPError) as refused:
+        ask(server.address + "data.json")
+    assert (refused.value.code, refused.value.read().decode()) == (
+        503,
+        f"{tmp_path / 'runs'} is no folder: wanted is the folder of a run, or one that holds several\n",
+    )
+    monkeypatch.setattr(server, "content", lambda: 1 / 0)
+    with pytest.raises(urllib.error.HTTPError) as refused:
+        ask(server.address + "data.json")
+    assert refused.value.code == 500
+    assert refused.value.read().decode() == "the page cannot be made: ZeroDivisionError: division by zero\n"
 
 
 def test_a_name_that_was_pointed_here_is_refused(server):

@@ -12,10 +12,12 @@ from typing import Any
 
 from fedbcgd.config import flat
 from fedbcgd.errors import UserError
+from fedbcgd.report import facts
 
 FILES = ("config.toml", "metrics.jsonl", "summary.json", "holdings.json")
 FRESH = 120.0  # seconds after which a run that writes nothing is no longer called running
 MOST_ROWS = 2000  # of one run on the page; of more, every so many and the last
+MOST_BLOCKS = 1_000_000  # a record of traffic that numbers its blocks higher is damaged
 
 
 @dataclass
@@ -42,18 +44,22 @@ class Problem:
 
 
 def folders(places: Sequence[Path]) -> list[Path]:
-    """The run folders in these places, each once, in the order of their names."""
-    found: dict[Path, None] = {}
+    """The run folders in these places, each once, in the order of their names.
+
+    One that is reached by several paths, as one relative and one absolute or through a link, bears the first of them.
+    """
+    found: dict[Path, Path] = {}
     for place in places:
         if not place.is_dir():
             raise UserError(f"{place} is no folder: wanted is the folder of a run, or one that holds several")
         inside = []
-        for folder, names, files in os.walk(place):
+        for root, names, files in os.walk(place):
             names[:] = [n for n in names if not n.startswith(".") and n not in ("checkpoint", "tensorboard")]
             if "metrics.jsonl" in files or "summary.json" in files or {"config.toml", ".lock"} <= set(files):
-                inside.append(Path(folder))
-        found |= dict.fromkeys(sorted(inside))
-    return list(found)
+                inside.append(Path(root))
+        for folder in sorted(inside):
+            found.setdefault(folder.resolve(), folder)
+    return list(found.values())
 
 
 class Collector:
@@ -69,7 +75,7 @@ class Collector:
             stamp = _stamp(folder)
             if folder not in self._known or self._known[folder][0] != stamp:
                 wrong: list[Problem] = []
-                self._known[folder] = (stamp, read(folder, wrong), wrong)
+                self._known[folder] = (stamp, _guarded(folder, wrong), wrong)
             _, run, wrong = self._known[folder]
             problems += wrong
             if run is not None:
@@ -77,6 +83,15 @@ class Collector:
                     run.status = _unfinished(folder)
                 runs.append(run)
         return runs, problems
+
+
+def _guarded(folder: Path, problems: list[Problem]) -> Found | None:
+    """What no reader foresaw in one folder must not take the others with it."""
+    try:
+        return read(folder, problems)
+    except Exception as error:
+        problems.append(Problem(str(folder), f"cannot be shown: {type(error).__name__}: {error}"))
+        return None
 
 
 def read(folder: Path, problems: list[Problem]) -> Found | None:
@@ -95,16 +110,15 @@ def read(folder: Path, problems: list[Problem]) -> Found | None:
             if not isinstance(made, dict):
                 raise ValueError("it holds no table")
             return made
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, RecursionError) as error:
             wrong(name, f"cannot be read: {error}")
             return {}
 
-    summary, config = load("summary.json"), load("config.toml")
-    if not isinstance(summary.get("ledger", {}), dict) or not isinstance(summary.get("config", {}), dict):
-        wrong("summary.json", "is not what a run writes: it is left out")
-        summary = {}
+    summary = facts.summary(load("summary.json"), lambda what: wrong("summary.json", what))
+    config = load("config.toml")
     rows = _rows(folder / "metrics.jsonl", wrong)
-    options = flat(config or summary.get("config") or {"algorithm": summary.get("options", {})})
+    written = flat(config or summary.get("config") or {"algorithm": summary.get("options", {})})
+    options = {key: facts.option(value) for key, value in written.items()}
     named = summary.get("algorithm") or options.get("algorithm.name")
     if not named:
         wrong("", "says nowhere which algorithm ran: it is left out")
@@ -113,7 +127,7 @@ def read(folder: Path, problems: list[Problem]) -> Found | None:
     seed = options.get("run.seed", summary.get("seed"))
     status = _status(summary) if summary else _unfinished(folder)
     holdings = _holdings(load("holdings.json"), wrong)
-    known_seed = seed if isinstance(seed, int) else None
+    known_seed = seed if isinstance(seed, int) and not isinstance(seed, bool) else None
     hours = _hours(folder, rows)
     sent = [] if summary else _block_bytes(folder / "traffic.jsonl")
     return Found(str(folder), str(named), known_seed, status, rows, options, summary, holdings, hours, sent)
@@ -131,7 +145,7 @@ def _hours(folder: Path, rows: list[dict[str, float]]) -> dict[str, list[float]]
         rounds = [row["round"] for row in Folder(folder).rows()]
         known = {profile: dict(zip(rounds, afterwards.hours(folder, profile), strict=True)) for profile in PROFILES}
         return {profile: [at[row["round"]] for row in rows] for profile, at in known.items()}
-    except (UserError, ValueError, KeyError, TypeError, AttributeError, OSError):
+    except (UserError, ValueError, LookupError, TypeError, AttributeError, ArithmeticError, OSError):
         return {}  # it is being written, or damaged, which is told of the files that matter more
 
 
@@ -142,8 +156,10 @@ def _block_bytes(path: Path) -> list[int]:
         for line in path.read_bytes().split(b"\n")[:-1]:  # the last one may be in the middle of being written
             row = json.loads(line)
             for block, size in zip(row["blocks"], row["upload"], strict=True):
-                sent[block] = sent.get(block, 0) + size
-    except (OSError, ValueError, KeyError, TypeError):
+                if not 0 <= block < MOST_BLOCKS or size < 0:
+                    raise ValueError("no block of a model")
+                sent[int(block)] = sent.get(int(block), 0) + int(size)
+    except (OSError, ValueError, KeyError, TypeError, OverflowError):
         return []
     return [sent.get(block, 0) for block in range(max(sent, default=-1) + 1)]
 
@@ -184,7 +200,7 @@ def _rows(path: Path, wrong: Any) -> list[dict[str, float]]:
             if not math.isfinite(row["round"]):
                 raise ValueError("a row without its round")
             rows.append(row)
-        except (ValueError, AttributeError, KeyError):
+        except (ValueError, AttributeError, KeyError, OverflowError, RecursionError):
             damaged += 1
     if damaged:
         wrong(path.name, f"{damaged} of {len(lines) - 1} lines are damaged and left out")
@@ -199,6 +215,7 @@ def _number(value: Any) -> float:
         return math.nan
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise ValueError(value)
+    math.isfinite(value)  # a whole number larger than any float is damage
     return value
 
 

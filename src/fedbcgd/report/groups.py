@@ -19,6 +19,9 @@ ASIDE = {
     "run.tensorboard",
     "run.checkpoint_every",
 }
+# What only says when to look and when to stop: it names a group where nothing else tells it from another.
+QUIET = {"run.evaluate_every", "run.rounds", "run.budget", "run.target"}
+MOST_TEXT = 24  # characters of a value in a name
 _TASK = ("data.", "model.", "quadratics.")
 
 
@@ -38,12 +41,17 @@ class Grouped:
 
 
 def group(runs: Sequence[Found]) -> Grouped:
-    """Group the runs, and name each group by its algorithm and, where several have it, by what sets it apart."""
-    tasks: dict[str, list[int]] = {}
+    """Group the runs, and name each group by its algorithm and, where several have it, by what sets it apart.
+
+    Tasks whose runs were measured on test data come first, since a search for options is seldom what a reader is after;
+    of those, the one with most runs.
+    """
+    by_task: dict[str, list[int]] = {}
     for k, run in enumerate(runs):
-        tasks.setdefault(_key(run, _TASK), []).append(k)
+        by_task.setdefault(_key(run, _TASK), []).append(k)
+    tasks = sorted(by_task.values(), key=lambda members: (-_tested(runs, members), -len(members)))
     groups: list[Group] = []
-    for t, members in enumerate(tasks.values()):
+    for t, members in enumerate(tasks):
         gathered = _gather(runs, members)
         names = _names([runs[g[0]] for g in gathered])
         given = families([runs[g[0]].algorithm for g in gathered])
@@ -51,7 +59,11 @@ def group(runs: Sequence[Found]) -> Grouped:
             Group(t, name, look, tuple(g), runs[g[0]].algorithm)
             for name, look, g in zip(names, given, gathered, strict=True)
         ]
-    return Grouped(tuple(_tasks([runs[members[0]] for members in tasks.values()])), tuple(groups))
+    return Grouped(tuple(_tasks([runs[members[0]] for members in tasks])), tuple(groups))
+
+
+def _tested(runs: Sequence[Found], members: Sequence[int]) -> bool:
+    return any(key.startswith("test_") for k in members for key in (runs[k].rows[-1] if runs[k].rows else ()))
 
 
 def _key(run: Found, prefixes: tuple[str, ...] = ("",)) -> str:
@@ -72,14 +84,28 @@ def _gather(runs: Sequence[Found], members: Sequence[int]) -> list[list[int]]:
 def _names(firsts: Sequence[Found]) -> list[str]:
     names = []
     for run in firsts:
-        alike = [other for other in firsts if other.algorithm == run.algorithm]
-        apart = differences([other.options for other in alike])
-        said = [f"{key.rpartition('.')[2]} {_text(run.options.get(key))}" for key in apart]
-        names.append(", ".join([run.algorithm, *said]))
-    for name in {n for n in names if names.count(n) > 1}:
-        for turn, k in enumerate([k for k, other in enumerate(names) if other == name]):
-            names[k] = f"{name} ({turn + 1})"
+        alike = [other.options for other in firsts if other.algorithm == run.algorithm]
+        names.append(", ".join([run.algorithm, *_said(run, [k for k in differences(alike) if k not in QUIET])]))
+    for places in _twice(names):
+        apart = differences([firsts[k].options for k in places])
+        for k in places:
+            names[k] = ", ".join([names[k], *_said(firsts[k], [key for key in apart if key in QUIET])])
+    for places in _twice(names):
+        for turn, k in enumerate(places):
+            names[k] += f" ({turn + 1})"
     return names
+
+
+def _twice(names: Sequence[str]) -> list[list[int]]:
+    """The places of each name that comes more than once."""
+    places: dict[str, list[int]] = {}
+    for k, name in enumerate(names):
+        places.setdefault(name, []).append(k)
+    return [found for found in places.values() if len(found) > 1]
+
+
+def _said(run: Found, keys: Sequence[str]) -> list[str]:
+    return [f"{key.rpartition('.')[2]} {_text(run.options.get(key))}" for key in keys]
 
 
 def _tasks(firsts: Sequence[Found]) -> list[str]:
@@ -90,12 +116,8 @@ def _tasks(firsts: Sequence[Found]) -> list[str]:
         head = (
             f"{o['model.name']} on {o['data.name']}" if {"model.name", "data.name"} <= set(o) else "a model of your own"
         )
-        more = [
-            f"{key.rpartition('.')[2]} {_text(o[key])}"
-            for key in apart
-            if key in o and key.startswith(_TASK) and key not in ("model.name", "data.name")
-        ]
-        names.append(", ".join([head, *more]))
+        more = [k for k in apart if k in o and k.startswith(_TASK) and k not in ("model.name", "data.name")]
+        names.append(", ".join([head, *_said(run, more)]))
     return names
 
 
@@ -106,4 +128,5 @@ def differences(options: Sequence[dict[str, Any]]) -> list[str]:
 
 
 def _text(value: Any) -> str:
-    return "unset" if value is None else f"{value:g}" if isinstance(value, float) else str(value)
+    text = "unset" if value is None else f"{value:g}" if isinstance(value, float) else str(value)
+    return text if len(text) <= MOST_TEXT else text[: MOST_TEXT - 1].rstrip(" ,") + "…"

@@ -5,7 +5,7 @@ grey printer and any colour vision; the colours are those of Okabe and Ito and o
 contrast of at least 3 to 1 against its background.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 SOLID: tuple[float, ...] = ()
@@ -52,7 +52,7 @@ LOOKS = {
     "topk": Look(*_SKY, SOLID, "X"),
 }
 _DASHES = (SOLID, DASHED, DOTTED, MIXED)
-_MARKERS = ("<", ">", "p", "h", "*", "d", "H", "8")
+_MARKERS = ("<", ">", "p", "h", "*", "d", "H", "8")  # of no algorithm
 _OTHERS = [
     Look(*colours, dash, marker)
     for dash in _DASHES
@@ -64,6 +64,17 @@ _OTHERS = [
 ]
 
 
+# Every dash with every marker: as many lines as a figure can tell apart without colours. Variants of an algorithm take
+# markers of no algorithm that the eye tells apart at once, then shapes of no algorithm, then markers that are all nearly
+# round, and those of algorithms at last.
+_CLEAR = [(dash, marker) for dash in _DASHES for marker in "<>*d"]
+_TAKEN = [(look.dash, look.marker) for look in LOOKS.values()]
+_OWNED = [(dash, marker) for dash in _DASHES for marker in dict.fromkeys(marker for _, marker in _TAKEN)]
+_ROUND = [(dash, marker) for dash in _DASHES for marker in "phH8"]
+_REST = [*(shape for shape in _OWNED if shape not in _TAKEN), *_ROUND, *_TAKEN]
+MOST = len(_CLEAR) + len(_REST)
+
+
 def look(name: str, position: int = 0) -> Look:
     """The look of an algorithm; of anything else the one of its position among what has none of its own."""
     return LOOKS.get(name) or _OTHERS[position % len(_OTHERS)]
@@ -71,25 +82,45 @@ def look(name: str, position: int = 0) -> Look:
 
 def families(algorithms: Sequence[str]) -> list[Look]:
     """A look for each of several lines, given the algorithm of each. Where algorithms are compared, variants of one keep its
-    colour and differ in dash and marker; where all lines are of one algorithm, they differ in everything."""
+    colour and differ in dash and marker; where all lines are of one algorithm, they differ in everything.
+
+    No two of up to MOST = 60 lines have the same dash and marker. Of more, the first 60 have; the others repeat shapes.
+    """
     if len(set(algorithms)) == 1 and len(algorithms) > 1:
-        return [_OTHERS[k % len(_OTHERS)] for k in range(len(algorithms))]
+        return list(looks(f"{k}" for k in range(len(algorithms))).values())
     first = looks(dict.fromkeys(algorithms))
-    out = []
+    used = {(own.dash, own.marker) for own in first.values()}
+    out: list[Look] = []
     for k, algorithm in enumerate(algorithms):
         own, turn = first[algorithm], algorithms[:k].count(algorithm)
         if turn:
-            marker = _MARKERS[(turn + 3 * list(first).index(algorithm)) % len(_MARKERS)]
-            own = replace(own, dash=_DASHES[turn % len(_DASHES)], marker=marker)
+            start = 5 * turn + 3 * list(first).index(algorithm)  # another dash and another marker
+            own = _reshaped(own, used, start)
+        used.add((own.dash, own.marker))
         out.append(own)
     return out
 
 
 def looks(names: Iterable[str]) -> dict[str, Look]:
-    """A look for each name: algorithms have theirs, the others take theirs in turn."""
+    """A look for each name: algorithms have theirs, the others take theirs in turn. No two of up to 60 names that are there
+    have the same dash and marker."""
+    names = list(dict.fromkeys(names))
+    used = {(LOOKS[name].dash, LOOKS[name].marker) for name in names if name in LOOKS}
     out: dict[str, Look] = {}
     others = 0
     for name in names:
         out[name] = look(name, others)
-        others += name not in LOOKS
+        if name not in LOOKS:
+            if others >= len(_OTHERS):
+                out[name] = _reshaped(out[name], used, others)
+            used.add((out[name].dash, out[name].marker))
+            others += 1
     return out
+
+
+def _reshaped(own: Look, used: Collection[tuple[tuple[float, ...], str]], start: int) -> Look:
+    """This look with the first dash and marker from there on that are free; where none is, with those of its turn."""
+    start %= len(_CLEAR)
+    turned = [*_CLEAR[start:], *_CLEAR[:start], *_REST]
+    dash, marker = next((shape for shape in turned if shape not in used), turned[0])
+    return replace(own, dash=dash, marker=marker)

@@ -64,6 +64,9 @@ class _Handler(BaseHTTPRequestHandler):
                 self._answer(404, "text/plain", b"there is / and /data.json\n")
         except UserError as error:  # such as a folder that has been taken away
             self._answer(503, "text/plain; charset=utf-8", f"{error}\n".encode())
+        except Exception as error:  # the page says it, where a connection that breaks off would say nothing
+            said = f"the page cannot be made: {type(error).__name__}: {error}\n"
+            self._answer(500, "text/plain; charset=utf-8", said.encode(errors="replace"))
 
     def _answer(self, code: int, kind: str, body: bytes, tag: str = "") -> None:
         self.send_response(code)

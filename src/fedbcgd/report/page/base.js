@@ -20,6 +20,9 @@ const state = {
   open: new Set(), // what is unfolded
 };
 
+/* What an emptied field goes back to. */
+const DEFAULTS = { target: state.target, uplink: state.uplink, latency: state.latency, minibatch: state.minibatch };
+
 const SVG = "http://www.w3.org/2000/svg";
 
 function el(tag, attributes, ...children) {

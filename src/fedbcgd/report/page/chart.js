@@ -38,7 +38,7 @@ function swatch(group) {
   return svg(
     "svg",
     { viewBox: "0 0 30 12", class: "swatch look", "aria-hidden": "true", css: look(group) },
-    svg("line", { x1: 1, x2: 29, y1: 6, y2: 6, "stroke-dasharray": dash(group, 1.9) }),
+    svg("line", { x1: 1, x2: 29, y1: 6, y2: 6, "stroke-dasharray": dash(group, 1.3) }),
     mark(group, 15, 6),
   );
 }
@@ -79,7 +79,7 @@ function tickText(v) {
   return short(v, 3);
 }
 
-/* lines: [{group, points, thin}]. Returns an element that reads itself aloud and answers to arrow keys. */
+/* lines: [{group, points, thin, alone}]; thin ones are read only where their group has no other. Returns an element that reads itself aloud and answers to arrow keys. */
 function lineChart(id, lines, { xLabel, yLabel, logX, logY, goal, width }) {
   const all = lines.flatMap((l) => l.points).filter((p) => (!logX || p.x > 0) && (!logY || p.y > 0));
   if (!all.length) return el("p", { class: "empty" }, "Nothing to draw yet: no run that is shown has this metric.");
@@ -132,7 +132,7 @@ function lineChart(id, lines, { xLabel, yLabel, logX, logY, goal, width }) {
     if (!thin || kept.length < 3) for (const p of apart(kept, X, Y, (width - edge.left) / 8)) g.append(mark(group, X(p.x), Y(p.y)));
     root.append(g);
   }
-  return withCursor(id, root, lines.filter((l) => !l.thin), { X, Y, edge, width, height, xLabel, yLabel, inside });
+  return withCursor(id, root, lines.filter((l) => (!l.thin || l.alone) && l.points.some(inside)), { X, Y, edge, width, height, xLabel, yLabel, inside });
 }
 
 /* Points that stand at least so many pixels apart along the line. */
@@ -163,6 +163,7 @@ function withCursor(id, root, lines, at) {
   let now = -1;
 
   function show(x, aloud) {
+    if (x === undefined) return; // there are thin lines alone
     const rows = lines
       .map(({ group, points }) => ({ group, point: lastBefore(points.filter(at.inside), x) }))
       .filter((r) => r.point) // a line that has ended before, or not begun, has no value here

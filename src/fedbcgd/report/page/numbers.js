@@ -23,12 +23,16 @@ function deviation(values) {
 const groupsOfTask = () => DATA.groups.filter((g) => g.task === state.task);
 const runsOf = (group) => group.runs.map((k) => DATA.runs[k]).filter((run) => !state.hidden.has(run.place));
 const shownGroups = () => groupsOfTask().filter((g) => runsOf(g).length);
-/* What means are taken over: finished runs, or all of them as long as none is finished. */
+/* A run that diverged is a seed that came to nothing: it is counted, in no mean, and never at the target. */
+const diverged = (group) => runsOf(group).filter((run) => run.status === "diverged");
+/* What means are taken over: finished runs, or those that go on as long as none is finished. */
 function settled(group) {
   const done = runsOf(group).filter((run) => run.status === "finished");
-  return done.length ? done : runsOf(group);
+  return done.length ? done : runsOf(group).filter((run) => run.status !== "diverged");
 }
 const unsettled = (group) => runsOf(group).filter((run) => !settled(group).includes(run));
+const seedsOf = (group) => settled(group).length + diverged(group).length;
+const divergedWords = (group) => (diverged(group).length ? `${diverged(group).length} of ${seedsOf(group)} diverged` : "");
 const falls = (metric) => /loss|gap|error|mse/.test(metric);
 const rowsOf = (run) => (run.columns.round || []).length;
 
@@ -44,16 +48,25 @@ function metric() {
   return names.includes(state.metric) ? state.metric : names[0] || "";
 }
 
+/* A column that a damaged folder may not have. */
+const cell = (run, name, i) => (run.columns[name] ? run.columns[name][i] : null);
+const orNaN = (v) => (v === null || v === undefined ? NaN : v);
+
 /* Seconds until each row, on the link that the user chose. */
 function secondsOf(run) {
-  const c = run.columns;
-  const cohort = run.options["run.cohort"] || 10;
-  return c.round.map((round, i) => {
-    const waited = c.upload_wait_bytes ? c.upload_wait_bytes[i] : null;
-    const bytes = waited !== null ? waited : round * c.upload_max_bytes[i];
-    const computing = ((c.gradient_evaluations ? c.gradient_evaluations[i] : 0) / cohort) * (state.minibatch / 1000);
+  const cohort = Number(run.options["run.cohort"]) || 10;
+  return (run.columns.round || []).map((round, i) => {
+    const waited = cell(run, "upload_wait_bytes", i);
+    const bytes = waited !== null ? waited : round * orNaN(cell(run, "upload_max_bytes", i));
+    const computing = (cell(run, "gradient_evaluations", i) / cohort) * (state.minibatch / 1000);
     return (bytes * 8) / (state.uplink * 1e6) + round * state.latency + computing;
   });
+}
+
+/* Training in one place, say: no uplink tells how long it takes. */
+function uploadsNothing(group) {
+  const runs = runsOf(group).filter((run) => rowsOf(run) && run.columns.upload_d);
+  return runs.length > 0 && runs.every((run) => lastOf(run.columns.upload_d) === 0);
 }
 
 /* Old folders have only the largest upload of all rounds. */
@@ -83,7 +96,7 @@ function series(group, axis, name, among = settled(group)) {
   const points = [];
   for (const r of at[0].keys()) {
     const pairs = at.map((m) => m.get(r));
-    if (pairs.some((p) => !p || p[0] === null || p[1] === null)) continue;
+    if (pairs.some((p) => !p || !Number.isFinite(p[0]) || !Number.isFinite(p[1]))) continue;
     const y = pairs.map((p) => p[1]);
     points.push({ round: r, x: mean(pairs.map((p) => p[0])), y: mean(y), sd: deviation(y), n: y.length });
   }
@@ -103,7 +116,7 @@ function lastTenth(run, name) {
 function target() {
   if (state.target !== null) return state.target;
   const name = metric();
-  const runs = shownGroups().flatMap(runsOf);
+  const runs = shownGroups().flatMap(runsOf).filter((run) => run.status !== "diverged");
   const done = runs.filter((run) => run.status === "finished");
   const best = (done.length ? done : runs).map((run) => (run.columns[name] || []).filter((v) => v !== null)).filter((y) => y.length);
   if (!best.length) return NaN;
@@ -111,16 +124,18 @@ function target() {
   return falls(name) ? found : Math.floor(found * 1000) / 1000;
 }
 
-/* What each run of a group had spent when it first reached the target; null for one that never did. */
+/* What each seed of a group had spent when it first reached the target; null for one that never did. */
 function reached(group) {
   const name = metric();
   const goal = target();
-  return settled(group).map((run) => {
+  const idle = uploadsNothing(group);
+  const found = settled(group).map((run) => {
     const i = (run.columns[name] || []).findIndex((v) => v !== null && (falls(name) ? v <= goal : v >= goal));
     if (i < 0) return null;
-    const onProfiles = Object.entries(run.profiles || {}).map(([profile, hours]) => ["on " + profile, hours[i] * 3600]);
-    return { round: run.columns.round[i], upload_d: run.columns.upload_d[i], seconds: secondsOf(run)[i], ...Object.fromEntries(onProfiles) };
+    const onProfiles = Object.entries(run.profiles || {}).map(([profile, hours]) => ["on " + profile, idle ? NaN : hours[i] * 3600]);
+    return { round: run.columns.round[i], upload_d: orNaN(cell(run, "upload_d", i)), seconds: idle ? NaN : secondsOf(run)[i], ...Object.fromEntries(onProfiles) };
   });
+  return [...found, ...diverged(group).map(() => null)];
 }
 
 /* Networks that every shown run can be put on afterwards. */

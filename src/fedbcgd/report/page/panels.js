@@ -33,7 +33,7 @@ function legend() {
         swatch(group),
         el("span", { class: "chip-name" }, group.name),
         runs.length > 1 ? el("span", { class: "count" }, `${runsOf(group).length} seeds`) : null,
-        states.map((s) => el("span", { class: "badge " + s }, s)),
+        states.map((s) => el("span", { class: "badge " + s }, runs.length > 1 ? `${runs.filter((run) => run.status === s).length} ${s}` : s)),
       ),
     );
   });
@@ -55,7 +55,7 @@ function curves(width) {
   const axis = axesOfTask().includes(state.axis) ? state.axis : "upload_d";
   const groups = shownGroups();
   const lines = groups.map((group) => ({ group, points: series(group, axis, name) }));
-  const thin = groups.flatMap((group) => (state.seeds ? runsOf(group) : unsettled(group)).map((run) => ({ group, thin: true, points: series(group, axis, name, [run]) })));
+  const thin = groups.flatMap((group) => (state.seeds ? runsOf(group) : unsettled(group)).map((run) => ({ group, thin: true, alone: !settled(group).length, points: series(group, axis, name, [run]) })));
   const controls = el(
     "div",
     { class: "controls" },
@@ -86,7 +86,7 @@ function curves(width) {
     name ? capital(metricWord(name)) : "Curves",
     null,
     controls,
-    el("figure", {}, chart, el("figcaption", {}, "Against " + AXES[axis].label + ((banded ? "; mean over seeds, band ± one standard deviation" : "") + (groups.some((g) => unsettled(g).length) ? "; thin lines are runs that are not finished, which no mean holds." : ".")), axis === "time" ? " " + assumptions() : "")),
+    el("figure", {}, chart, el("figcaption", {}, "Against " + AXES[axis].label + ((banded ? "; mean over seeds, band ± one standard deviation" : "") + (groups.some((g) => unsettled(g).length) ? "; thin lines are runs that diverged or are not finished, which no mean holds." : ".")), axis === "time" ? " " + assumptions() : "")),
     unfold("curves-numbers", "The numbers as a table", pointsTable(lines, AXES[axis].label, metricWord(name))),
   );
 }
@@ -124,57 +124,63 @@ function assumptions() {
   return `Assumed: ${parts.join(", ")}, none for downloads.` + (rough ? " Of some older runs only the largest upload of all rounds is known: for them every round is taken to have it, which is at most too slow." : "");
 }
 
+/* What the target's slider spans. */
+function targetRange() {
+  const ys = shownGroups().flatMap((g) => series(g, "round", metric()).map((p) => p.y));
+  return ys.length ? [least(ys), most(ys)] : [0, 1];
+}
+
+/* A field for a number. What is empty, no number or not allowed brings back what the page began with, and that is said. */
+function numberField(id, label, key, allowed, value) {
+  const onchange = (event) => {
+    const text = event.target.value.trim();
+    const right = text !== "" && allowed(Number(text));
+    state[key] = right ? Number(text) : DEFAULTS[key];
+    draw();
+    if (!right) say(`${label}: that is no number for it; back to ${byId(id).value || "none"}`);
+  };
+  return field(id, label, el("input", { type: "number", step: "any", value, inputmode: "decimal", onchange }));
+}
+
 function timeToTarget() {
   const name = metric();
-  const ys = shownGroups().flatMap((g) => series(g, "round", name).map((p) => p.y));
-  const [low, high] = ys.length ? [least(ys), most(ys)] : [0, 1];
+  const [low, high] = targetRange();
   const goal = target();
-  const number = (id, label, key, lowest, note) =>
-    field(
-      id,
-      label,
-      el("input", {
-        type: "number", min: lowest, step: "any", value: state[key], inputmode: "decimal",
-        onchange: (event) => {
-          const v = Number(event.target.value);
-          if (Number.isFinite(v) && v >= lowest && (key !== "uplink" || v > 0)) state[key] = v;
-          draw();
-        },
-      }),
-      note,
-    );
-  const set = (v) => {
-    if (Number.isFinite(v)) state.target = v;
-    draw();
-  };
   const slider = el("input", {
     type: "range", id: "target-slider", min: 0, max: 1000, step: 1, "aria-label": `target ${metricWord(name)}, as a slider`, "aria-valuetext": short(goal),
-    oninput: (event) => set(Number((low + (event.target.value / 1000) * (high - low)).toPrecision(3))),
+    oninput: (event) => {
+      const [from, to] = targetRange(); // of now: this slider may outlive what it was drawn for
+      state.target = Number((from + (event.target.value / 1000) * (to - from)).toPrecision(3));
+      draw();
+    },
   });
-  slider.value = Math.round(((goal - low) / (high - low || 1)) * 1000);
+  slider.value = Number.isFinite(goal) ? Math.round(((goal - low) / (high - low || 1)) * 1000) : 0;
   const speeds = [0.1, 0.25, 0.5, 1, 2, 5, 10, 25, 50, 100, 1000];
   const speed = el("input", {
     type: "range", id: "uplink-slider", min: 0, max: speeds.length - 1, step: 1, "aria-label": "uplink, as a slider", "aria-valuetext": short(state.uplink) + " Mbit/s",
     oninput: (event) => ((state.uplink = speeds[event.target.value]), draw()),
   });
   speed.value = nearest(speeds.map(Math.log), Math.log(state.uplink));
-  const found = shownGroups().map((group) => {
+  const found = shownGroups().filter((group) => !uploadsNothing(group)).map((group) => {
     const got = reached(group);
     const there = got.filter((r) => r !== null);
     return { group, got, there, seconds: there.length && there.length === got.length ? mean(there.map((r) => r.seconds)) : Infinity };
-  }).sort((a, b) => a.seconds - b.seconds);
+  }).sort((a, b) => (Number.isFinite(a.seconds) ? a.seconds : Infinity) - (Number.isFinite(b.seconds) ? b.seconds : Infinity) || 0);
   const longest = most(found.map((f) => (Number.isFinite(f.seconds) ? f.seconds : 0))) || 1;
   const bars = found.map(({ group, got, there, seconds }) => {
     const ok = Number.isFinite(seconds);
-    const words = ok ? spreadOf(there.map((r) => r.seconds), duration) : there.length ? `reached by ${there.length} of ${got.length} seeds` : "not reached";
-    const more = ok ? `${spread(there.map((r) => r.upload_d), 3)} d, ${spread(there.map((r) => r.round), 3)} rounds` : "";
+    const whole = got.length > 0 && there.length === got.length;
+    const far = there.length ? `reached by ${there.length} of ${got.length} seeds` : diverged(group).length === got.length && got.length ? "" : "not reached";
+    const words = ok ? spreadOf(there.map((r) => r.seconds), duration) : whole ? "–" : [far, divergedWords(group)].filter(Boolean).join(", ");
     return el(
       "li",
       {},
-      el("div", { class: "bar-words" }, el("span", { class: "bar-name" }, swatch(group), group.name), el("strong", {}, words), more ? el("span", { class: "note" }, more) : null),
+      el("div", { class: "bar-words" }, el("span", { class: "bar-name" }, swatch(group), group.name), el("strong", {}, words), whole ? el("span", { class: "note" }, spent(there)) : null),
       el("div", { class: "bar", "aria-hidden": "true" }, ok ? el("span", { class: "look", css: { ...look(group), width: Math.max(0.6, (100 * seconds) / longest) + "%" } }) : null),
     );
   });
+  const positive = (v) => Number.isFinite(v) && v > 0;
+  const notNegative = (v) => Number.isFinite(v) && v >= 0;
   return card(
     "time",
     "Time to target",
@@ -182,15 +188,22 @@ function timeToTarget() {
     el(
       "div",
       { class: "controls wide" },
-      el("div", { class: "pair" }, field("target", `Target ${metricWord(name)}`, el("input", { type: "number", step: "any", value: Number(goal.toPrecision(4)), inputmode: "decimal", onchange: (event) => set(Number(event.target.value)) })), slider),
-      el("div", { class: "pair" }, number("uplink", "Uplink, Mbit/s", "uplink", 0), speed),
-      number("latency", "Latency a round, s", "latency", 0),
-      number("minibatch", "A minibatch, ms", "minibatch", 0),
+      el("div", { class: "pair" }, numberField("target", `Target ${metricWord(name)}`, "target", Number.isFinite, Number.isFinite(goal) ? Number(goal.toPrecision(4)) : ""), slider),
+      el("div", { class: "pair" }, numberField("uplink", "Uplink, Mbit/s", "uplink", positive, state.uplink), speed),
+      numberField("latency", "Latency a round, s", "latency", notNegative, state.latency),
+      numberField("minibatch", "A minibatch, ms", "minibatch", notNegative, state.minibatch),
     ),
-    found.length ? el("ol", { class: "bars", "aria-label": "Time to target, shortest first" }, bars) : el("p", { class: "empty" }, "No run is shown."),
+    found.length ? el("ol", { class: "bars", "aria-label": "Time to target, shortest first" }, bars) : el("p", { class: "empty" }, shownGroups().length ? "No run that is shown uploads anything." : "No run is shown."),
+    shownGroups().filter(uploadsNothing).map((group) => {
+      const there = reached(group).filter((r) => r !== null);
+      const rounds = there.length ? `the target after ${spread(there.map((r) => r.round), 3)} rounds` : "the target not reached";
+      return el("p", { class: "bar-words aside" }, el("span", { class: "bar-name" }, swatch(group), group.name), el("span", { class: "note" }, `uploads nothing, so no uplink ranks it; ${[rounds, divergedWords(group)].filter(Boolean).join(", ")}`));
+    }),
     el("p", { class: "note" }, assumptions()),
   );
 }
+
+const spent = (there) => `${spread(there.map((r) => r.upload_d), 3)} d, ${spread(there.map((r) => r.round), 3)} rounds`;
 
 function fromTo(values, write) {
   const [low, high] = [write(least(values)), write(most(values))];
@@ -209,7 +222,7 @@ function traffic() {
     const picture = svg("svg", { viewBox: "0 0 100 44", preserveAspectRatio: "none", class: "blocks look", css: look(group), "aria-hidden": "true" });
     sent.forEach((b, k) => picture.append(svg("rect", { x: k * bar + Math.min(0.6, bar * 0.08), width: bar - 2 * Math.min(0.6, bar * 0.08), y: 44 - (42 * b) / highest, height: (42 * b) / highest })));
     const words = n === 1 ? "not divided: every client uploads the whole model" : `${n} blocks, ` + fromTo(sent, bytes) + " each";
-    return el("li", {}, el("p", { class: "bar-name" }, swatch(group), group.name), picture, el("p", { class: "note" }, `${words}; ${bytes(total)} in all, shared block included`));
+    return el("li", {}, el("p", { class: "bar-name" }, swatch(group), group.name), picture, el("p", { class: "note" }, total ? `${words}; ${bytes(total)} in all, shared block included` : "uploads nothing"));
   });
   const rows = groups.flatMap(({ group, run }) => run.ledger.block_bytes.map((b, k) => [group.name, k + 1, run.blocks[k] === undefined ? "–" : short(run.blocks[k]), bytes(b)]));
   return card(

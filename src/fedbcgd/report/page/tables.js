@@ -7,7 +7,7 @@ function outcomeColumns() {
   const got = (key) => (group) => reached(group).map((r) => (r === null ? Infinity : r[key]));
   const each = (f) => (group) => settled(group).map(f);
   return [
-    { key: name + "_last_tenth", head: `${words}, mean of last 10 %`, of: each((run) => lastTenth(run, name)) },
+    { key: name + "_last_tenth", tells: true, head: `${words}, mean of last 10 %`, of: each((run) => lastTenth(run, name)) },
     { key: name + "_last", aside: true, head: `${words}, last`, of: each((run) => lastOf(run.columns[name])) },
     { key: "rounds", head: "rounds", of: each((run) => lastOf(run.columns.round)) },
     { key: "upload_d", head: "upload, d", of: each((run) => lastOf(run.columns.upload_d)) },
@@ -20,24 +20,27 @@ function outcomeColumns() {
   ];
 }
 
+/* The first column also says how many seeds diverged; to a target, those are among the seeds that did not reach it. */
 function outcomeCell(column, group) {
   const values = column.of(group);
   const known = values.filter((v) => Number.isFinite(v));
-  if (!known.length) return values.some((v) => v === Infinity) ? "∞" : "–";
+  const failed = column.tells ? divergedWords(group) : "";
+  if (!known.length) return failed || (values.some((v) => v === Infinity) ? "∞" : "–");
   const write = column.write || ((v) => short(v, 4));
   const text = spreadOf(known, write, column.write || ((v) => short(v, 2)));
-  return known.length < values.length ? `${text} (${known.length} of ${values.length})` : text;
+  const part = known.length < values.length ? `${text} (${known.length} of ${values.length})` : text;
+  return failed ? `${part} (${failed})` : part;
 }
 
 function outcomes() {
   const groups = shownGroups();
   const columns = outcomeColumns();
   const seen = columns.filter((c) => !c.aside);
-  const rows = groups.map((group) => [el("span", { class: "bar-name" }, swatch(group), group.name), settled(group).length, ...seen.map((c) => outcomeCell(c, group))]);
+  const rows = groups.map((group) => [el("span", { class: "bar-name" }, swatch(group), group.name), seedsOf(group), ...seen.map((c) => outcomeCell(c, group))]);
   return card(
     "outcomes",
     "Outcomes",
-    "Mean ± standard deviation over the seeds that are shown and finished. “Last 10 %” is the mean over the last tenth of the rounds, as in the paper’s tables; ∞: the target was not reached. “Time” is on the uplink chosen above; “on 4g” and the like are the clocks of those networks (docs/network.md), had the run’s clients been on them.",
+    "Mean ± standard deviation over the seeds that are shown and finished, or, as long as none of a group is, over those that go on. A seed that diverged is counted and named, is in no mean and never reaches the target. “Last 10 %” is the mean over the last tenth of the rounds, as in the paper’s tables; ∞: the target was not reached; “(2 of 3)”: by so many. “Time” is on the uplink chosen above; “on 4g” and the like are the clocks of those networks (docs/network.md), had the run’s clients been on them.",
     table("Outcomes", ["run", "seeds", ...seen.map((c) => c.head)], rows),
     el("div", { class: "buttons" }, copyButton("copy-csv", "Copy as CSV", "CSV", () => asCsv(groups, columns)), copyButton("copy-latex", "Copy as LaTeX", "LaTeX", () => asLatex(groups, seen))),
   );
@@ -48,15 +51,15 @@ const quoted = (v) => (/[",\n\r]/.test(v) ? '"' + v.replace(/"/g, '""') + '"' : 
 const harmless = (v) => (/^[=+\-@\t\r]/.test(v) ? "'" + v : v);
 
 function asCsv(groups, columns) {
-  const head = ["run", "seeds", ...columns.flatMap((c) => [c.key, c.key + "_sd"])];
+  const head = ["run", "seeds", "diverged", ...columns.flatMap((c) => [c.key, c.key + "_sd"])];
   const lines = groups.map((group) => {
     const numbers = columns.flatMap((c) => {
       const values = c.of(group);
-      const whole = values.every((v) => Number.isFinite(v));
+      const whole = values.length > 0 && values.every((v) => Number.isFinite(v));
       const sd = deviation(values);
       return [whole ? mean(values) : values.some((v) => v === Infinity) ? "inf" : "", whole && Number.isFinite(sd) ? sd : ""];
     });
-    return [harmless(group.name), settled(group).length, ...numbers];
+    return [harmless(group.name), seedsOf(group), diverged(group).length, ...numbers];
   });
   return [head, ...lines].map((line) => line.map((v) => quoted(String(v))).join(",")).join("\n") + "\n";
 }
@@ -66,7 +69,7 @@ const latex = (text) => String(text).replace(/[\\{}$&#_%~^<>±∞–−]/g, (c) 
 
 function asLatex(groups, columns) {
   const head = ["run", "seeds", ...columns.map((c) => c.head)].map(latex).join(" & ");
-  const lines = groups.map((group) => [group.name, settled(group).length, ...columns.map((c) => outcomeCell(c, group))].map(latex).join(" & ") + " \\\\");
+  const lines = groups.map((group) => [group.name, seedsOf(group), ...columns.map((c) => outcomeCell(c, group))].map(latex).join(" & ") + " \\\\");
   return ["\\begin{tabular}{l" + "r".repeat(columns.length + 1) + "}", "\\toprule", head + " \\\\", "\\midrule", ...lines, "\\bottomrule", "\\end{tabular}", ""].join("\n");
 }
 
@@ -105,10 +108,10 @@ function oneRun(run, id) {
     ["command", facts.command],
     ["finished", facts.finished],
     ["took", facts.seconds === undefined ? null : duration(facts.seconds)],
-    ["machine", facts.machine && facts.machine.system ? `${facts.machine.system}, ${facts.machine.cores} cores, ${facts.machine.device}` : null],
+    ["machine", facts.machine ? [facts.machine.system, facts.machine.cores && facts.machine.cores + " cores", facts.machine.device].filter(Boolean).join(", ") : null],
     ["versions", facts.versions ? Object.entries(facts.versions).map(([k, v]) => `${k} ${v}`).join(", ") : null],
     ["notes", (facts.notes || []).join("; ")],
-    ["refused or lost", run.ledger.refused || run.ledger.lost ? `${run.ledger.refused} refused, ${run.ledger.lost} lost` : null],
+    ["refused or lost", run.ledger.refused || run.ledger.lost ? `${run.ledger.refused || 0} refused, ${run.ledger.lost || 0} lost` : null],
   ];
   return el(
     "li",

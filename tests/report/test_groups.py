@@ -1,0 +1,92 @@
+"""Runs put together for the page: groups of seeds, what they are called, how they look, and which task comes first."""
+
+from runfolders import add_to_run, collect, comparison, make, shown, write_rows
+
+from fedbcgd.report import looks, page
+from fedbcgd.report.groups import group
+
+
+def test_seeds_are_grouped_and_algorithms_look_as_everywhere(tmp_path):
+    data = shown(comparison(tmp_path))
+    assert [g["name"] for g in data["groups"]] == ["fedavg", "fedbcgd", "fedpaq"]
+    assert [len(g["runs"]) for g in data["groups"]] == [3, 3, 3]
+    assert data["tasks"] == ["lenet5 on embedded"]
+    for g in data["groups"]:
+        own = looks.LOOKS[g["name"]]
+        assert (g["look"]["colour"], g["look"]["marker"], tuple(g["look"]["dash"])) == (
+            own.colour,
+            own.marker,
+            own.dash,
+        )
+    assert data["problems"] == []
+
+
+def test_what_sets_groups_of_one_algorithm_apart_is_in_their_names(tmp_path):
+    make(tmp_path / "a", "fedbcgd", 0, momentum=0.5)
+    make(tmp_path / "b", "fedbcgd", 1, momentum=0.5)
+    make(tmp_path / "c", "fedbcgd", 0, momentum=0.8)
+    make(tmp_path / "d", "fedavg", 0)
+    groups = group(collect(tmp_path)[0]).groups
+    assert [g.name for g in groups] == ["fedbcgd, momentum 0.5", "fedbcgd, momentum 0.8", "fedavg"]
+    assert [g.runs for g in groups] == [(0, 1), (2,), (3,)]
+    one, two, three = (g.look for g in groups)
+    assert one == looks.LOOKS["fedbcgd"]
+    assert two.colour == one.colour
+    assert (two.dash, two.marker) not in {(one.dash, one.marker), (three.dash, three.marker)}
+
+
+def test_when_a_run_looks_and_stops_names_it_only_where_nothing_else_does(tmp_path):
+    for k, (momentum, every) in enumerate([(0.5, 1), (0.8, 2), (0.9, 3), (0.9, 4)]):
+        folder = make(tmp_path / f"b{k}", "fedbcgd", 0, momentum=momentum)
+        add_to_run(folder, evaluate_every=every, rounds=10 * every, budget=5.0)
+    for every in (1, 2):
+        add_to_run(make(tmp_path / f"c{every}", "scaffold", 0), evaluate_every=every, checkpoint_every=every)
+    assert [g.name for g in group(collect(tmp_path)[0]).groups] == [
+        "fedbcgd, momentum 0.5",
+        "fedbcgd, momentum 0.8",
+        "fedbcgd, momentum 0.9, evaluate_every 3, rounds 30",
+        "fedbcgd, momentum 0.9, evaluate_every 4, rounds 40",
+        "scaffold, evaluate_every 1",
+        "scaffold, evaluate_every 2",
+    ]
+
+
+def test_long_values_are_short_in_names(tmp_path):
+    layers = [["conv1"], ["conv2"], ["fc1"], ["fc2"], ["fc3"]]
+    make(tmp_path / "a", "fedbcgd", divider=layers)
+    make(tmp_path / "b", "fedbcgd", divider=[*layers, ["fc4"]])
+    make(tmp_path / "c", "fedbcgd", divider="paper")
+    assert [g.name for g in group(collect(tmp_path)[0]).groups] == [
+        "fedbcgd, divider [['conv1'], ['conv2']… (1)",
+        "fedbcgd, divider [['conv1'], ['conv2']… (2)",
+        "fedbcgd, divider paper",
+    ]
+
+
+def test_it_opens_on_the_task_with_test_metrics_and_most_runs(tmp_path):
+    for k in range(4):
+        search = make(tmp_path / f"a{k}", "fedavg", k, data="searched")
+        write_rows(search, [{"round": 1, "validation_accuracy": 0.5, "upload_d": 1.0}])
+    make(tmp_path / "b", "fedavg", data="one")
+    for k in range(2):
+        make(tmp_path / f"c{k}", "fedavg", k, data="two")
+    data = shown(tmp_path)
+    assert data["tasks"] == ["lenet5 on two", "lenet5 on one", "lenet5 on searched"]
+    assert [(g["task"], len(g["runs"])) for g in data["groups"]] == [(0, 2), (1, 1), (2, 4)]
+    assert page.title(data) == "fedbcgd: lenet5 on two and 2 more"
+
+
+def test_a_seed_that_comes_twice_is_no_seed_more(tmp_path):
+    make(tmp_path / "a", "fedavg", 0)
+    make(tmp_path / "b", "fedavg", 0)
+    groups = group(collect(tmp_path)[0]).groups
+    assert [(g.name, g.runs) for g in groups] == [("fedavg (1)", (0,)), ("fedavg (2)", (1,))]
+
+
+def test_other_data_is_another_task(tmp_path):
+    make(tmp_path / "a", "fedavg", 0)
+    make(tmp_path / "b", "fedavg", 0, data="cifar10")
+    data = shown(tmp_path)
+    assert data["tasks"] == ["lenet5 on embedded", "lenet5 on cifar10"]
+    assert [g["task"] for g in data["groups"]] == [0, 1]
+    assert [g["name"] for g in data["groups"]] == ["fedavg", "fedavg"]
