@@ -52,19 +52,13 @@ def reaches_sooner(one: str, others: Sequence[str], factor: float = 1.0) -> Test
 def early(one: str, other: str, share: float = 0.25) -> Test:
     """`one` is ahead of `other` when this share of the budget is spent."""
 
-    def test(results: Results) -> Verdict:
-        seen = [r for r in results.values() if r.has(one, other)]
-        if not seen:
-            return Verdict(NOT_RUN, "")
-        lines, good = [], True
-        for r in seen:
-            a, b = (at_upload(r, key, share * r.panel.budget) for key in (one, other))
-            good &= a > b if r.higher else a < b
-            names = [r.panel.contender(key).title for key in (one, other)]
-            lines.append(f"{r.panel.title} at {share * r.panel.budget:g}d: {names[0]} {a:.1f}, {names[1]} {b:.1f}")
-        return Verdict(HOLDS if good else FAILS, _text(lines), _once(seen))
+    def look(r: PanelResult) -> tuple[bool, str]:
+        upload = share * r.panel.budget
+        a, b = (at_upload(r, key, upload) for key in (one, other))
+        names = [r.panel.contender(key).title for key in (one, other)]
+        return a > b if r.higher else a < b, f"{r.panel.title} at {upload:g}d: {names[0]} {a:.1f}, {names[1]} {b:.1f}"
 
-    return test
+    return _panel_by_panel((one, other), look)
 
 
 def at_upload(result: PanelResult, key: str, upload: float) -> float:
@@ -79,38 +73,41 @@ def at_upload(result: PanelResult, key: str, upload: float) -> float:
 def best_ends(keys: Sequence[str], best: Sequence[str]) -> Test:
     """Of these contenders one of `best` ends best."""
 
-    def test(results: Results) -> Verdict:
-        seen = [r for r in results.values() if r.has(*keys)]
-        if not seen:
-            return Verdict(NOT_RUN, "")
-        good, lines = True, []
-        for r in seen:
-            finals = {key: r.final(key)[0] for key in keys}
-            order = sorted((k for k in keys if not math.isnan(finals[k])), key=finals.__getitem__, reverse=r.higher)
-            good &= bool(order) and order[0] in best
-            told = ", ".join(f"{r.panel.contender(key).title}: {shown_final(r, key)}" for key in keys)
-            lines.append(f"{r.panel.title}: {told}")
-        return Verdict(HOLDS if good else FAILS, _text(lines), _once(seen))
+    def look(r: PanelResult) -> tuple[bool, str]:
+        finals = {key: r.final(key)[0] for key in keys}
+        order = sorted((k for k in keys if not math.isnan(finals[k])), key=finals.__getitem__, reverse=r.higher)
+        return bool(order) and order[0] in best, f"{r.panel.title}: {_told(r, keys, shown_final)}"
 
-    return test
+    return _panel_by_panel(keys, look)
 
 
 def ever_sooner(keys: Sequence[str]) -> Test:
     """From each contender to the next, the upload to the target shrinks."""
 
+    def look(r: PanelResult) -> tuple[bool, str]:
+        floats = [r.to_target(key) for key in keys]
+        good = math.isfinite(floats[-1]) and all(b < a for a, b in pairwise(floats))
+        return good, f"{r.panel.title}, to {shown(r.target or math.nan)}: {_told(r, keys, shown_floats)}"
+
+    return _panel_by_panel(keys, look)
+
+
+def _panel_by_panel(keys: Sequence[str], look: Callable[[PanelResult], tuple[bool, str]]) -> Test:
+    """Whether it is so in every panel that has all these contenders, and what is seen there."""
+
     def test(results: Results) -> Verdict:
         seen = [r for r in results.values() if r.has(*keys)]
         if not seen:
             return Verdict(NOT_RUN, "")
-        good, lines = True, []
-        for r in seen:
-            floats = [r.to_target(key) for key in keys]
-            good &= math.isfinite(floats[-1]) and all(b < a for a, b in pairwise(floats))
-            told = ", ".join(f"{r.panel.contender(key).title}: {shown_floats(r, key)}" for key in keys)
-            lines.append(f"{r.panel.title}, to {shown(r.target or math.nan)}: {told}")
-        return Verdict(HOLDS if good else FAILS, _text(lines), _once(seen))
+        looks = [look(r) for r in seen]
+        status = HOLDS if all(good for good, _ in looks) else FAILS
+        return Verdict(status, _text([line for _, line in looks]), _once(seen))
 
     return test
+
+
+def _told(result: PanelResult, keys: Sequence[str], write: Callable[[PanelResult, str], str]) -> str:
+    return ", ".join(f"{result.panel.contender(key).title}: {write(result, key)}" for key in keys)
 
 
 def every(*tests: Test) -> Test:
