@@ -110,6 +110,13 @@ def test_who_ends_best():
     assert status(best_ends("abc", ["a", "c"]), **runs) == FAILS
 
 
+def test_the_best_is_best_beyond_the_spread_of_the_seeds():
+    """b: 50, 54 (mean 52, deviation √8) is ahead of c: 49, 51 (50, √2) by less than √10."""
+    b, c = [outcome(0.50), outcome(0.54)], [outcome(0.49), outcome(0.51)]
+    assert status(best_ends("bc", ["b"]), b=b, c=c) == FAILS
+    assert status(best_ends("bc", ["b"]), b=b, c=[outcome(0.40), outcome(0.42)]) == HOLDS
+
+
 def test_early_looks_at_a_quarter_of_the_budget():
     """Of 4 d that is 1 d: a's first evaluation, b's second."""
     a, b = [outcome(0.3, 0.3, 0.3, 0.3)], [outcome(0.1, 0.2, 0.9, 0.9, cost=0.5)]

@@ -71,12 +71,12 @@ def at_upload(result: PanelResult, key: str, upload: float) -> float:
 
 
 def best_ends(keys: Sequence[str], best: Sequence[str]) -> Test:
-    """Of these contenders one of `best` ends best."""
+    """Of these contenders one of `best` ends better than all the others, by more than the spread of the seeds."""
+    rest = [key for key in keys if key not in best]
 
     def look(r: PanelResult) -> tuple[bool, str]:
-        finals = {key: r.final(key)[0] for key in keys}
-        order = sorted((k for k in keys if not math.isnan(finals[k])), key=finals.__getitem__, reverse=r.higher)
-        return bool(order) and order[0] in best, f"{r.panel.title}: {_told(r, keys, shown_final)}"
+        good = any(all(r.beats(one, other) for other in rest) for one in best)
+        return good, f"{r.panel.title}: {_told(r, keys, shown_final)}"
 
     return _panel_by_panel(keys, look)
 
