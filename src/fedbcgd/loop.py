@@ -71,6 +71,9 @@ class Stop:
         return min(1.0, max(parts, default=0.0))
 
 
+DIVERGED = "diverged"  # how a run ends whose uploads are no numbers any more
+
+
 @dataclass
 class Outcome:
     """How a run went."""
@@ -80,7 +83,11 @@ class Outcome:
     ledger: Ledger
     rounds: int
     seconds: float
-    stopped: str  # rounds, budget, target, callback, interrupted
+    stopped: str  # rounds, budget, target, callback, interrupted, diverged
+
+    @property
+    def diverged(self) -> bool:
+        return self.stopped == DIVERGED
 
     @property
     def final(self) -> Row:

@@ -178,6 +178,9 @@ def test_a_diverging_algorithm_is_one_row_of_a_comparison(place):
         assert "fedbcgd" in done.stdout
         rows = list(csv.DictReader((place / "out" / "compare.csv").open()))
         assert [row["stopped"] for row in rows] == ["diverged", "rounds"]
+        assert "1 of 1" in done.stdout  # of fedavg's seeds diverged
+        reached = list(csv.DictReader((place / "out" / "reach.csv").open()))
+        assert [row["rounds"] != "" for row in reached] == [False, True]  # what diverged has reached nothing
 
 
 def test_what_is_wrong_with_any_run_is_said_before_the_first(place):

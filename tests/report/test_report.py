@@ -55,6 +55,19 @@ def test_plots_are_pictures(results, tmp_path):
     assert {p.name for p in tmp_path.iterdir()} == {"curves.png", "curves.svg", "holdings.png", "holdings.svg"}
 
 
+def test_a_legend_of_many_names_stays_on_the_page(monkeypatch, tmp_path):
+    drawn = []
+    monkeypatch.setattr(plots, "save", lambda figure, path: drawn.append(figure))
+    row = {"round": 1, "test_accuracy": 0.5, "upload_d": 1.0, "gradient_evaluations": 10}
+    names = [f"an-algorithm-{k:02}" for k in range(15)]
+    plots.bands({name: [[row, row | {"round": 2}]] for name in names}, tmp_path / "c.png")
+    (figure,) = drawn
+    figure.canvas.draw()
+    box = figure.legends[0].get_window_extent()
+    assert figure.bbox.x0 <= box.x0
+    assert box.x1 <= figure.bbox.x1
+
+
 def test_a_file_is_written_whole_or_not_at_all(tmp_path):
     path = tmp_path / "a.txt"
     write_text(path, "first")

@@ -92,13 +92,15 @@ def table(outcomes: Outcomes) -> Table:
         out.add_column(column, justify="right")
     for name, by_seed in outcomes.items():
         group = list(by_seed.values())
+        kept = [o for o in group if not o.diverged]
+        lost = f"{len(group) - len(kept)} of {len(group)} diverged" if len(kept) < len(group) else ""
         metric = "validation" if "validation_loss" in group[0].final else "test"
         nan = float("nan")
         out.add_row(
             name,
             str(len(group)),
-            _spread([o.final.get(f"{metric}_accuracy", nan) for o in group]),
-            _spread([o.final.get(f"{metric}_loss", nan) for o in group]),
+            _kept([o.final.get(f"{metric}_accuracy", nan) for o in kept], lost),
+            _spread([o.final.get(f"{metric}_loss", nan) for o in kept]) if kept else "–",
             _spread([o.rounds for o in group], 0),
             _spread([o.ledger.upload_d for o in group], 2),
             f"{max(o.ledger.upload_max_bytes for o in group) / 1e6:.3f}",
@@ -106,6 +108,13 @@ def table(outcomes: Outcomes) -> Table:
             _spread([o.seconds for o in group], 0),
         )
     return out
+
+
+def _kept(values: Sequence[float], lost: str) -> str:
+    """Over the seeds that did not diverge; how many did is always told."""
+    if not values:
+        return lost
+    return f"{_spread(values)} ({lost})" if lost else _spread(values)
 
 
 def _spread(values: Sequence[float], digits: int = 4) -> str:

@@ -16,11 +16,12 @@ Outcomes = Mapping[str, dict[int, Outcome]]  # by algorithm and seed
 
 
 def rows(outcomes: Outcomes, folder: Path, target: float | None = None) -> list[dict[str, Any]]:
-    """A row for each run. Without a target: the highest accuracy that every run reached."""
+    """A row for each run. Without a target: the highest accuracy that every run reached. What diverged reached nothing."""
     metric = accuracy(outcomes)
-    if metric is None:
+    runs = [o for group in outcomes.values() for o in group.values() if o.rows and not o.diverged]
+    if metric is None or not runs:
         return []
-    best = [max(row[metric] for row in o.rows) for group in outcomes.values() for o in group.values() if o.rows]
+    best = [max(row[metric] for row in o.rows) for o in runs]
     goal = min(best) if target is None else target
     out = []
     for name, group in outcomes.items():
@@ -35,6 +36,8 @@ def rows(outcomes: Outcomes, folder: Path, target: float | None = None) -> list[
                 cost[f"hours_{profile}"] = to_reach(o.rows, hours(place, profile), metric, goal)
             if o.rows and "hours" in o.rows[0]:
                 cost["hours_own"] = to_reach(o.rows, [row["hours"] for row in o.rows], metric, goal)
+            if o.diverged:
+                cost = dict.fromkeys(cost)
             out.append({"algorithm": name, "seed": seed, "target": goal, **cost})
     return out
 

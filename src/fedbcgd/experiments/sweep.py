@@ -83,7 +83,7 @@ def table(runs: Sequence[Planned], outcomes: Mapping[str, Outcome]) -> Table:
 
 
 def _score(outcome: Outcome) -> float:
-    return -1.0 if outcome.stopped == "diverged" else outcome.final[METRIC]
+    return -1.0 if outcome.diverged else outcome.final[METRIC]
 
 
 def _value(text: str) -> Any:

@@ -93,23 +93,19 @@ def bands(groups: Mapping[str, Sequence[Sequence[Row]]], path: Path, title: str 
                 panel.plot(x, y.mean(0), label=name, **line(styles[name]))
                 if len(runs) > 1:
                     spread = y.std(0, ddof=1)
-                    panel.fill_between(
-                        x,
-                        y.mean(0) - spread,
-                        y.mean(0) + spread,
-                        color=styles[name].colour,
-                        alpha=0.15,
-                        linewidth=0,
-                    )
+                    low, high = y.mean(0) - spread, y.mean(0) + spread
+                    if metric.endswith("accuracy"):
+                        low, high = np.clip(low, 0, 1), np.clip(high, 0, 1)
+                    panel.fill_between(x, low, high, color=styles[name].colour, alpha=0.15, linewidth=0)
             panel.set_xlabel(label)
             panel.grid(True)
         panels[0].set_ylabel(metric.replace("_", " "))
         if len(groups) <= 5:
             panels[0].legend()
         else:
-            handles = panels[0].get_legend_handles_labels()
-            figure.legend(*handles, loc="outside lower center", ncols=min(6, len(groups)))
-            figure.set_size_inches(PAGE, 2.6 + 0.18 * -(-len(groups) // 6))
+            columns = max(1, min(6, int(PAGE / (0.55 + 0.075 * max(map(len, groups))))))  # what fits the page
+            figure.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=columns)
+            figure.set_size_inches(PAGE, 2.6 + 0.18 * -(-len(groups) // columns))
         if title:
             figure.suptitle(title)
         save(figure, path)

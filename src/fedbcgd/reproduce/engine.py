@@ -16,7 +16,7 @@ from fedbcgd.reproduce import plan
 from fedbcgd.reproduce.measures import last_tenth
 from fedbcgd.reproduce.origin import Recorded, commit_of
 from fedbcgd.reproduce.plan import Machine
-from fedbcgd.reproduce.results import DIVERGED, PanelResult, Trial
+from fedbcgd.reproduce.results import PanelResult, Trial
 from fedbcgd.reproduce.settings import changed
 from fedbcgd.reproduce.spec import Item, Panel, Scale
 from fedbcgd.runner import Folder
@@ -153,7 +153,7 @@ def _seeds(panel: Panel, asked: Asked) -> int:
 
 
 def _score(outcome: Outcome, panel: Panel) -> float:
-    if outcome.stopped == DIVERGED:
+    if outcome.diverged:
         return math.nan
     return last_tenth(outcome.rows, f"validation_{panel.metric}")
 

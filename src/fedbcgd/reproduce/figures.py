@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 
 from fedbcgd.report import plots
 from fedbcgd.report.looks import Look, looks
-from fedbcgd.reproduce.results import DIVERGED, PanelResult
+from fedbcgd.reproduce.results import PanelResult
 
 AXES = ("upload_d", "gradient_evaluations")
 HEIGHT = 2.4  # inches of a row
@@ -59,7 +59,7 @@ def _curves(panel: Axes, result: PanelResult, metric: str, axis: str, styles: di
                 style = {k: v for k, v in plots.line(look).items() if not k.startswith("mark")}
                 panel.axhline(ended, label=contender.title, **style)
             continue
-        runs = [o.rows for o in result.outcomes[contender.key].values() if o.rows and o.stopped != DIVERGED]
+        runs = [o.rows for o in result.outcomes[contender.key].values() if o.rows and not o.diverged]
         if not runs:
             continue
         shared = set.intersection(*({row["round"] for row in rows} for rows in runs))

@@ -5,11 +5,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from fedbcgd.loop import Outcome
+from fedbcgd.loop import DIVERGED, Outcome
 from fedbcgd.reproduce.measures import floats_to, last_tenth, spread
 from fedbcgd.reproduce.spec import Contender, Panel
-
-DIVERGED = "diverged"
 
 
 @dataclass(frozen=True)
@@ -60,8 +58,7 @@ class PanelResult:
     def finals(self, key: str) -> list[float]:
         """The mean over the last 10 % of rounds, for each seed."""
         return [
-            math.nan if o.stopped == DIVERGED else self.unit * last_tenth(o.rows, self.metric)
-            for o in self.outcomes[key].values()
+            math.nan if o.diverged else self.unit * last_tenth(o.rows, self.metric) for o in self.outcomes[key].values()
         ]
 
     def final(self, key: str) -> tuple[float, float | None]:
@@ -87,7 +84,7 @@ class PanelResult:
             return []
         goal = self.target / self.unit
         return [
-            math.inf if o.stopped == DIVERGED else floats_to(o.rows, self.metric, goal, self.higher)
+            math.inf if o.diverged else floats_to(o.rows, self.metric, goal, self.higher)
             for o in self.outcomes[key].values()
         ]
 
