@@ -50,6 +50,27 @@ def test_channels_last_is_used_where_it_can_be():
     assert seen[-1] == (9, 1, 3, 1)
 
 
+@pytest.mark.parametrize(("channels", "last"), [(4, False), (8, True)])
+def test_channels_last_is_not_used_where_it_writes_astray(channels, last):
+    """A shortcut of a few channels, whose backward pass damages memory in channels_last on some machines."""
+
+    class Narrow(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.conv = nn.Conv2d(1, channels, 3, padding=1)
+            self.shortcut = nn.Conv2d(channels, 16, 1, 2)
+            self.fc = nn.Linear(16, 3)
+
+        def forward(self, x):
+            return self.fc(self.shortcut(self.conv(x)).mean((2, 3)))
+
+    layouts = []
+    simulate(
+        Narrow(), images(), rounds=2, blocks=2, workers=0, callbacks=[lambda info: layouts.append(info.server.layout)]
+    )
+    assert {e.order == (0, 2, 3, 1) for e in layouts[1].parameters if len(e.shape) == 4} == {last}
+
+
 def norm_net():
     with torch.random.fork_rng([]):
         torch.manual_seed(0)

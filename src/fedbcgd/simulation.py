@@ -325,7 +325,11 @@ def try_out(job: Job) -> None:
 
 def likes_channels_last(module: nn.Module, clients: Sequence[Any], goal: Objective) -> bool:
     """Whether a convolutional model computes in channels_last: `.view` after a convolution, for one, does not."""
-    if not any(isinstance(m, nn.Conv2d) for m in module.modules()):
+    convolutions = [m for m in module.modules() if isinstance(m, nn.Conv2d)]
+    if not convolutions:
+        return False
+    if any(map(_writes_astray, convolutions)):
+        log.info("the model has a narrow 1×1 convolution with a stride, so it is not computed in channels_last")
         return False
     if not len(clients):
         return True
@@ -345,3 +349,9 @@ def likes_channels_last(module: nn.Module, clients: Sequence[Any], goal: Objecti
     except Exception:
         pass  # whatever else is wrong will show, and be explained, in training
     return True
+
+
+def _writes_astray(layer: nn.Conv2d) -> bool:
+    """Whether oneDNN's backward pass in channels_last may write past the end of its memory: seen with PyTorch 2.13 on a
+    machine with AVX2, for 1×1 convolutions with a stride and fewer than 8 input channels."""
+    return set(layer.kernel_size) == {1} and max(layer.stride) > 1 and layer.in_channels // layer.groups < 8
