@@ -108,8 +108,15 @@ def logistic(clients: Sequence[Pair], classes: int, l2: float = 1e-3) -> Problem
 
     # A line search looks at f, which is flat to the last bit before its gradient is: so without one at the end.
     for search in ("strong_wolfe", None):
-        settings = {"max_iter": 5000, "tolerance_grad": 1e-12, "tolerance_change": 0, "history_size": 50}
-        torch.optim.LBFGS(best.parameters(), line_search_fn=search, **settings).step(closure)
+        solver = torch.optim.LBFGS(
+            best.parameters(),
+            max_iter=5000,
+            tolerance_grad=1e-12,
+            tolerance_change=0,
+            history_size=50,
+            line_search_fn=search,
+        )
+        solver.step(closure)
     with torch.no_grad():
         lowest = value(best)
     optimum = torch.cat([p.detach().flatten() for p in best.parameters()])
