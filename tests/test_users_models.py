@@ -11,9 +11,11 @@ from torch.utils.data import TensorDataset
 
 import fedbcgd
 from fedbcgd import UserError, simulate
+from fedbcgd.algorithm import make_algorithm
 from fedbcgd.codecs import CODECS
 from fedbcgd.local import LOCALS
 from fedbcgd.servers import SERVERS
+from fedbcgd.simulation import make_job
 
 
 def images(n=6, clients=3, seed=0):
@@ -69,6 +71,11 @@ def test_channels_last_is_not_used_where_it_writes_astray(channels, last):
         Narrow(), images(), rounds=2, blocks=2, workers=0, callbacks=[lambda info: layouts.append(info.server.layout)]
     )
     assert {e.order == (0, 2, 3, 1) for e in layouts[1].parameters if len(e.shape) == 4} == {last}
+    seen = []
+    job = make_job(Narrow(), images(), make_algorithm("fedavg"), None, 0)
+    job.module.shortcut.register_forward_pre_hook(lambda layer, inputs: seen.append(inputs[0].is_contiguous()))
+    job.module(torch.zeros(2, 1, 8, 8).contiguous(memory_format=torch.channels_last))
+    assert seen == [not last]  # images lie in channels_last, and the layer would follow them
 
 
 def norm_net():

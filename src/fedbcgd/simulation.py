@@ -167,8 +167,7 @@ def make_job(
     goal = objective(loss, metrics)
     if channels_last is None:
         channels_last = likes_channels_last(module, clients, goal)
-    if channels_last:
-        module = module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    module = in_format(module, channels_last)
     layout = algorithm.uplink.layout(module)
     if algorithm.uplink.pooled:
         clients = [Pooled([as_source(c, f"client {i}") for i, c in enumerate(clients)])]
@@ -349,6 +348,21 @@ def likes_channels_last(module: nn.Module, clients: Sequence[Any], goal: Objecti
     except Exception:
         pass  # whatever else is wrong will show, and be explained, in training
     return True
+
+
+def in_format(module: nn.Module, channels_last: bool) -> nn.Module:
+    """The model in its memory format. Images come in channels_last, and a convolution follows the format of its input:
+    one that must not compute so gets its input in the other format."""
+    if channels_last:
+        return module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    for layer in module.modules():
+        if isinstance(layer, nn.Conv2d) and _writes_astray(layer):
+            layer.register_forward_pre_hook(_contiguous)
+    return module
+
+
+def _contiguous(layer: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    return (inputs[0].contiguous(), *inputs[1:])
 
 
 def _writes_astray(layer: nn.Conv2d) -> bool:

@@ -20,6 +20,7 @@ from fedbcgd.flower import wire
 from fedbcgd.flower.memory import InContext, InFolder
 from fedbcgd.flower.wire import Order
 from fedbcgd.objective import Loss, Metrics, objective
+from fedbcgd.simulation import in_format
 from fedbcgd.threads import threads as threads_used
 
 log = logging.getLogger("flwr.fedbcgd")  # shown where Flower shows its own
@@ -154,8 +155,7 @@ class _Site:
             module = _call(self._make_model, context).to(self._device)
             if not isinstance(module, nn.Module):
                 raise UserError(f"make_model gives {type(module).__name__}; wanted is an nn.Module")
-            if order.channels_last:
-                module = module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+            module = in_format(module, order.channels_last)
             layout = order.algorithm.uplink.layout(module)
             if layout.digest != order.layout:
                 raise UserError(
