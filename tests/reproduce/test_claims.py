@@ -6,7 +6,8 @@ from dataclasses import replace
 import pytest
 from tests.reproduce.made import outcome, panel, result
 
-from fedbcgd.reproduce.claims import (
+from fedbcgd.reproduce.claims import every, judge, never_measured, on_train_loss
+from fedbcgd.reproduce.comparisons import (
     at_upload,
     best_ends,
     early,
@@ -14,13 +15,15 @@ from fedbcgd.reproduce.claims import (
     ends_no_better,
     ends_no_worse,
     ever_sooner,
-    every,
-    judge,
+    more_than_times_sooner,
     reaches_sooner,
+    times_sooner,
 )
 from fedbcgd.reproduce.items import ITEMS
-from fedbcgd.reproduce.results import shown_final, shown_floats
+from fedbcgd.reproduce.results import Trial, shown_final, shown_floats
 from fedbcgd.reproduce.spec import FAILS, HOLDS, NOT_RUN, ONCE, PARTLY, SCALES, UNTESTABLE, Claim
+
+ONE, FOUR = ITEMS["figure7"], ITEMS["table2"]  # so many panels has the paper there
 
 
 def status(test, **runs):
@@ -42,7 +45,11 @@ def test_one_seed_is_said_to_be_one():
     verdict = ends_better("a", ["b"])({"p": result(a=[outcome(0.5)], b=[outcome(0.4)])})
     assert verdict.status == HOLDS
     assert verdict.once
-    assert not ends_better("a", ["b"])({"p": result(a=[outcome(0.5), outcome(0.6)], b=[outcome(0.4)])}).once
+    two = [outcome(0.5), outcome(0.6)]
+    assert ends_better("a", ["b"])({"p": result(a=two, b=[outcome(0.4)])}).once
+    assert not ends_better("a", ["b"])({"p": result(a=two, b=[outcome(0.3), outcome(0.4)], c=[outcome(0.1)])}).once
+    mixed = every(ends_better("a", ["b"]), ends_better("a", ["c"]))
+    assert mixed({"p": result(a=two, b=[outcome(0.3), outcome(0.4)], c=[outcome(0.1)])}).once
     assert "A 50.0 against B 40.0 ✓" in verdict.evidence
 
 
@@ -81,11 +88,93 @@ def test_a_panel_may_name_another_reference():
 
 
 def test_a_printed_target_is_taken_as_it_is_and_a_factor_must_be_reached():
-    """To 40 %: FedAvg 6 d, a 2 d: three times sooner, not four."""
+    """To 40 %: FedAvg 60 d, a 20 d: three times sooner and not more; floats in whole d can stand for 60.5/19.5 = 3.10."""
     where = panel("fedavg", "a", target=40.0)
-    r = result(where, fedavg=[outcome(*[0.1] * 5, 0.4)], a=[outcome(0.1, 0.4)])
-    assert reaches_sooner("a", ["fedavg"], 3.0)({"p": r}).status == HOLDS
-    assert reaches_sooner("a", ["fedavg"], 4.0)({"p": r}).status == FAILS
+    r = result(where, fedavg=[outcome(*[0.1] * 5, 0.4, cost=10.0)], a=[outcome(0.1, 0.4, cost=10.0)])
+    assert times_sooner("a", "fedavg", 3.1)({"p": r}).status == HOLDS
+    assert times_sooner("a", "fedavg", 3.2)({"p": r}).status == FAILS
+    assert more_than_times_sooner("a", "fedavg", 2.9)({"p": r}).status == HOLDS
+    assert more_than_times_sooner("a", "fedavg", 3.0)({"p": r}).status == FAILS
+    never = result(where, fedavg=[outcome(0.4)], a=[outcome(0.1)])
+    assert times_sooner("a", "fedavg", 3.0)({"p": never}).status == FAILS
+
+
+def test_uploads_no_further_apart_than_the_evaluations_are_level():
+    """a is looked at each 0.5 d and meets 40 % at 1.5 d; b each 1 d, at 2 d: it may have met it at 1.1 d. 3 d is later."""
+    where = panel("a", "b", target=40.0)
+    a, near, later = outcome(0.1, 0.1, 0.4, cost=0.5), outcome(0.1, 0.4), outcome(0.1, 0.1, 0.4)
+    told = reaches_sooner("a", ["b"])({"p": result(where, a=[a], b=[near])})
+    assert told.status == FAILS
+    assert told.evidence == "In 0 of 1 comparisons, 1 level. panel p: A 1.5d against B 2.0d level."
+    assert reaches_sooner("b", ["a"])({"p": result(where, a=[a], b=[near])}).status == FAILS
+    assert reaches_sooner("a", ["b"])({"p": result(where, a=[a], b=[later])}).status == HOLDS
+    assert reaches_sooner("b", ["a"])({"p": result(where, a=[a], b=[later])}).evidence.endswith("A 1.5d ✗.")
+
+
+def test_numbers_that_differ_look_different():
+    r = {"p": result(a=[outcome(0.11112)], b=[outcome(0.11108)])}
+    assert "A 11.11 against B 11.1 ✓" not in ends_better("a", ["b"])(r).evidence
+    assert "A 11.112 against B 11.108 ✓" in ends_better("a", ["b"])(r).evidence
+    assert (
+        "A 50.0 against B 50.0 level"
+        in ends_better("a", ["b"])({"p": result(a=[outcome(0.5)], b=[outcome(0.5)])}).evidence
+    )
+
+
+def chanced(chance=10.0, **runs):
+    return replace(result(panel("fedavg", "a", "b"), **runs), chance=chance)
+
+
+def test_near_chance_nothing_is_decided():
+    """Of ten classes guessing has 10 %: a target of 14 % decides nothing, however far somebody is; one of 25 % does."""
+    claim = Claim("c", "", reaches_sooner("a", ["fedavg"]))
+    low = chanced(fedavg=[outcome(0.1, 0.1, 0.14)], a=[outcome(0.5)])
+    told = judge(ONE, claim, {"p": low}, "cpu")
+    assert told.status == UNTESTABLE
+    assert "A 1.0d against FEDAVG 3.0d" in told.evidence
+    assert "near chance, which is 10 %: decides nothing" in told.evidence
+    high = chanced(fedavg=[outcome(0.1, 0.1, 0.25)], a=[outcome(0.5)])
+    assert reaches_sooner("a", ["fedavg"])({"p": high}).status == HOLDS
+    assert reaches_sooner("a", ["fedavg"])({"p": high, "q": low}).status == PARTLY
+    assert reaches_sooner("fedavg", ["a"])({"p": high, "q": low}).status == FAILS
+    both = {"p": chanced(fedavg=[outcome(0.9)], a=[outcome(0.15)], b=[outcome(0.12)])}
+    assert ends_better("a", ["b"])(both).status == UNTESTABLE
+    assert ends_better("fedavg", ["b"])(both).status == HOLDS
+    late = chanced(fedavg=[outcome(0.12, *[0.9] * 9)], a=[outcome(0.1, *[0.9] * 9)])
+    assert early("fedavg", "a", 0.05)({"p": late}).status == UNTESTABLE
+    assert early("fedavg", "a", 0.05)({"p": replace(late, chance=None)}).status == HOLDS
+    assert every(ends_better("a", ["b"]), ends_better("b", ["a"]))(both).status == UNTESTABLE
+
+
+def test_a_search_that_found_nothing_is_told():
+    r = chanced(fedavg=[outcome(0.5)], a=[outcome(0.1)])
+    trials = tuple(
+        Trial(key, {"lr": lr}, s, 1, False) for key, lr, s in (("a", 1, 0.1), ("a", 2, 0.15), ("fedavg", 1, 0.4))
+    )
+    text = ends_better("fedavg", ["a"])({"p": replace(r, trials=trials)}).evidence
+    assert "(no learning rate tried took A away from chance)" in text
+    assert (
+        "chance"
+        not in ends_better("fedavg", ["a"])(
+            {"p": replace(r, trials=(trials[1], replace(trials[0], score=0.3)))}
+        ).evidence
+    )
+
+
+def test_the_loss_in_training_can_be_what_is_compared():
+    where = panel("a", "b")
+    a, b = outcome(0.5), outcome(0.6)  # the train loss is made the same number: lower is better there
+    assert ends_better("a", ["b"])({"p": result(where, a=[a], b=[b])}).status == FAILS
+    told = on_train_loss(ends_better("a", ["b"]))({"p": result(where, a=[a], b=[b])})
+    assert told.status == HOLDS
+    assert "A 0.5000 against B 0.6000" in told.evidence
+
+
+def test_what_is_never_measured_is_untestable_everywhere():
+    claim = Claim("c", "", never_measured("Nobody looks."))
+    for scale in SCALES:
+        verdict = judge(ONE, claim, {}, scale)
+        assert (verdict.status, verdict.evidence) == (UNTESTABLE, "Nobody looks.")
 
 
 def test_where_one_of_two_seeds_gets_there_the_mean_is_infinity():
@@ -96,10 +185,13 @@ def test_where_one_of_two_seeds_gets_there_the_mean_is_infinity():
 
 def test_more_blocks_must_be_sooner_step_by_step():
     where = panel("a", "b", "c", target=40.0)
-    runs = [[outcome(0.1, 0.1, 0.4)], [outcome(0.1, 0.4)], [outcome(0.4)]]
+    runs = [[outcome(*[0.1] * 8, 0.4)], [outcome(*[0.1] * 4, 0.4)], [outcome(0.4)]]
     rising, mixed = dict(zip("abc", runs, strict=True)), dict(zip("acb", runs, strict=True))
     assert ever_sooner("abc")({"p": result(where, **rising)}).status == HOLDS
     assert ever_sooner("abc")({"p": result(where, **mixed)}).status == FAILS
+    level = ever_sooner("abc")({"p": result(where, **rising | {"b": [outcome(0.1, 0.4)]})})
+    assert level.status == FAILS
+    assert level.evidence.endswith("(level: B and C).")
     never = rising | {"c": [outcome(0.1)]}
     assert ever_sooner("abc")({"p": result(where, **never)}).status == FAILS
 
@@ -132,7 +224,7 @@ def test_all_panels_that_ran_must_agree_and_parts_can_be_named():
     verdict = ends_better("a", ["b"])(both)
     assert verdict.status == FAILS
     assert verdict.evidence.startswith("In 1 of 2 comparisons.")
-    item = ITEMS["table2"]
+    item = ONE
     assert judge(item, Claim("c", "", ends_better("a", ["b"]), panels="one"), both, "cpu").status == HOLDS + ONCE
     assert judge(item, Claim("c", "", ends_better("a", ["b"])), both, "cpu").status == FAILS + ONCE
     assert every(ends_better("a", ["b"]), ends_better("b", ["a"]))({"one": good}).status == FAILS
@@ -143,10 +235,13 @@ def test_what_was_not_run_is_never_said_to_hold():
     for item in ITEMS.values():
         for claim in item.claims:
             for scale in SCALES:
-                wanted = NOT_RUN if scale in claim.scales else UNTESTABLE
+                wanted = NOT_RUN if scale in claim.scales and not claim.key.endswith("minima") else UNTESTABLE
                 assert judge(item, claim, {}, scale).status == wanted, claim.key
     half = every(ends_better("a", ["b"]), ends_better("a", ["missing"]))
     assert status(half, a=[outcome(0.5)], b=[outcome(0.4)]) == PARTLY
+    told = judge(ONE, Claim("c", "", half), {"p": result(a=[outcome(0.5)], b=[outcome(0.4)])}, "cpu")
+    assert told.evidence.endswith("Not run: panel p: missing.")
+    assert "In 1 of 1" in told.evidence
     assert status(half, a=[outcome(0.3)], b=[outcome(0.4)]) == FAILS
 
 
@@ -154,24 +249,44 @@ def test_what_was_run_in_part_holds_in_part():
     claim = Claim("c", "a is better", ends_better("a", ["b"]))
     good, bad = ({"a": [outcome(x)], "b": [outcome(0.4)]} for x in (0.5, 0.3))
     nothing = result(panel("a", "b", key="q"))
-    told = judge(ITEMS["table2"], claim, {"p": result(**good), "q": nothing}, "cpu")
+    told = judge(ONE, claim, {"p": result(**good), "q": nothing}, "cpu")
     assert told.status == PARTLY + ONCE
     assert told.evidence.endswith("Not run: panel q.")
-    assert judge(ITEMS["table2"], claim, {"p": result(**bad), "q": nothing}, "cpu").status == FAILS + ONCE
-    assert judge(ITEMS["table2"], claim, {"q": nothing}, "cpu").status == NOT_RUN
+    assert judge(ONE, claim, {"p": result(**bad), "q": nothing}, "cpu").status == FAILS + ONCE
+    assert judge(ONE, claim, {"q": nothing}, "cpu").status == NOT_RUN
+
+
+def test_a_panel_that_lacks_what_is_compared_is_named():
+    claim = Claim("c", "a is better", ends_better("a", ["b"]))
+    whole, half = result(a=[outcome(0.5)], b=[outcome(0.4)]), result(panel("a", "b", key="q"), b=[outcome(0.4)])
+    told = judge(FOUR, claim, {"p": whole, "q": half, "r": whole, "s": whole}, "cpu")
+    assert told.status == PARTLY + ONCE
+    assert told.evidence.endswith("Not run: panel q: A.")
+    two = judge(FOUR, Claim("c", "", best_ends("ab", ["a"])), {"p": whole, "q": half, "r": whole, "s": whole}, "cpu")
+    assert two.status == PARTLY + ONCE
+    assert two.evidence.endswith("Not run: panel q: A.")
+
+
+def test_panels_of_the_paper_that_a_scale_leaves_out_were_not_run():
+    two = {f"{d}-vit": result(fedbcgd=[outcome(0.5)], fedavg=[outcome(0.4)]) for d in ("cifar100", "tiny-imagenet")}
+    item = ITEMS["table5"]
+    claim = Claim("c", "", ends_better("fedbcgd", ["fedavg"]))
+    small = {"cifar100-vit": replace(two["cifar100-vit"], panel=replace(two["cifar100-vit"].panel, key="cifar100-vit"))}
+    told = judge(item, claim, small, "cpu")
+    assert told.status == PARTLY + ONCE
+    assert told.evidence.endswith("Not run: ViT-Base, Tiny ImageNet.")
+    assert judge(item, replace(claim, panels="cifar100"), small, "cpu").status == HOLDS + ONCE
 
 
 def test_contenders_that_were_not_run_are_named_and_nothing_simply_holds():
     claim = Claim("c", "a is better", ends_better("a", ["b", "c"]))
     three = panel("a", "b", "c")
-    told = judge(ITEMS["table2"], claim, {"p": result(three, a=[outcome(0.5)], b=[outcome(0.4)])}, "cpu")
+    told = judge(ONE, claim, {"p": result(three, a=[outcome(0.5)], b=[outcome(0.4)])}, "cpu")
     assert told.status == PARTLY + ONCE
     assert told.evidence.endswith("Not run: panel p: C.")
     both = every(ends_better("a", ["b", "c"]), ends_better("a", ["b"]))
     assert both({"p": result(three, a=[outcome(0.5)], b=[outcome(0.4)])}).status == PARTLY
-    assert judge(ITEMS["table2"], claim, {"p": result(three, a=[outcome(0.3)], b=[outcome(0.4)])}, "cpu").status == (
-        FAILS + ONCE
-    )
+    assert judge(ONE, claim, {"p": result(three, a=[outcome(0.3)], b=[outcome(0.4)])}, "cpu").status == (FAILS + ONCE)
 
 
 def test_what_reached_the_target_and_then_diverged_has_not_reached_it():
@@ -201,7 +316,7 @@ def test_ending_no_worse():
 def test_a_claim_that_a_scale_cannot_test_gets_no_verdict_there_but_its_evidence():
     claim = Claim("c", "a is better", ends_better("a", ["b"]), scales=("paper",))
     results = {"p": result(a=[outcome(0.5)], b=[outcome(0.4)])}
-    item = ITEMS["table2"]
+    item = ONE
     assert judge(item, claim, results, "paper").status == HOLDS + ONCE
     told = judge(item, claim, results, "cpu")
     assert told.status == UNTESTABLE

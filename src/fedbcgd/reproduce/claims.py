@@ -1,113 +1,55 @@
 """Verdicts on the claims of Section 5, from what was measured and nothing else."""
 
-import math
-from collections.abc import Callable, Sequence
-from itertools import pairwise
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 
-from fedbcgd.reproduce.results import PanelResult, Results, shown, shown_final, shown_floats
-from fedbcgd.reproduce.spec import FAILS, HOLDS, NOT_RUN, ONCE, PARTLY, UNTESTABLE, Claim, Item, Scale, Verdict
+from fedbcgd.reproduce.results import PanelResult, Results
+from fedbcgd.reproduce.spec import (
+    FAILS,
+    HOLDS,
+    NOT_RUN,
+    ONCE,
+    PARTLY,
+    UNTESTABLE,
+    Claim,
+    Item,
+    Scale,
+    Verdict,
+    left_out,
+)
 
 Test = Callable[[Results], Verdict]
-Compared = Callable[[PanelResult, str, str], bool]
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What a test saw in a panel."""
+
+    marks: tuple[bool, ...]  # of each comparison, whether it came out as claimed; none where nothing can be decided
+    text: str
+    level: int = 0  # comparisons without a winner
+
+
+Look = Callable[[PanelResult, Sequence[str]], Seen]
 
 
 def judge(item: Item, claim: Claim, results: Results, scale: Scale) -> Verdict:
     """The verdict at this scale. Where a claim cannot be tested, what was measured is told all the same."""
     spoken_of = {key: result for key, result in results.items() if claim.panels in key}
     verdict = claim.test(spoken_of)
-    missing = [result.panel.title for result in spoken_of.values() if not result.contenders]
-    if verdict.status != NOT_RUN and missing:
-        status = PARTLY if verdict.status == HOLDS else verdict.status
-        verdict = Verdict(status, f"{verdict.evidence} Not run: {'; '.join(missing)}.", verdict.once)
-    if scale in claim.scales:
-        return Verdict(verdict.status + ONCE, verdict.evidence, True) if verdict.once else verdict
-    seeds = "with one seed" if verdict.once else "all the same"
-    return Verdict(UNTESTABLE, f"Measured {seeds}: {verdict.evidence}" if verdict.evidence else "", verdict.once)
-
-
-def ends_better(one: str, others: Sequence[str]) -> Test:
-    """`one` ends better than each of the others, by more than the spread of the seeds."""
-    return _each(one, others, lambda r, a, b: r.beats(a, b), _with_finals)
-
-
-def ends_no_worse(one: str, others: Sequence[str]) -> Test:
-    """`one` does not end worse than any of the others, by more than the spread of the seeds."""
-    return _each(one, others, lambda r, a, b: not r.beats(b, a), _with_finals)
-
-
-def ends_no_better(one: str, others: Sequence[str]) -> Test:
-    return _each(one, others, lambda r, a, b: not r.beats(a, b), _with_finals)
-
-
-def reaches_sooner(one: str, others: Sequence[str], factor: float = 1.0) -> Test:
-    """`one` reaches the target with less upload than each of the others, `factor` times less where that is claimed."""
-
-    def sooner(result: PanelResult, a: str, b: str) -> bool:
-        mine, theirs = result.to_target(a), result.to_target(b)
-        return math.isfinite(mine) and (mine * factor < theirs if factor == 1 else mine * factor <= theirs)
-
-    return _each(one, others, sooner, _with_floats)
-
-
-def early(one: str, other: str, share: float = 0.25) -> Test:
-    """`one` is ahead of `other` when this share of the budget is spent."""
-
-    def look(r: PanelResult) -> tuple[bool, str]:
-        upload = share * r.panel.budget
-        a, b = (at_upload(r, key, upload) for key in (one, other))
-        names = [r.panel.contender(key).title for key in (one, other)]
-        return a > b if r.higher else a < b, f"{r.panel.title} at {upload:g}d: {names[0]} {a:.1f}, {names[1]} {b:.1f}"
-
-    return _panel_by_panel((one, other), look)
-
-
-def at_upload(result: PanelResult, key: str, upload: float) -> float:
-    """The mean over seeds of the last evaluation within so much upload."""
-    values = []
-    for outcome in result.outcomes[key].values():
-        inside = [row for row in outcome.rows if row["upload_d"] <= upload + 1e-9] or outcome.rows[:1]
-        values.append(result.unit * inside[-1][result.metric] if inside else math.nan)
-    return sum(values) / len(values)
-
-
-def best_ends(keys: Sequence[str], best: Sequence[str]) -> Test:
-    """Of these contenders one of `best` ends better than all the others, by more than the spread of the seeds."""
-    rest = [key for key in keys if key not in best]
-
-    def look(r: PanelResult) -> tuple[bool, str]:
-        good = any(all(r.beats(one, other) for other in rest) for one in best)
-        return good, f"{r.panel.title}: {_told(r, keys, shown_final)}"
-
-    return _panel_by_panel(keys, look)
-
-
-def ever_sooner(keys: Sequence[str]) -> Test:
-    """From each contender to the next, the upload to the target shrinks."""
-
-    def look(r: PanelResult) -> tuple[bool, str]:
-        floats = [r.to_target(key) for key in keys]
-        good = math.isfinite(floats[-1]) and all(b < a for a, b in pairwise(floats))
-        return good, f"{r.panel.title}, to {shown(r.target or math.nan)}: {_told(r, keys, shown_floats)}"
-
-    return _panel_by_panel(keys, look)
-
-
-def _panel_by_panel(keys: Sequence[str], look: Callable[[PanelResult], tuple[bool, str]]) -> Test:
-    """Whether it is so in every panel that has all these contenders, and what is seen there."""
-
-    def test(results: Results) -> Verdict:
-        seen = [r for r in results.values() if r.has(*keys)]
-        if not seen:
-            return Verdict(NOT_RUN, "")
-        looks = [look(r) for r in seen]
-        status = HOLDS if all(good for good, _ in looks) else FAILS
-        return Verdict(status, _text([line for _, line in looks]), _once(seen))
-
-    return test
-
-
-def _told(result: PanelResult, keys: Sequence[str], write: Callable[[PanelResult, str], str]) -> str:
-    return ", ".join(f"{result.panel.contender(key).title}: {write(result, key)}" for key in keys)
+    if verdict.status == NOT_RUN and scale in claim.scales:
+        return verdict
+    absent = left_out(item, [result.panel for result in results.values()]) if results else []
+    missing = [*verdict.missing, *(panel.title for panel in absent if claim.panels in panel.key)]
+    evidence = verdict.evidence
+    if missing and evidence:
+        evidence += f" Not run: {'; '.join(missing)}."
+    if scale in claim.scales and verdict.status != UNTESTABLE:
+        status = PARTLY if missing and verdict.status == HOLDS else verdict.status
+        return Verdict(status + ONCE if verdict.once else status, evidence, verdict.once)
+    if verdict.measured and evidence:
+        evidence = f"Measured {'with one seed' if verdict.once else 'all the same'}: {evidence}"
+    return Verdict(UNTESTABLE, evidence, verdict.once)
 
 
 def every(*tests: Test) -> Test:
@@ -116,51 +58,78 @@ def every(*tests: Test) -> Test:
     def test(results: Results) -> Verdict:
         verdicts = [t(results) for t in tests]
         ran = [v for v in verdicts if v.status != NOT_RUN]
+        missing = tuple(dict.fromkeys(m for v in verdicts for m in v.missing))
         if not ran:
-            return Verdict(NOT_RUN, "")
-        whole = len(ran) == len(verdicts) and all(v.status != PARTLY for v in ran)
-        held = HOLDS if whole else PARTLY
-        status = FAILS if any(v.status == FAILS for v in ran) else held
-        return Verdict(status, " ".join(v.evidence for v in ran), all(v.once for v in ran))
+            return Verdict(NOT_RUN, "", missing=missing)
+        statuses = {v.status for v in verdicts}
+        if FAILS in statuses:
+            status = FAILS
+        elif {v.status for v in ran} == {UNTESTABLE}:
+            status = UNTESTABLE
+        else:
+            status = HOLDS if statuses == {HOLDS} else PARTLY
+        return Verdict(status, " ".join(v.evidence for v in ran), any(v.once for v in ran), missing)
 
     return test
 
 
-def _each(one: str, others: Sequence[str], better: Compared, told: Callable[[PanelResult, str], str]) -> Test:
+def never_measured(why: str) -> Test:
+    """What nothing here looks at, whatever the scale."""
+    return lambda results: Verdict(UNTESTABLE, why, measured=False)
+
+
+def on_train_loss(test: Test) -> Test:
+    """The same, of the loss in training instead of the panel's metric."""
+    return lambda results: test({key: replace(r, measured="train_loss") for key, r in results.items()})
+
+
+def over_panels(needed: Sequence[str], others: Sequence[str], look: Look, counted: bool = False) -> Test:
+    """Whether it is so in every panel. `look` is asked where all that are needed were run, and one of the others; it gets
+    those of the others that were. What was not run is named, and a panel near chance decides nothing."""
+
     def test(results: Results) -> Verdict:
-        seen = [r for r in results.values() if r.has(one) and any(r.has(other) for other in others)]
-        if not seen:
-            return Verdict(NOT_RUN, "")
-        good = total = 0
-        lines, missing = [], []
-        for r in seen:
-            against = [other for other in others if r.has(other)]
-            absent = [c.title for c in r.panel.contenders if c.key in others and c.key not in against]
-            missing += [f"{r.panel.title}: {', '.join(absent)}"] if absent else []
-            won = [better(r, one, other) for other in against]
-            good, total = good + sum(won), total + len(won)
-            marked = ", ".join(f"{told(r, other)} {'✓' if w else '✗'}" for other, w in zip(against, won, strict=True))
-            lines.append(f"{r.panel.title}: {told(r, one)} against {marked}")
-        text = f"In {good} of {total} comparisons. {_text(lines)}"
-        if missing:
-            text += f" Not run: {'; '.join(missing)}."
-        held = PARTLY if missing else HOLDS
-        return Verdict(held if good == total else FAILS, text, _once(seen))
+        seen: list[tuple[PanelResult, list[str], Seen]] = []
+        missing = []
+        for r in results.values():
+            there = [key for key in others if r.has(key)]
+            absent = [key for key in (*needed, *others) if not r.has(key)]
+            if absent:
+                some = len(absent) < len(needed) + len(others)
+                missing.append(f"{r.panel.title}: {', '.join(map(r.title, absent))}" if some else r.panel.title)
+            if r.has(*needed) and (there or not others):
+                compared = [*needed, *there]
+                seen.append((r, compared, _at_chance(r, compared, look(r, there))))
+        return _verdict(seen, tuple(missing), counted)
 
     return test
 
 
-def _with_finals(result: PanelResult, key: str) -> str:
-    return f"{result.panel.contender(key).title} {shown_final(result, key)}"
+def _at_chance(r: PanelResult, compared: Sequence[str], seen: Seen) -> Seen:
+    """What was seen, without marks where it decides nothing; searches that found nothing are told."""
+    if r.near_chance(compared) or not seen.marks:
+        return Seen((), f"{seen.text} (near chance, which is {r.chance:g} %: decides nothing)")
+    lost = [r.title(key) for key in compared if r.searched_in_vain(key)]
+    told = f" (no learning rate tried took {', '.join(lost)} away from chance)" if lost else ""
+    return replace(seen, text=seen.text + told)
 
 
-def _with_floats(result: PanelResult, key: str) -> str:
-    return f"{result.panel.contender(key).title} {shown_floats(result, key)}"
+def _verdict(
+    seen: Sequence[tuple[PanelResult, Sequence[str], Seen]], missing: tuple[str, ...], counted: bool
+) -> Verdict:
+    if not seen:
+        return Verdict(NOT_RUN, "", missing=missing)
+    marks = [mark for _, _, panel in seen for mark in panel.marks]
+    level = sum(panel.level for _, _, panel in seen)
+    text = "; ".join(panel.text for _, _, panel in seen) + "."
+    if counted and marks:
+        tied = f", {level} level" if level else ""
+        text = f"In {sum(marks)} of {len(marks)} comparisons{tied}. {text}"
+    whole = not missing and all(panel.marks for _, _, panel in seen)
+    status = UNTESTABLE if not marks else FAILS if not all(marks) else HOLDS if whole else PARTLY
+    once = any(len(r.outcomes[key]) < 2 for r, compared, _ in seen for key in compared)
+    return Verdict(status, text, once, missing)
 
 
-def _text(lines: Sequence[str]) -> str:
-    return "; ".join(lines) + "."
-
-
-def _once(seen: Sequence[PanelResult]) -> bool:
-    return {len(by_seed) for r in seen for by_seed in r.outcomes.values()} == {1}
+def told(result: PanelResult, keys: Sequence[str], write: Callable[[PanelResult, str], str]) -> Mapping[str, str]:
+    """The title and the number of each."""
+    return {key: f"{result.title(key)} {write(result, key)}" for key in keys}

@@ -132,7 +132,8 @@ def _gather(panel: Panel, asked: Asked) -> PanelResult:
             if done is not None:
                 outcomes.setdefault(contender.key, {})[seed] = done
                 commits.add(commit_of(asked.runs / planned.folder))
-    return PanelResult(panel, outcomes, chosen, tuple(trials), frozenset(commits))
+    chance = 100 / plan.classes(panel) if panel.metric == "accuracy" else None
+    return PanelResult(panel, outcomes, chosen, tuple(trials), frozenset(commits), chance=chance)
 
 
 def finished(planned: Planned, runs: Path) -> Outcome | None:

@@ -28,6 +28,12 @@ def floats_to(rows: Sequence[Row], metric: str, target: float, higher: bool = Tr
     return math.inf
 
 
+def step_before(rows: Sequence[Row], upload: float) -> float:
+    """The upload in d between the evaluation at `upload` and the one before it, or the start."""
+    earlier = [row["upload_d"] for row in rows if row["upload_d"] < upload]
+    return upload - (earlier[-1] if earlier else 0.0)
+
+
 def spread(values: Sequence[float]) -> tuple[float, float | None]:
     """Mean and standard deviation; of one value, or of values that are not all finite, there is no deviation."""
     if not values:

@@ -64,6 +64,10 @@ def examples(panel: Panel) -> int:
     return _facts(json.dumps(dict(panel.data)))[2] // panel.data["clients"]
 
 
+def classes(panel: Panel) -> int:
+    return _facts(json.dumps(dict(panel.data)))[1]
+
+
 @cache
 def _facts(data: str) -> tuple[tuple[int, int, int], int, int]:
     loaded = load_data(Data(**json.loads(data)))

@@ -1,13 +1,15 @@
 """What was measured in a panel, contender by contender."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from fedbcgd.loop import DIVERGED, Outcome
-from fedbcgd.reproduce.measures import floats_to, last_tenth, spread
+from fedbcgd.reproduce.measures import floats_to, last_tenth, spread, step_before
 from fedbcgd.reproduce.spec import Contender, Panel
+
+NEAR = 2.0  # times the accuracy of guessing: what is not above that tells nothing
 
 
 @dataclass(frozen=True)
@@ -29,18 +31,28 @@ class PanelResult:
     trials: tuple[Trial, ...] = ()
     commits: frozenset[str] = frozenset()  # of the source that made the runs
     unknown: str = ""  # why it cannot be known what of it is finished: its data set is not here
+    chance: float | None = None  # the accuracy of guessing, in percent, where accuracy is what is measured
+    measured: str = ""  # another metric in the place of the panel's
 
     @property
     def higher(self) -> bool:
-        return self.panel.metric == "accuracy"
+        return self.metric.endswith("accuracy")
 
     @property
     def metric(self) -> str:
-        return f"test_{self.panel.metric}"
+        return self.measured or f"test_{self.panel.metric}"
 
     @property
     def unit(self) -> float:
         return 100.0 if self.higher else 1.0  # accuracies are in percent, as printed
+
+    @property
+    def digits(self) -> int:
+        """Behind the point, as they are printed."""
+        return 1 if self.higher else 4
+
+    def title(self, key: str) -> str:
+        return next((c.title for c in self.panel.contenders if c.key == key), key)
 
     @property
     def contenders(self) -> list[Contender]:
@@ -93,6 +105,28 @@ class PanelResult:
         values = self.floats(key)
         return spread(values)[0] if values else math.nan
 
+    def resolution(self, key: str) -> float:
+        """How far apart in d the evaluations stand between which the target was met, at most; 0 where it was not."""
+        if self.target is None:
+            return 0.0
+        runs = zip(self.outcomes[key].values(), self.floats(key), strict=False)
+        return max((step_before(o.rows, at) for o, at in runs if math.isfinite(at)), default=0.0)
+
+    def at_chance(self, accuracy: float) -> bool:
+        """Whether an accuracy in percent is no more than NEAR times that of guessing, or is none."""
+        return self.chance is not None and self.higher and not accuracy > NEAR * self.chance
+
+    def near_chance(self, keys: Sequence[str]) -> bool:
+        """Whether a comparison of these decides nothing: the target is near chance, or all of them ended there."""
+        low = self.target is not None and self.at_chance(self.target)
+        return low or all(self.at_chance(self.final(key)[0]) for key in keys)
+
+    def searched_in_vain(self, key: str) -> bool:
+        """Whether all that was tried for a contender stayed near chance on the data held out."""
+        own = self.panel.contender(key).tuned_as or key
+        scores = [self.unit * trial.score for trial in self.trials if trial.contender == own]
+        return bool(scores) and all(map(self.at_chance, scores))
+
     def beats(self, one: str, other: str) -> bool:
         """Whether `one` ended better than `other` by more than the spread of the seeds. A run that diverged beats none."""
         (a, da), (b, db) = self.final(one), self.final(other)
@@ -111,8 +145,8 @@ def shown(value: float, digits: int = 1) -> str:
     return "∞" if math.isinf(value) else f"{value:.{digits}f}"
 
 
-def shown_final(result: PanelResult, key: str) -> str:
-    digits = 1 if result.higher else 4
+def shown_final(result: PanelResult, key: str, digits: int | None = None) -> str:
+    digits = result.digits if digits is None else digits
     mean, deviation = result.final(key)
     bad = sum(map(math.isnan, result.finals(key)))
     if bad:
@@ -120,12 +154,12 @@ def shown_final(result: PanelResult, key: str) -> str:
     return shown(mean, digits) + (f" ± {deviation:.{digits}f}" if deviation is not None else "")
 
 
-def shown_floats(result: PanelResult, key: str) -> str:
+def shown_floats(result: PanelResult, key: str, digits: int = 1) -> str:
     """As the paper prints them: 558d, or ∞; how many got there, where some did."""
     values = result.floats(key)
     if not values:
         return "–"
     reached = [v for v in values if math.isfinite(v)]
     if len(reached) == len(values):
-        return f"{spread(values)[0]:.1f}d"
+        return f"{spread(values)[0]:.{digits}f}d"
     return f"∞ ({len(reached)} of {len(values)} reached it)" if reached else "∞"

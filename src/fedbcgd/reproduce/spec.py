@@ -1,6 +1,6 @@
 """How an item of the paper is described: contenders that meet in panels, what was printed, what is claimed."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -76,7 +76,9 @@ class Panel:
 class Verdict:
     status: str  # one of the above
     evidence: str
-    once: bool = False  # every run behind it was made with one seed only
+    once: bool = False  # something that was compared was run with one seed only
+    missing: tuple[str, ...] = ()  # panels and contenders that it speaks of and that were not run
+    measured: bool = True  # the evidence is of numbers, not a reason why there are none
 
 
 @dataclass(frozen=True)
@@ -98,3 +100,10 @@ class Item:
     claims: tuple[Claim, ...] = ()
     notes: tuple[str, ...] = ()  # where the paper is silent or contradicts itself, and what is done here
     shares: tuple[str, ...] = ()  # items whose runs are all that this one needs
+
+
+def left_out(item: Item, used: Sequence[Panel]) -> list[Panel]:
+    """The paper's panels that a scale does not have; one that stands in the place of another leaves nothing out."""
+    originals = item.panels["paper"]
+    there = {panel.key for panel in used}
+    return [panel for panel in originals if panel.key not in there] if len(used) < len(originals) else []

@@ -3,8 +3,7 @@
 import json
 import math
 import platform
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +12,13 @@ import torch
 from fedbcgd.carriers.workers import cores
 from fedbcgd.experiments.batch import as_csv
 from fedbcgd.files import as_json, make_folder, write_text
+from fedbcgd.loop import Outcome
 from fedbcgd.reproduce import figures
 from fedbcgd.reproduce.claims import judge
 from fedbcgd.reproduce.engine import Asked
 from fedbcgd.reproduce.reductions import reductions
 from fedbcgd.reproduce.results import PanelResult, shown, shown_final, shown_floats
-from fedbcgd.reproduce.spec import NOT_RUN, Item, Panel, Printed, Verdict
+from fedbcgd.reproduce.spec import NOT_RUN, Item, Printed, Verdict
 from fedbcgd.version import __version__
 
 
@@ -141,7 +141,7 @@ def markdown(
         f"# {item.title}",
         f"Scale `{asked.scale}`. Mean ± standard deviation over seeds of the last 10 % of rounds.",
     ]
-    less = reductions(item, [as_run(result) for result in results])
+    less = reductions(item, [r.panel for r in results], {r.panel.key: seeds_run(r) for r in results if r.contenders})
     if less:
         parts.append("Against the paper's setting:\n\n" + "\n".join(f"- {line}" for line in less))
     parts += [_panel(result) for result in results]
@@ -156,10 +156,10 @@ def markdown(
     return "\n\n".join(parts) + "\n"
 
 
-def as_run(result: PanelResult) -> Panel:
-    """The panel with the number of seeds that were finished, in the place of those that were meant."""
-    most = max((len(by_seed) for by_seed in result.outcomes.values()), default=result.panel.effort.seeds)
-    return replace(result.panel, effort=replace(result.panel.effort, seeds=most))
+def seeds_run(result: PanelResult) -> str:
+    """How many seeds were finished: `2`, or `1 to 2` where contenders differ."""
+    counts = {len(result.outcomes[contender.key]) for contender in result.contenders}
+    return f"{min(counts)} to {max(counts)}" if len(counts) > 1 else str(min(counts))
 
 
 def claims_table(verdicts: list[dict[str, str]]) -> str:
@@ -178,24 +178,32 @@ def _panel(result: PanelResult) -> str:
         if panel.target is not None or result.reference is None
         else (f", which is what {panel.contender(result.reference).title} ends with")
     )
-    head = f"| | seeds | {what} | to {target} | paper: % | paper: to target | rounds | gradient evaluations | lr, λ |"
-    rows = [head, "|---|---|---|---|---|---|---|---|---|"]
+    head = (
+        f"| | seeds | {what} | to {target} | paper: % | paper: to target | rounds | largest upload of a client, d | "
+        "gradient evaluations | lr, λ |"
+    )
+    rows = [head, "|---|---|---|---|---|---|---|---|---|---|"]
     for contender in panel.contenders:
         by_seed = result.outcomes.get(contender.key)
         printed = panel.printed.get(contender.key)
         theirs = f"{printed.mean:.1f} ± {printed.deviation:.1f} | {printed_floats(printed)}" if printed else "– | –"
         if not by_seed:
-            rows.append(f"| {contender.title} | 0 | {NOT_RUN} | – | {theirs} | – | – | – |")
+            rows.append(f"| {contender.title} | 0 | {NOT_RUN} | – | {theirs} | – | – | – | – |")
             continue
         first = next(iter(by_seed.values()))
         chosen = ", ".join(f"{v:g}" for v in result.hyper_parameters(contender.key).values())
         rows.append(
             f"| {contender.title} | {len(by_seed)} | {shown_final(result, contender.key)} | "
-            f"{shown_floats(result, contender.key)} | {theirs} | {first.rounds} | "
+            f"{shown_floats(result, contender.key)} | {theirs} | {first.rounds} | {_largest(by_seed.values())} | "
             f"{first.ledger.gradient_evaluations:,} | {chosen or '–'} |"
         )
     rest = f"Upload budget {panel.budget:g}d. Target: {target}{whose}."
     return f"## {panel.title}\n\n{rest}\n\n" + "\n".join(rows)
+
+
+def _largest(outcomes: Iterable[Outcome]) -> str:
+    """The largest upload of any one client in any one round: blocks are of different sizes."""
+    return f"{max(o.ledger.upload_max_bytes / (o.ledger.dim * o.ledger.itemsize) for o in outcomes):.2f}"
 
 
 def printed_floats(printed: Printed) -> str:
