@@ -82,12 +82,14 @@ def look(name: str, position: int = 0) -> Look:
 
 def families(algorithms: Sequence[str]) -> list[Look]:
     """A look for each of several lines, given the algorithm of each. Where algorithms are compared, variants of one keep its
-    colour and differ in dash and marker; where all lines are of one algorithm, they differ in everything.
+    colour and differ in dash and marker; where all lines are of one algorithm, the first has its look and the others
+    differ from it in everything.
 
     No two of up to MOST = 60 lines have the same dash and marker. Of more, the first 60 have; the others repeat shapes.
     """
     if len(set(algorithms)) == 1 and len(algorithms) > 1:
-        return list(looks(f"{k}" for k in range(len(algorithms))).values())
+        name = algorithms[0]
+        return list(looks([name, *(f"{name} {k}" for k in range(1, len(algorithms)))]).values())
     first = looks(dict.fromkeys(algorithms))
     used = {(own.dash, own.marker) for own in first.values()}
     out: list[Look] = []

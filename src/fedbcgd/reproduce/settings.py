@@ -198,6 +198,7 @@ def network(
     target: float | None = None,
     printed: Mapping[str, Printed] | None = None,
     reference: str = "fedavg",
+    drawn: tuple[str, ...] = (),
 ) -> Panel:
     """A convolutional network on CIFAR."""
     return Panel(
@@ -213,6 +214,7 @@ def network(
         target=target,
         reference=reference,
         printed=printed or {},
+        drawn=drawn,
     )
 
 
@@ -249,4 +251,5 @@ def linear(key: str, title: str, model: str) -> Panel:
         (*baselines(), *ours(model)),
         paper.EFFORT,
         metric="loss",
+        drawn=("train_loss",),
     )

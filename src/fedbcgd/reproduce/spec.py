@@ -67,6 +67,7 @@ class Panel:
     target: float | None = None  # None: what the reference ends with
     reference: str = "fedavg"  # or, where that is no contender, the first of them
     printed: Mapping[str, Printed] = field(default_factory=dict)
+    drawn: tuple[str, ...] = ()  # metrics that are drawn too
 
     def contender(self, key: str) -> Contender:
         return next(c for c in self.contenders if c.key == key)
