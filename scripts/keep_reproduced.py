@@ -13,7 +13,7 @@ from pathlib import Path
 from fedbcgd.cli.common import display
 from fedbcgd.files import as_json, make_folder, write_text
 from fedbcgd.report.progress import wide_console
-from fedbcgd.reproduce import command, engine, table1
+from fedbcgd.reproduce import command, engine, table1, tables
 from fedbcgd.reproduce.items import ITEMS
 from fedbcgd.reproduce.origin import FILE
 from fedbcgd.reproduce.spec import NOT_RUN
@@ -39,7 +39,7 @@ def overview(out: Path) -> str:
     pictures = []
     for item in ITEMS.values():
         folder = out / item.name
-        about = json.loads((folder / "about.json").read_text(encoding="utf-8")) if folder.is_dir() else {}
+        about = tables.read_about(folder)
         verdicts = {told["key"]: told["verdict"] for told in about.get("claims", ())}
         where = f"[{item.name}]({out.name}/{item.name}/README.md)" if about else item.name
         table += [f"| {claim.text} | **{verdicts.get(claim.key, NOT_RUN)}** | {where} |" for claim in item.claims]
@@ -62,7 +62,9 @@ def put(page: Path, text: str) -> None:
 def main(source: Path, out: Path, data: list[str]) -> None:
     keep(source, out)
     if (source / table1.NAME / "measured.csv").exists():
-        shutil.copytree(source / table1.NAME, out / table1.NAME, dirs_exist_ok=True)
+        shutil.copytree(
+            source / table1.NAME, out / table1.NAME, dirs_exist_ok=True, ignore=shutil.ignore_patterns("points")
+        )
     asked = command.asked("cpu", out, data=data)
     for name, item in ITEMS.items():
         found = any(result.contenders for result in engine.gather(engine.panels(item, asked), asked))

@@ -10,6 +10,7 @@ import pytest
 
 from fedbcgd import UserError
 from fedbcgd.experiments import quadratics
+from fedbcgd.experiments.points import Points
 from fedbcgd.experiments.quadratics import Judge, Measured, Size, compare, floats_to, measure, verdicts
 from fedbcgd.theory import Setting
 
@@ -159,6 +160,7 @@ def test_the_command(tmp_path):
         "measured.json",
         "measured.png",
         "measured.svg",
+        "points",
         "runs.csv",
         "search.csv",
         "theory.csv",
@@ -171,6 +173,53 @@ def test_the_command(tmp_path):
     about = json.loads((tmp_path / "out" / "measured.json").read_text())
     assert about["size"]["setting"]["clients"] == 4
     assert set(about["verdicts"]) == set(quadratics.BLOCKED)
+    assert about["commits"]
+    assert about["hours"] >= 0
+
+
+def test_what_was_measured_is_kept_point_by_point(tmp_path):
+    """Interrupted at the third point, the first two are there; what is damaged is measured again."""
+    ran = []
+
+    def measure(k):
+        if len(ran) == 2 and k == 2:
+            raise KeyboardInterrupt
+        ran.append(k)
+        return {"floats_d": math.inf if k == 1 else float(k)}
+
+    def three(kept):
+        return [kept.once({"k": k, "budget": math.inf}, lambda k=k: measure(k)) for k in range(3)]
+
+    with pytest.raises(KeyboardInterrupt):
+        three(Points(tmp_path, "abc"))
+    assert ran == [0, 1]
+    ran.append("resumed")
+    again = Points(tmp_path, "def")
+    assert [found["floats_d"] for found in three(again)] == [0.0, math.inf, 2.0]
+    assert ran == [0, 1, "resumed", 2]
+    assert again.commits == {"abc", "def"}
+    for path in tmp_path.iterdir():
+        path.write_text(path.read_text()[:-20])
+    three(Points(tmp_path, "ghi"))
+    assert ran == [0, 1, "resumed", 2, 0, 1, 2]
+
+
+def test_what_is_kept_is_what_is_measured(tmp_path):
+    """The same rows with and without a folder, and again from it without a run."""
+    size = Size(EASY, (1, 2), dim=8, rates=(1.0,), seeds=1, rounds=60)
+    free = quadratics.measure(size, lambda line: None)
+    first = quadratics.measure(size, lambda line: None, Points(tmp_path))
+    stamps = {p: p.stat().st_mtime_ns for p in tmp_path.iterdir()}
+    second = quadratics.measure(size, lambda line: None, Points(tmp_path))
+    assert free == first == second
+    assert {p: p.stat().st_mtime_ns for p in tmp_path.iterdir()} == stamps
+    assert len(stamps) == len(free.search) + len(free.runs)
+
+
+def test_more_blocks_than_clients_are_noted(tmp_path):
+    done = theory("--blocks", "20", "--cohort", "10", cwd=tmp_path)
+    assert "K = S/N = 0.5" in done.stdout
+    assert "K = S/N" not in theory("--blocks", "10", cwd=tmp_path).stdout
 
 
 def test_the_command_as_json_and_a_mistake(tmp_path):

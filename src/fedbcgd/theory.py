@@ -211,3 +211,13 @@ NOTES = (
     "Table 1 prints FedBCGD+ at N = √(β/μ), where M/S + β/(μN) is M/S + √(β/μ); here N is the one given.",
     "FedLin and S-Local-GD need every client in every round and full gradients.",
 )
+
+
+def notes(s: Setting) -> tuple[str, ...]:
+    """What is odd about a setting."""
+    if s.blocks > s.cohort:
+        return (
+            f"K = S/N = {s.K:g}: with {s.cohort} clients a round and {s.blocks} blocks not every block is uploaded in a "
+            "round; the theorems speak of K ≥ 1.",
+        )
+    return ()

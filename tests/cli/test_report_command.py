@@ -38,6 +38,12 @@ def test_a_page_of_real_runs(tmp_path):
     assert missing.returncode == 2
     assert missing.stderr.startswith("fedbcgd: nowhere is no folder")
 
+    (tmp_path / "empty").mkdir()
+    empty = fedbcgd("report", "empty", "--out", "empty.html", cwd=tmp_path)
+    assert empty.returncode == 2
+    assert empty.stderr.startswith("fedbcgd: empty: no run is in there")
+    assert not (tmp_path / "empty.html").exists()
+
     watched = subprocess.Popen(
         [*COMMAND, "report", "runs", "--watch"], cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )

@@ -144,3 +144,28 @@ def test_the_commit_is_that_of_this_project_or_unknown(tmp_path):
     origin.commit.cache_clear()
     assert origin.commit(mine) == f"{at}-changed"
     assert Path(fedbcgd.__file__).parent.name == "fedbcgd"
+
+
+@pytest.mark.parametrize(
+    "text", ["", "{", "[]", '{"scale": "smoke", "claims": [{"key": "figure8-plus"}]}', '{"scale": 1}']
+)
+def test_a_damaged_page_is_named(copy, text):
+    (copy / "figure8" / "about.json").write_text(text)
+    told = CliRunner().invoke(app, ["reproduce", "figure8", "--scale", "smoke", "--out", str(copy), "--show"])
+    assert told.exit_code == 2
+    assert "about.json is damaged: delete it" in " ".join(told.output.split())
+    (copy / "figure8" / "about.json").unlink()
+    reproduce("figure8", command.asked("smoke", copy), run=False)
+    assert json.loads((copy / "figure8" / "about.json").read_text())["scale"] == "smoke"
+
+
+def test_table_1_has_no_panels(tmp_path):
+    with pytest.raises(UserError, match="--only lenet5: table1 has no panels"):
+        command.check(["table1"], command.asked("cpu", tmp_path, only="lenet5"))
+
+
+def test_what_was_written_is_what_is_said_to_be(tmp_path, capsys):
+    reproduce("figure8", command.asked("smoke", tmp_path), run=False)
+    told = capsys.readouterr().out
+    assert told.rstrip().endswith("README.md, about.json; nothing was run")
+    assert sorted(p.name for p in (tmp_path / "figure8").iterdir()) == ["README.md", "about.json"]

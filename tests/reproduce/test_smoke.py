@@ -2,10 +2,13 @@
 
 import csv
 import json
+import shutil
 
 import pytest
+from typer.testing import CliRunner
 
-from fedbcgd.cli.common import display
+from fedbcgd.cli import app
+from fedbcgd.cli import reproduce as _registered  # noqa: F401
 from fedbcgd.errors import UserError
 from fedbcgd.report.progress import wide_console
 from fedbcgd.reproduce import command, table1
@@ -16,9 +19,9 @@ from fedbcgd.reproduce.spec import FAILS, HOLDS, NOT_RUN, UNTESTABLE
 @pytest.fixture(scope="module")
 def made(tmp_path_factory):
     out = tmp_path_factory.mktemp("smoke")
-    asked = command.asked("smoke", out)
-    for name in command.names("all"):
-        command.reproduce(name, asked, lambda labels: display(labels, True, False), wide_console())
+    done = CliRunner().invoke(app, ["reproduce", "all", "--scale", "smoke", "--out", str(out), "--quiet"])
+    assert done.exit_code == 0, done.output
+    assert done.output.count(f"{out}/") == len(ITEMS)  # where each item is
     return out
 
 
@@ -43,6 +46,7 @@ def test_every_item_leaves_its_tables_and_its_figure(made, item):
     assert len(rows) == sum(len(panel.contenders) for panel in item.panels["smoke"])
     about = json.loads((folder / "about.json").read_text())
     assert about["seeds"] == [1]
+    assert "largest upload of a client, d" in text
     assert {v["verdict"] for v in about["claims"]} <= {"not testable at this scale", "not run"}
 
 
@@ -66,12 +70,42 @@ def test_what_table_1_measured_is_not_measured_again(made):
     said = []
     path = made / "table1" / "measured.json"
     before = path.read_text()
-    path.write_text(json.dumps(json.loads(before) | {"commit": "0123abc", "hours": 2.5}))
-    table1.reproduce(made, "smoke", said.append)
+    path.write_text(json.dumps(json.loads(before) | {"commits": ["0123abc"], "hours": 2.5}))
+    table1.reproduce(command.asked("smoke", made), said.append)
     assert said == []
     about = json.loads((made / "table1" / "about.json").read_text())  # of the commit that measured it
     assert (about["commits"], about["hours"]) == (["0123abc"], 2.5)
     path.write_text(before)
+
+
+def test_table_1_goes_on_where_it_stopped(made, tmp_path):
+    """With its points all runs are there; a measured.json that is damaged, or none, costs nothing but a little work."""
+    folder = tmp_path / "table1"
+    shutil.copytree(made / "table1", folder)
+    before = (folder / "measured.csv").read_bytes()
+    stamps = {p: p.stat().st_mtime_ns for p in (folder / "points").iterdir()}
+    for text in ("{", "[]", '{"size": 1}'):
+        (folder / "measured.json").write_text(text)
+        table1.reproduce(command.asked("smoke", tmp_path), lambda line: None)
+        assert (folder / "measured.csv").read_bytes() == before
+    assert {p: p.stat().st_mtime_ns for p in (folder / "points").iterdir()} == stamps
+    assert json.loads((folder / "measured.json").read_text())["commits"]
+
+
+def test_table_1_takes_as_many_seeds_as_are_asked_for(made, tmp_path):
+    shutil.copytree(made / "table1", tmp_path / "table1")
+    table1.reproduce(command.asked("smoke", tmp_path, seeds=2), lambda line: None)
+    runs = list(csv.DictReader((tmp_path / "table1" / "runs.csv").open()))
+    assert {row["seed"] for row in runs} == {"1", "2"}
+    assert "--seeds 2" in (tmp_path / "table1" / "README.md").read_text()
+
+
+def test_table_1_says_in_what_it_is_smaller(made, tmp_path):
+    told = (made / "table1" / "README.md").read_text()
+    assert "Against scale `paper`: beta: 100 → 10; blocks: 1, 2, 4, 8 → 1, 2; epsilon: 0.001 → 0.1; " in told
+    assert table1.reduced(table1.SIZES["cpu"]) == ["seeds: 3 → 2"]
+    table1.reproduce(command.asked("paper", tmp_path), lambda line: None, run=False)
+    assert "Nothing is reduced against scale `paper`." in (tmp_path / "table1" / "README.md").read_text()
 
 
 def test_verdicts_on_table_1():

@@ -30,13 +30,14 @@ def report(
     import sys
     import webbrowser
 
+    from fedbcgd.errors import UserError
     from fedbcgd.report import page
+    from fedbcgd.report.collect import folders as find
 
+    found = find(folders)  # a place that is not there is said at once
     if watch:
-        from fedbcgd.report.collect import folders as find
         from fedbcgd.report.serve import PageServer
 
-        find(folders)  # a place that is not there is said at once
         with PageServer(folders, port) as server:
             print(f"{server.address}  (Ctrl-C ends it)", flush=True)
             if open_:
@@ -46,6 +47,9 @@ def report(
             except KeyboardInterrupt:
                 print("ended", file=sys.stderr)
         return
+    if not found:
+        where = ", ".join(map(str, folders))
+        raise UserError(f"{where}: no run is in there; `fedbcgd run` makes one, and --watch waits for one")
     count, problems = page.write(folders, out)
     for problem in problems:
         print(f"fedbcgd: {problem.where}: {problem.what}", file=sys.stderr)

@@ -39,7 +39,8 @@ def theory(
 
     Every constant that the O hides is taken as 1. --out draws the floats over N and over G. --measure runs FedBCGD+,
     FedBCGD, FedAvg and SCAFFOLD on quadratics with these very β, μ, σ and G until f(x) − f* stays at ε, each at the best
-    learning rate of a ladder, and says whether what N does agrees with the theorem.
+    learning rate of a ladder, and says whether what N does agrees with the theorem. With --out every point that was
+    measured is kept, and the same command goes on after an interruption.
     """
     from fedbcgd import theory as tables
     from fedbcgd.report.progress import wide_console
@@ -71,7 +72,7 @@ def theory(
 
             console.print(report.table(setting, case))
     if not as_json:
-        for note in tables.NOTES:
+        for note in (*tables.notes(setting), *tables.NOTES):
             console.print(f"- {note}", highlight=False)
     if out is not None:
         from fedbcgd.experiments.batch import as_csv
@@ -93,8 +94,10 @@ def _measure(setting: object, up_to: int, seeds: int, out: Path | None, quiet: b
     from fedbcgd import files
     from fedbcgd.experiments import quadratics
     from fedbcgd.experiments.batch import as_csv
+    from fedbcgd.experiments.points import Points
     from fedbcgd.report import theory as report
     from fedbcgd.report.progress import wide_console
+    from fedbcgd.reproduce.origin import commit
     from fedbcgd.theory import Setting
     from fedbcgd.version import __version__
 
@@ -106,15 +109,17 @@ def _measure(setting: object, up_to: int, seeds: int, out: Path | None, quiet: b
         if not quiet and not as_json:
             print(line, file=sys.stderr, flush=True)
 
-    measured = quadratics.measure(size, say)
+    kept = Points(None if out is None else out / "points", commit())
+    measured = quadratics.measure(size, say, kept)
     rows = quadratics.compare(size, measured)
     verdicts = quadratics.verdicts(rows)
     if out is not None:
         files.write_text(out / "search.csv", as_csv(measured.search))
         files.write_text(out / "runs.csv", as_csv(measured.runs))
         files.write_text(out / "measured.csv", as_csv(rows))
-        about = {"command": " ".join(["fedbcgd", *sys.argv[1:]]), "version": __version__, "size": asdict(size)}
-        files.write_text(out / "measured.json", files.as_json(about | {"verdicts": verdicts}, indent=1) + "\n")
+        told = {"command": " ".join(["fedbcgd", *sys.argv[1:]]), "version": __version__, "size": asdict(size)}
+        about = told | {"commits": sorted(kept.commits), "hours": kept.hours, "verdicts": verdicts}
+        files.write_text(out / "measured.json", files.as_json(about, indent=1) + "\n")
         report.measured_figure(rows, out / "measured.png")
     if as_json:
         for row in rows:

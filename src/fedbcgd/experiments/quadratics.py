@@ -9,13 +9,14 @@ round does not count.
 import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from fedbcgd.algorithm import make_algorithm
 from fedbcgd.errors import Diverged, UserError
+from fedbcgd.experiments.points import Points
 from fedbcgd.loop import RoundInfo, Row
 from fedbcgd.problems import Problem, quadratics
 from fedbcgd.simulation import simulate
@@ -131,8 +132,16 @@ def points(size: Size) -> list[tuple[str, int]]:
     return [(name, n) for name in ALGORITHMS for n in (size.blocks if name in BLOCKED else (1,))]
 
 
-def measure(size: Size, say: Callable[[str], None]) -> Measured:
+def measure(size: Size, say: Callable[[str], None], kept: Points | None = None) -> Measured:
+    """Everything; what `kept` has is not measured again."""
     p = size.problem()
+    kept = kept or Points()
+
+    def point(name: str, n: int, lr: float, seed: int, budget: float) -> dict[str, Any]:
+        asked = {"algorithm": name, "blocks": n, "lr": lr, "seed": seed, "budget": budget, "rounds": size.rounds}
+        fixed = {"dim": size.dim, "batch": BATCH, "window": WINDOW, "patience": PATIENCE, **asdict(size.setting)}
+        return kept.once({"setting": fixed, **asked}, lambda: floats_to(size, p, name, n, lr, seed, budget))
+
     measured = Measured([], [])
     wanted = points(size)
     for k, (name, n) in enumerate(wanted):
@@ -141,7 +150,7 @@ def measure(size: Size, say: Callable[[str], None]) -> Measured:
             lr = rate / size.setting.beta
             # A rate that has spent as much as the best one needed is out of the race.
             budget = best["floats_d"] if best else math.inf
-            tried = floats_to(size, p, name, n, lr, 0, budget)
+            tried = point(name, n, lr, 0, budget)
             measured.search.append(tried)
             if best is None or tried["floats_d"] < best["floats_d"]:
                 best = tried if tried["stopped"] == "target" else best
@@ -150,7 +159,7 @@ def measure(size: Size, say: Callable[[str], None]) -> Measured:
             continue
         # A rate may have got there by luck: one that fails for another seed gives way to the next smaller one.
         for lr in (rate / size.setting.beta for rate in size.rates if rate / size.setting.beta <= best["lr"]):
-            runs = [floats_to(size, p, name, n, lr, 1 + s, float("inf")) for s in range(size.seeds)]
+            runs = [point(name, n, lr, 1 + s, math.inf) for s in range(size.seeds)]
             if all(run["stopped"] == "target" for run in runs):
                 break
         measured.runs += runs

@@ -1,7 +1,6 @@
 """What `fedbcgd reproduce` does, step by step."""
 
 import csv
-import json
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -46,7 +45,7 @@ def check(wanted: Sequence[str], asked: Asked, run: bool = True) -> None:
     """Before hours of work: that the folder is of this scale, that data sets have the names of some, and that those which
     are needed are here."""
     for path in sorted(asked.out.glob("*/about.json")):
-        found = json.loads(path.read_text(encoding="utf-8")).get("scale", asked.scale)
+        found = tables.read_about(path.parent)["scale"]
         if found != asked.scale:
             raise UserError(
                 f"--out {asked.out}: it holds results of scale {found}; take another folder for {asked.scale}"
@@ -55,6 +54,8 @@ def check(wanted: Sequence[str], asked: Asked, run: bool = True) -> None:
     for name in asked.data:
         if name not in used:
             raise unknown("data set in --data", name, sorted(used))
+    if table1.NAME in wanted:
+        table1.check(asked)
     for name in wanted:
         if run:
             engine.check(ITEMS[name], asked)
@@ -112,7 +113,7 @@ def reproduce(name: str, asked: Asked, display: Display, console: Console, run: 
     make_folder(asked.out)
     console.print(f"{item.title} — scale {asked.scale}", markup=False, highlight=False)
     if name == table1.NAME:
-        verdicts = table1.reproduce(asked.out, asked.scale, console.print, run)
+        verdicts = table1.reproduce(asked, console.print, run)
         write_text(asked.out / "claims.md", tables.all_claims(asked.out, ITEMS, asked.scale))
     else:
         verdicts = _panels(item, asked, display, console, run)
@@ -120,8 +121,18 @@ def reproduce(name: str, asked: Asked, display: Display, console: Console, run: 
         console.print(f"{verdict['verdict']}: {verdict['claim']}", markup=False, highlight=False)
         if verdict["evidence"]:
             console.print(f"  {verdict['evidence']}", markup=False, highlight=False)
-    console.print(f"{asked.out / item.name}: README.md, CSV files and the figure", markup=False, highlight=False)
+    console.print(f"{asked.out / item.name}: {_left(asked.out / item.name)}", markup=False, highlight=False)
     return verdicts
+
+
+def _left(folder: Path) -> str:
+    """The files of an item, and that nothing was run where there are no scores."""
+    files = ", ".join(sorted(p.name for p in folder.iterdir() if p.is_file()))
+    return (
+        files
+        if any((folder / name).exists() for name in ("scores.csv", "measured.csv"))
+        else f"{files}; nothing was run"
+    )
 
 
 def _panels(item: Item, asked: Asked, display: Display, console: Console, run: bool) -> list[dict[str, str]]:

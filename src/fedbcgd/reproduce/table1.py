@@ -2,19 +2,21 @@
 
 import csv
 import json
-import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from fedbcgd import theory
+from fedbcgd.errors import UserError
 from fedbcgd.experiments import quadratics
 from fedbcgd.experiments.batch import as_csv
+from fedbcgd.experiments.points import Points
 from fedbcgd.experiments.quadratics import SETTING, Size
 from fedbcgd.files import as_json, make_folder, write_text
 from fedbcgd.report import theory as report
 from fedbcgd.reproduce import paper
+from fedbcgd.reproduce.engine import Asked
 from fedbcgd.reproduce.origin import commit
 from fedbcgd.reproduce.spec import FAILS, HOLDS, NOT_RUN, UNTESTABLE, Claim, Item, Scale, Verdict
 from fedbcgd.reproduce.tables import claims_table, told_circumstances
@@ -41,38 +43,75 @@ ITEM = Item(
 )
 
 
-def reproduce(out: Path, scale: Scale, say: Callable[[str], None], run: bool = True) -> list[dict[str, str]]:
+def check(asked: Asked) -> None:
+    if asked.only:
+        raise UserError(f"--only {asked.only}: {NAME} has no panels")
+
+
+def size_of(asked: Asked) -> Size:
+    size = SIZES[asked.scale]
+    return size if asked.seeds is None else replace(size, seeds=asked.seeds)
+
+
+def reproduce(asked: Asked, say: Callable[[str], None], run: bool = True) -> list[dict[str, str]]:
     """Write the item; the verdicts. What was measured with the same settings before is not measured again."""
-    folder = make_folder(out / NAME)
-    size = SIZES[scale]
+    folder = make_folder(asked.out / NAME)
+    size = size_of(asked)
     setting = theory.Setting(clients=paper.CLIENTS, cohort=paper.COHORT)
     swept = report.sweep(setting)
     write_text(folder / "theory.csv", as_csv(swept))
     report.figure(swept, folder / "figure.png")
-    rows = _measured_before(folder, size)
-    if rows is None and run:
-        begun = time.monotonic()
-        measured = quadratics.measure(size, say)
-        rows = quadratics.compare(size, measured)
-        write_text(folder / "search.csv", as_csv(measured.search))
-        write_text(folder / "runs.csv", as_csv(measured.runs))
-        write_text(folder / "measured.csv", as_csv(rows))
-        hours = round((time.monotonic() - begun) / 3600, 3)
-        taken = {"size": asdict(size), "commit": commit(), "hours": hours}
-        write_text(folder / "measured.json", as_json(taken, indent=1) + "\n")
+    known = measured_before(folder, size)
+    if known is None and run:
+        known = _measure(folder, size, say)
+    rows = None if known is None else known.rows
     if rows is not None:
         report.measured_figure(rows, folder / "measured.png")
-    verdicts = judge(rows, scale)
-    known: dict[str, Any] = {} if rows is None else json.loads((folder / "measured.json").read_text(encoding="utf-8"))
+    verdicts = judge(rows, asked.scale)
     about = told_circumstances(
-        f"fedbcgd reproduce {NAME} --scale {scale}",
-        [known.get("commit", commit())],
+        asked.command(ITEM),
+        [commit()] if known is None else known.commits,
         [] if rows is None else list(range(1, 1 + size.seeds)),
         0 if rows is None else len(rows) * size.seeds,
-    ) | {"hours": known.get("hours", "–")}
-    write_text(folder / "about.json", as_json({"scale": scale, **about, "claims": verdicts}, indent=1) + "\n")
-    write_text(folder / "README.md", _markdown(setting, size, scale, rows, verdicts, about))
+    ) | {"hours": "–" if known is None else known.hours}
+    write_text(folder / "about.json", as_json({"scale": asked.scale, **about, "claims": verdicts}, indent=1) + "\n")
+    write_text(folder / "README.md", _markdown(setting, size, asked.scale, rows, verdicts, about))
     return verdicts
+
+
+@dataclass(frozen=True)
+class Known:
+    """What was measured, and by which source in how many hours."""
+
+    rows: list[dict[str, Any]]
+    commits: list[str]
+    hours: float
+
+
+def _measure(folder: Path, size: Size, say: Callable[[str], None]) -> Known:
+    """Each point is kept as it is measured, so that an interruption costs one of them."""
+    kept = Points(folder / "points", commit())
+    measured = quadratics.measure(size, say, kept)
+    known = Known(quadratics.compare(size, measured), sorted(kept.commits), kept.hours)
+    write_text(folder / "search.csv", as_csv(measured.search))
+    write_text(folder / "runs.csv", as_csv(measured.runs))
+    write_text(folder / "measured.csv", as_csv(known.rows))
+    taken = {"size": asdict(size), "commits": known.commits, "hours": known.hours}
+    write_text(folder / "measured.json", as_json(taken, indent=1) + "\n")
+    return known
+
+
+def reduced(size: Size) -> list[str]:
+    """In what a scale measures less than `paper`."""
+    most, here = asdict(SIZES["paper"]), asdict(size)
+    flat = {**most.pop("setting"), **most}, {**here.pop("setting"), **here}
+    return [
+        f"{name}: {_told_value(flat[0][name])} → {_told_value(v)}" for name, v in flat[1].items() if v != flat[0][name]
+    ]
+
+
+def _told_value(value: Any) -> str:
+    return ", ".join(f"{v:g}" for v in value) if isinstance(value, tuple) else f"{value:g}"
 
 
 def judge(rows: Sequence[Mapping[str, Any]] | None, scale: Scale) -> list[dict[str, str]]:
@@ -92,15 +131,21 @@ def judge(rows: Sequence[Mapping[str, Any]] | None, scale: Scale) -> list[dict[s
     return out
 
 
-def _measured_before(folder: Path, size: Size) -> list[dict[str, Any]] | None:
-    path = folder / "measured.json"
-    if not path.exists() or json.loads(path.read_text(encoding="utf-8"))["size"] != json.loads(as_json(asdict(size))):
+def measured_before(folder: Path, size: Size) -> Known | None:
+    """What the files say, where they are whole and of this size."""
+    try:
+        about = json.loads((folder / "measured.json").read_text(encoding="utf-8"))
+        if about["size"] != json.loads(as_json(asdict(size))):
+            return None
+        with (folder / "measured.csv").open(encoding="utf-8", newline="") as file:
+            rows: list[dict[str, Any]] = [
+                {k: v if k == "algorithm" else float(v or "nan") for k, v in row.items()}
+                for row in csv.DictReader(file)
+            ]
+        rows = [row | {"blocks": int(row["blocks"])} for row in rows]
+        return Known(rows, [str(c) for c in about["commits"]], float(about["hours"])) if rows else None
+    except (FileNotFoundError, ValueError, KeyError, TypeError):
         return None
-    with (folder / "measured.csv").open(encoding="utf-8", newline="") as file:
-        rows: list[dict[str, Any]] = [
-            {k: v if k == "algorithm" else float(v) for k, v in row.items()} for row in csv.DictReader(file)
-        ]
-    return [row | {"blocks": int(row["blocks"])} for row in rows]
 
 
 def _markdown(
@@ -121,7 +166,10 @@ def _markdown(
         ]
         parts.append("\n".join([head, *lines]))
     parts.append("![floats over N and G](figure.png)")
-    parts.append(f"## Measured on quadratics\n\n{_told(size.setting)}")
+    less = reduced(size)
+    against = "Against scale `paper`: " + "; ".join(less) + "." if less else "Nothing is reduced against scale `paper`."
+    where = "The paper measures none of this: the quadratics and their sizes are ours."
+    parts.append(f"## Measured on quadratics\n\n{_told(size.setting)}\n\n{where} {against}")
     if rows is None:
         parts.append("Not run.")
     else:

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from fedbcgd.carriers.workers import cores
+from fedbcgd.errors import UserError
 from fedbcgd.experiments.batch import as_csv
 from fedbcgd.files import as_json, make_folder, write_text
 from fedbcgd.loop import Outcome
@@ -265,13 +266,26 @@ def _circumstances(about: Mapping[str, Any]) -> str:
     )
 
 
+def read_about(folder: Path) -> dict[str, Any]:
+    """What an item has left about itself; nothing where there is nothing."""
+    path = folder / "about.json"
+    try:
+        about = json.loads(path.read_text(encoding="utf-8"))
+        if isinstance(about["scale"], str) and all({"key", "verdict", "evidence"} <= set(v) for v in about["claims"]):
+            return dict(about)
+    except FileNotFoundError:
+        return {}
+    except (ValueError, KeyError, TypeError):
+        pass
+    raise UserError(f"{path} is damaged: delete it, and `fedbcgd reproduce {folder.name} --show` writes it anew")
+
+
 def all_claims(out: Path, items: Mapping[str, Item], scale: str) -> str:
     """The verdicts on every claim, from what the items have left; what was not run is called so."""
     claims = ["| item | claim | verdict | evidence |", "|---|---|---|---|"]
     state = ["| item | what | seeds | runs | hours |", "|---|---|---|---|---|"]
     for item in items.values():
-        path = out / item.name / "about.json"
-        about = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+        about = read_about(out / item.name)
         known = {v["key"]: v for v in about.get("claims", ())}
         name = f"[{item.name}]({item.name}/README.md)" if about else item.name
         for claim in item.claims:
