@@ -49,6 +49,7 @@ def make(
     finished: bool = True,
     stopped: str = "rounds",
     data: str = "embedded",
+    validation: float | None = None,
     notes: tuple[str, ...] = (),
     **options: Any,
 ) -> Path:
@@ -56,7 +57,7 @@ def make(
     blocks = 5 if algorithm == "fedbcgd" else 1
     chosen = {"name": algorithm, "lr": 0.1, **({"blocks": 5} if blocks > 1 else {}), **options}
     config: dict[str, Any] = {
-        "data": {"name": data, "clients": 20},
+        "data": {"name": data, "clients": 20, **({} if validation is None else {"validation": validation})},
         "model": {"name": "lenet5"},
         "algorithm": chosen,
         "run": {"seed": seed, "cohort": 10},

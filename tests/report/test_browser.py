@@ -53,7 +53,7 @@ def test_the_axis_is_switched(opened):
     for axis in ("round", "gradient_evaluations", "time"):
         opened.click(f"label[for=axis-{axis}]")
         seen.append(axis_words(opened))
-    assert seen[1:] == ["rounds", "gradient evaluations (minibatches)", "hours on the chosen uplink"]
+    assert seen[1:] == ["rounds", "gradient evaluations (minibatches)", "milliseconds on the chosen uplink"]
     opened.click("label[for=axis-round]")
     assert path_of(opened, "fedavg") != before  # ten rounds of fifty
     opened.run("document.querySelector('#axis-round').focus()")
@@ -75,13 +75,13 @@ def test_a_run_is_hidden_and_shown(opened):
 
 
 def test_one_seed_is_left_out_of_the_mean(opened):
-    cell = "section[aria-labelledby=outcomes-heading] tbody tr:first-child td:nth-of-type({})"
-    assert opened.text(cell.format(1)) == "3"
+    cell = "section[aria-labelledby=outcomes-heading] tbody tr:first-child td:{}-of-type"
+    assert opened.text(cell.format("last")) == "3"
     opened.run("document.querySelectorAll('details').forEach(d => d.open = true)")
     opened.click("#run-0-2")
-    assert opened.text(cell.format(1)) == "2"
+    assert opened.text(cell.format("last")) == "2"
     # The last of ten rounds is the last tenth: 1 − 1/2 + 0.001·seed, of seeds 0 and 1
-    assert opened.text(cell.format(2)) == "0.5005 ± 0.00071"
+    assert opened.text(cell.format("first")) == "0.50050 ± 0.00071"
 
 
 def test_tables_are_copied(opened):
@@ -98,7 +98,7 @@ def test_tables_are_copied(opened):
     latex = opened.wait("return kept[1]").splitlines()
     assert latex[0] == "\\begin{tabular}{lrrrrrrrrr}"
     assert latex[-1] == "\\end{tabular}"
-    assert latex[4].startswith("fedavg & 3 & 0.501 $\\pm$ 0.001 & 10 & 10 & ")
+    assert latex[4].startswith("fedavg & 0.5010 $\\pm$ 0.0010 & 10 & 10 & ")
     assert all(line.endswith("\\\\") for line in latex[4:7])
     opened.wait_for("LaTeX copied", SAID)
 
@@ -129,12 +129,56 @@ def test_time_to_a_target(opened):
     assert all("not reached" in bar for bar in opened.texts("ol.bars li"))
 
 
+def test_numbers_and_their_deviations_have_one_unit_and_the_same_decimals(opened):
+    assert opened.run("return [plusMinus(0.45, 0.018), plusMinus(12.3456, 0), plusMinus(1234.5, 67.8)]") == [
+        "0.450 ± 0.018",
+        "12.35",
+        "1,235 ± 68",
+    ]
+    assert opened.run("return [duration([1.2, 2.5]), duration([0.064]), duration([119]), duration([7200])]") == [
+        "1.85 ± 0.92 s",
+        "64 ms",
+        "119 s",
+        "2 h",
+    ]
+
+
+def test_the_target_is_what_every_run_holds_at_its_end(opened):
+    """FedAvg ends at 0.5, seed 0, and the first evaluation that meets it counts."""
+    assert opened.run("return target()") == 0.5
+    told = opened.text("section[aria-labelledby=time-heading] > .note")
+    assert "what every finished run that is shown holds at its end" in told
+    assert "The first evaluation that meets the target counts" in told
+
+
+def test_what_is_not_divided_says_how_much_is_sent(opened):
+    notes = opened.texts("section[aria-labelledby=traffic-heading] .multiples .note")
+    assert notes[0].startswith("not divided: every client uploads the whole model;")
+    assert notes[1].startswith("5 blocks, ")
+    assert notes[2].startswith("not divided: a client uploads 0.25 d a round at most;")
+
+
+def test_the_names_stay_in_sight_on_a_phone(opened):
+    """Of the table of outcomes the name, the accuracy and the upload to the target are seen at once; names stay there."""
+    opened.size(390, 800)
+    opened.run("draw()")
+    table = "document.querySelector('section[aria-labelledby=outcomes-heading] .scroll')"
+    cells = f"{table}.querySelectorAll('tbody tr:first-child > *')"
+    assert opened.run(f"return {cells}[2].getBoundingClientRect().right") <= 390
+    place = f"return {table}.querySelector('tbody th').getBoundingClientRect().left"
+    before = opened.run(place)
+    opened.run(f"{table}.scrollLeft = 300")
+    assert opened.run(place) == before
+
+
 def test_the_chart_is_read_with_the_keyboard(opened):
     opened.run("document.querySelector('#curves-chart').focus()")
     opened.type("#curves-chart", "\ue010")  # End
-    said = opened.wait(SAID)
+    said = opened.wait(
+        "const said = document.querySelector('#said').textContent; return said.startsWith('upload') && said"
+    )
     assert said.startswith("upload of a client, in d 10: fedbcgd 0.8343")
-    assert "fedavg 0.501 ± 0.001" in said
+    assert "fedavg 0.5010 ± 0.0010" in said
     assert opened.run("return document.querySelector('.tip').hidden") is False
     opened.type("#curves-chart", "\ue00c")
     assert opened.run("return document.querySelector('.tip').hidden") is True
@@ -215,6 +259,7 @@ def test_old_and_damaged_folders(browser, tmp_path):
     assert "summary.json cannot be read" in browser.text("#problems")
     browser.run("state.task = 1; draw()")
     assert "Of some older runs" in browser.text("section[aria-labelledby=time-heading] > .note")
+    assert "Not known: the folders" in browser.text("section[aria-labelledby=labels-heading]")
     browser.run("state.task = 0; draw(); document.querySelectorAll('details').forEach(d => d.open = true)")
     assert nasty in browser.text("h1")
     assert browser.run("return [window.hit || 0, document.images.length]") == [0, 0]

@@ -27,9 +27,9 @@ def test_what_sets_groups_of_one_algorithm_apart_is_in_their_names(tmp_path):
     make(tmp_path / "c", "fedbcgd", 0, momentum=0.8)
     make(tmp_path / "d", "fedavg", 0)
     groups = group(collect(tmp_path)[0]).groups
-    assert [g.name for g in groups] == ["fedbcgd, momentum 0.5", "fedbcgd, momentum 0.8", "fedavg"]
-    assert [g.runs for g in groups] == [(0, 1), (2,), (3,)]
-    one, two, three = (g.look for g in groups)
+    assert [g.name for g in groups] == ["fedavg", "fedbcgd, momentum 0.5", "fedbcgd, momentum 0.8"]
+    assert [g.runs for g in groups] == [(3,), (0, 1), (2,)]
+    three, one, two = (g.look for g in groups)
     assert one == looks.LOOKS["fedbcgd"]
     assert two.colour == one.colour
     assert (two.dash, two.marker) not in {(one.dash, one.marker), (three.dash, three.marker)}
@@ -61,6 +61,31 @@ def test_long_values_are_short_in_names(tmp_path):
         "fedbcgd, divider [['conv1'], ['conv2']… (2)",
         "fedbcgd, divider paper",
     ]
+
+
+def test_names_say_no_more_than_tells_groups_apart_and_stand_in_their_order(tmp_path):
+    """Four numbers of blocks of which one comes with two momenta: the division says nothing that these do not."""
+    for k, (n, momentum, divider) in enumerate(
+        [(20, 0.5, "auto"), (4, 0.5, "paper"), (10, 0.5, "auto"), (4, 0.0, "paper")]
+    ):
+        make(tmp_path / f"a{k}", "fedbcgd", blocks=n, momentum=momentum, divider=divider)
+    for k, derived in enumerate([True, False]):
+        make(tmp_path / f"b{k}", "scaffold", derived=derived)
+    assert [g.name for g in group(collect(tmp_path)[0]).groups] == [
+        "fedbcgd, blocks 4, momentum 0",
+        "fedbcgd, blocks 4, momentum 0.5",
+        "fedbcgd, blocks 10, momentum 0.5",
+        "fedbcgd, blocks 20, momentum 0.5",
+        "scaffold",
+        "scaffold, derived",
+    ]
+
+
+def test_searches_come_last_and_are_called_so(tmp_path):
+    for k in range(3):
+        make(tmp_path / f"a{k}", "fedavg", k, validation=0.1)
+    make(tmp_path / "b", "fedavg", 0)
+    assert shown(tmp_path)["tasks"] == ["lenet5 on embedded", "search: lenet5 on embedded"]
 
 
 def test_it_opens_on_the_task_with_test_metrics_and_most_runs(tmp_path):

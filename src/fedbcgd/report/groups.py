@@ -1,6 +1,7 @@
 """Runs put together for the page: tasks that can be compared, groups that differ by their seed alone, names and looks."""
 
-from collections.abc import Sequence
+import re
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,6 +23,7 @@ ASIDE = {
 # What only says when to look and when to stop: it names a group where nothing else tells it from another.
 QUIET = {"run.evaluate_every", "run.rounds", "run.budget", "run.target"}
 MOST_TEXT = 24  # characters of a value in a name
+_NUMBER = re.compile(r"(\d+(?:\.\d+)?)")
 _TASK = ("data.", "model.", "quadratics.")
 
 
@@ -41,25 +43,38 @@ class Grouped:
 
 
 def group(runs: Sequence[Found]) -> Grouped:
-    """Group the runs, and name each group by its algorithm and, where several have it, by what sets it apart.
+    """Group the runs, and name each group by its algorithm and, where several have it, by as little as tells them apart.
 
-    Tasks whose runs were measured on test data come first, since a search for options is seldom what a reader is after;
-    of those, the one with most runs.
+    Tasks whose runs were measured on test data come first, and a search for options on held-out data, which is seldom what
+    a reader is after, comes last; of those alike, the one with most runs. Groups stand in the order of their names.
     """
     by_task: dict[str, list[int]] = {}
     for k, run in enumerate(runs):
         by_task.setdefault(_key(run, _TASK), []).append(k)
-    tasks = sorted(by_task.values(), key=lambda members: (-_tested(runs, members), -len(members)))
+    tasks = sorted(by_task.values(), key=lambda m: (_search(runs[m[0]]), -_tested(runs, m), -len(m)))
     groups: list[Group] = []
     for t, members in enumerate(tasks):
         gathered = _gather(runs, members)
-        names = _names([runs[g[0]] for g in gathered])
+        named = sorted(zip(_names([runs[g[0]] for g in gathered]), gathered, strict=True), key=lambda n: _natural(n[0]))
+        names, gathered = [name for name, _ in named], [g for _, g in named]
         given = families([runs[g[0]].algorithm for g in gathered])
         groups += [
             Group(t, name, look, tuple(g), runs[g[0]].algorithm)
             for name, look, g in zip(names, given, gathered, strict=True)
         ]
     return Grouped(tuple(_tasks([runs[members[0]] for members in tasks])), tuple(groups))
+
+
+def _search(run: Found) -> bool:
+    held = run.options.get("data.validation")
+    return isinstance(held, (int, float)) and held > 0
+
+
+def _natural(name: str) -> list[tuple[bool, float, str]]:
+    """A key by which 2 stands before 10."""
+    return [
+        (True, float(part), "") if part[:1].isdigit() else (False, 0.0, part) for part in _NUMBER.split(name) if part
+    ]
 
 
 def _tested(runs: Sequence[Found], members: Sequence[int]) -> bool:
@@ -85,7 +100,7 @@ def _names(firsts: Sequence[Found]) -> list[str]:
     names = []
     for run in firsts:
         alike = [other.options for other in firsts if other.algorithm == run.algorithm]
-        names.append(", ".join([run.algorithm, *_said(run, [k for k in differences(alike) if k not in QUIET])]))
+        names.append(", ".join([run.algorithm, *_said(run, _enough(alike, QUIET))]))
     for places in _twice(names):
         apart = differences([firsts[k].options for k in places])
         for k in places:
@@ -94,6 +109,22 @@ def _names(firsts: Sequence[Found]) -> list[str]:
         for turn, k in enumerate(places):
             names[k] += f" ({turn + 1})"
     return names
+
+
+def _enough(options: Sequence[dict[str, Any]], but: Collection[str] = ()) -> list[str]:
+    """Keys that tell these configurations apart as far as all of them do, and none to spare; numbers rather than others."""
+    keys = [key for key in differences(options) if key not in but]
+    plain = {key: all(isinstance(o.get(key), (int, float, type(None))) for o in options) for key in keys}
+    kinds = _kinds(options, keys)
+    for key in [*(k for k in keys if not plain[k]), *(k for k in reversed(keys) if plain[k])]:
+        fewer = [k for k in keys if k != key]
+        if _kinds(options, fewer) == kinds:
+            keys = fewer
+    return keys
+
+
+def _kinds(options: Sequence[dict[str, Any]], keys: Sequence[str]) -> int:
+    return len({tuple(repr(o.get(key)) for key in keys) for o in options})
 
 
 def _twice(names: Sequence[str]) -> list[list[int]]:
@@ -105,19 +136,28 @@ def _twice(names: Sequence[str]) -> list[list[int]]:
 
 
 def _said(run: Found, keys: Sequence[str]) -> list[str]:
-    return [f"{key.rpartition('.')[2]} {_text(run.options.get(key))}" for key in keys]
+    """`momentum 0.5`; what is on is named, what is off is not."""
+    words = {key: key.rpartition(".")[2] for key in keys if run.options.get(key) is not False}
+    return [
+        word if run.options.get(key) is True else f"{word} {_text(run.options.get(key))}" for key, word in words.items()
+    ]
 
 
 def _tasks(firsts: Sequence[Found]) -> list[str]:
-    apart = differences([run.options for run in firsts])
-    names = []
+    heads = []
     for run in firsts:
         o = run.options
-        head = (
-            f"{o['model.name']} on {o['data.name']}" if {"model.name", "data.name"} <= set(o) else "a model of your own"
-        )
-        more = [k for k in apart if k in o and k.startswith(_TASK) and k not in ("model.name", "data.name")]
-        names.append(", ".join([head, *_said(run, more)]))
+        named = {"model.name", "data.name"} <= set(o)
+        head = f"{o['model.name']} on {o['data.name']}" if named else "a model of your own"
+        heads.append(f"search: {head}" if _search(run) else head)
+    names = []
+    for run, head in zip(firsts, heads, strict=True):
+        alike = [
+            {k: v for k, v in other.options.items() if k.startswith(_TASK)}
+            for other, its in zip(firsts, heads, strict=True)
+            if its == head
+        ]
+        names.append(", ".join([head, *_said(run, _enough(alike))]))
     return names
 
 

@@ -172,7 +172,7 @@ function withCursor(id, root, lines, at) {
     cursor.setAttribute("x2", X(x));
     cursor.setAttribute("visibility", "visible");
     dots.replaceChildren(...rows.map(({ group, point }) => svg("circle", { class: "look dot", css: look(group), cx: X(point.x), cy: Y(point.y), r: 4.5 })));
-    const value = (p) => short(p.y) + (p.sd > 0 ? " ± " + short(p.sd, 2) : "");
+    const value = (p) => plusMinus(p.y, p.sd);
     tip.replaceChildren(
       el("strong", {}, `${at.xLabel}: ${short(x)}`),
       ...rows.map(({ group, point }) => el("div", {}, swatch(group), el("span", { class: "tip-name" }, group.name), el("span", {}, value(point)))),

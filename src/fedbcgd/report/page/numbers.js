@@ -8,11 +8,6 @@ const least = (values) => values.reduce((a, b) => Math.min(a, b), Infinity);
 const most = (values) => values.reduce((a, b) => Math.max(a, b), -Infinity);
 const mean = (values) => values.reduce((sum, v) => sum + v, 0) / values.length;
 
-function spreadOf(values, write, writeDeviation = write) {
-  const sd = deviation(values);
-  return write(mean(values)) + (sd > 0 ? " ± " + writeDeviation(sd) : "");
-}
-
 function deviation(values) {
   if (values.length < 2) return NaN;
   const m = mean(values);
@@ -76,9 +71,32 @@ const AXES = {
   upload_d: { name: "Upload", label: "upload of a client, in d", of: (run) => run.columns.upload_d },
   round: { name: "Rounds", label: "rounds", of: (run) => run.columns.round },
   gradient_evaluations: { name: "Gradients", label: "gradient evaluations (minibatches)", of: (run) => run.columns.gradient_evaluations },
-  time: { name: "Time", label: "hours on the chosen uplink", of: (run) => secondsOf(run).map((s) => s / 3600) },
-  hours: { name: "Network", label: "hours on the run's own network", of: (run) => run.columns.hours },
+  time: { name: "Time", get label() { return timeUnit("time").words + " on the chosen uplink"; }, of: (run) => inUnit(secondsOf(run), "time") },
+  hours: { name: "Network", get label() { return timeUnit("hours").words + " on the run's own network"; }, of: (run) => inUnit(networkSeconds(run), "hours") },
 };
+
+const UNITS = [
+  { seconds: 0.001, sign: "ms", words: "milliseconds" },
+  { seconds: 1, sign: "s", words: "seconds" },
+  { seconds: 60, sign: "min", words: "minutes" },
+  { seconds: 3600, sign: "h", words: "hours" },
+  { seconds: 86400, sign: "days", words: "days" },
+];
+
+/* The unit in which so many seconds are a number that people read: up to two minutes are seconds. */
+const unitFor = (seconds) => UNITS.filter((u) => u.seconds < 1 || seconds >= (u.seconds > 1 ? 2 : 1) * u.seconds).pop();
+const networkSeconds = (run) => run.columns.hours && run.columns.hours.map((h) => (h === null ? null : h * 3600));
+
+/* One for all lines of the chart. */
+function timeUnit(axis) {
+  const ends = shownGroups().flatMap(runsOf).flatMap((run) => (axis === "time" ? secondsOf(run) : networkSeconds(run) || []));
+  return unitFor(most(ends.filter(Number.isFinite)));
+}
+
+function inUnit(seconds, axis) {
+  const unit = timeUnit(axis).seconds;
+  return seconds && seconds.map((s) => (s === null ? null : s / unit));
+}
 
 function axesOfTask() {
   const runs = groupsOfTask().flatMap((g) => g.runs.map((k) => DATA.runs[k]));
@@ -113,15 +131,15 @@ function lastTenth(run, name) {
   return values.length ? mean(values.map((p) => p[1])) : lastOf(run.columns[name]);
 }
 
+/* What every finished run that is shown holds at its end, unless the user chose another. */
 function target() {
   if (state.target !== null) return state.target;
   const name = metric();
   const runs = shownGroups().flatMap(runsOf).filter((run) => run.status !== "diverged");
   const done = runs.filter((run) => run.status === "finished");
-  const best = (done.length ? done : runs).map((run) => (run.columns[name] || []).filter((v) => v !== null)).filter((y) => y.length);
-  if (!best.length) return NaN;
-  const found = falls(name) ? most(best.map(least)) : least(best.map(most));
-  return falls(name) ? found : Math.floor(found * 1000) / 1000;
+  const ends = (done.length ? done : runs).map((run) => lastTenth(run, name)).filter(Number.isFinite);
+  if (!ends.length) return NaN;
+  return falls(name) ? most(ends) : Math.floor(least(ends) * 1000) / 1000;
 }
 
 /* What each seed of a group had spent when it first reached the target; null for one that never did. */
@@ -155,19 +173,27 @@ function short(v, digits = 4) {
   return Number(v.toPrecision(digits)).toLocaleString("en-GB", { maximumSignificantDigits: digits });
 }
 
-function spread(values, digits = 4) {
-  const known = values.filter((v) => v !== null && Number.isFinite(v));
-  if (!known.length) return "–";
-  return spreadOf(known, (v) => short(v, digits), (v) => short(v, 2));
+/* Mean and deviation with the same number of decimals: as many as two digits of the deviation need. */
+function plusMinus(m, sd, digits = 4) {
+  if (!(sd > 0)) return short(m, digits);
+  const decimals = Math.min(6, Math.max(0, 1 - Math.floor(Math.log10(sd))));
+  if (Math.abs(m) >= 1e6 || sd < 1e-6) return short(m, digits) + " ± " + short(sd, 2);
+  const write = (v) => v.toLocaleString("en-GB", { minimumFractionDigits: decimals, maximumFractionDigits: decimals });
+  return write(m) + " ± " + write(sd);
 }
 
-function duration(seconds) {
-  if (!Number.isFinite(seconds)) return "–";
-  if (seconds < 1) return short(seconds * 1000, 3) + " ms";
-  if (seconds < 120) return short(seconds, 3) + " s";
-  if (seconds < 7200) return short(seconds / 60, 3) + " min";
-  if (seconds < 172800) return short(seconds / 3600, 3) + " h";
-  return short(seconds / 86400, 3) + " days";
+function spread(values, digits = 4) {
+  const known = values.filter((v) => v !== null && Number.isFinite(v));
+  return known.length ? plusMinus(mean(known), deviation(known), digits) : "–";
+}
+
+/* Seconds, in one unit. */
+function duration(values) {
+  const known = values.filter(Number.isFinite);
+  if (!known.length) return "–";
+  const m = mean(known);
+  const unit = unitFor(m);
+  return spread(known.map((s) => s / unit.seconds), 3) + " " + unit.sign;
 }
 
 function bytes(n) {

@@ -97,7 +97,7 @@ const capital = (text) => text.charAt(0).toUpperCase() + text.slice(1);
 function pointsTable(lines, xLabel, yLabel) {
   const rows = lines.flatMap(({ group, points }) => {
     const every = Math.max(1, Math.ceil(points.length / 12));
-    return points.filter((_, i) => i % every === 0 || i === points.length - 1).map((p) => [group.name, short(p.round), short(p.x), short(p.y) + (p.sd > 0 ? " ± " + short(p.sd, 2) : "")]);
+    return points.filter((_, i) => i % every === 0 || i === points.length - 1).map((p) => [group.name, short(p.round), short(p.x), plusMinus(p.y, p.sd)]);
   });
   return table(`${yLabel} over ${xLabel}`, ["run", "round", xLabel, yLabel], rows);
 }
@@ -171,7 +171,7 @@ function timeToTarget() {
     const ok = Number.isFinite(seconds);
     const whole = got.length > 0 && there.length === got.length;
     const far = there.length ? `reached by ${there.length} of ${got.length} seeds` : diverged(group).length === got.length && got.length ? "" : "not reached";
-    const words = ok ? spreadOf(there.map((r) => r.seconds), duration) : whole ? "–" : [far, divergedWords(group)].filter(Boolean).join(", ");
+    const words = ok ? duration(there.map((r) => r.seconds)) : whole ? "–" : [far, divergedWords(group)].filter(Boolean).join(", ");
     return el(
       "li",
       {},
@@ -199,7 +199,7 @@ function timeToTarget() {
       const rounds = there.length ? `the target after ${spread(there.map((r) => r.round), 3)} rounds` : "the target not reached";
       return el("p", { class: "bar-words aside" }, el("span", { class: "bar-name" }, swatch(group), group.name), el("span", { class: "note" }, `uploads nothing, so no uplink ranks it; ${[rounds, divergedWords(group)].filter(Boolean).join(", ")}`));
     }),
-    el("p", { class: "note" }, assumptions()),
+    el("p", { class: "note" }, "The first evaluation that meets the target counts, also where a run falls back behind it later. " + (state.target === null ? "This target is what every finished run that is shown holds at its end. " : "") + assumptions()),
   );
 }
 
@@ -221,8 +221,10 @@ function traffic() {
     const bar = Math.min(14, 100 / n);
     const picture = svg("svg", { viewBox: "0 0 100 44", preserveAspectRatio: "none", class: "blocks look", css: look(group), "aria-hidden": "true" });
     sent.forEach((b, k) => picture.append(svg("rect", { x: k * bar + Math.min(0.6, bar * 0.08), width: bar - 2 * Math.min(0.6, bar * 0.08), y: 44 - (42 * b) / highest, height: (42 * b) / highest })));
-    const words = n === 1 ? "not divided: every client uploads the whole model" : `${n} blocks, ` + fromTo(sent, bytes) + " each";
-    return el("li", {}, el("p", { class: "bar-name" }, swatch(group), group.name), picture, el("p", { class: "note" }, total ? `${words}; ${bytes(total)} in all, shared block included` : "uploads nothing"));
+    const largest = lastOf(run.columns.upload_max_bytes) / (run.ledger.dim * run.ledger.itemsize);
+    const undivided = Math.abs(largest - 1) < 0.005 || !Number.isFinite(largest) ? "every client uploads the whole model" : `a client uploads ${short(largest, 2)} d a round at most`;
+    const words = n === 1 ? "not divided: " + undivided : `${n} blocks, ` + fromTo(sent, bytes) + " each";
+    return el("li", {}, el("p", { class: "bar-name" }, swatch(group), group.name), picture, el("p", { class: "note" }, total ? `${words}; ${bytes(total)} in all` + (n === 1 ? "" : ", shared block included") : "uploads nothing"));
   });
   const rows = groups.flatMap(({ group, run }) => run.ledger.block_bytes.map((b, k) => [group.name, k + 1, run.blocks[k] === undefined ? "–" : short(run.blocks[k]), bytes(b)]));
   return card(
@@ -236,7 +238,7 @@ function traffic() {
 
 function holdingsCard(width) {
   const used = [...new Set(shownGroups().flatMap((g) => runsOf(g).map((run) => run.holdings)))].filter((k) => k !== null && DATA.holdings[k]);
-  if (!used.length) return null;
+  if (!used.length) return card("labels", "Labels of the clients", "Not known: the folders of these runs hold no holdings.json, or one too large to show.");
   const which = used.includes(state.holdings) ? state.holdings : used[0];
   const { classes, counts } = DATA.holdings[which];
   const sizes = counts.map((c) => c.reduce((a, b) => a + b, 0));

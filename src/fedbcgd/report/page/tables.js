@@ -9,14 +9,14 @@ function outcomeColumns() {
   return [
     { key: name + "_last_tenth", tells: true, head: `${words}, mean of last 10 %`, of: each((run) => lastTenth(run, name)) },
     { key: name + "_last", aside: true, head: `${words}, last`, of: each((run) => lastOf(run.columns[name])) },
-    { key: "rounds", head: "rounds", of: each((run) => lastOf(run.columns.round)) },
-    { key: "upload_d", head: "upload, d", of: each((run) => lastOf(run.columns.upload_d)) },
-    { key: "largest_upload_mb", head: "largest upload, MB", of: each((run) => lastOf(run.columns.upload_max_bytes) / 1e6) },
-    { key: "gradient_evaluations", head: "gradient evaluations", of: each((run) => lastOf(run.columns.gradient_evaluations)) },
-    { key: "rounds_to_target", head: `rounds to ${short(target())}`, of: got("round") },
     { key: "upload_d_to_target", head: `upload to ${short(target())}, d`, of: got("upload_d") },
+    { key: "rounds_to_target", head: `rounds to ${short(target())}`, of: got("round") },
     { key: "seconds_to_target", head: `time to ${short(target())}`, of: got("seconds"), write: duration },
     ...profiles().map((name) => ({ key: `seconds_to_target_on_${name}`, head: `on ${name}`, of: got("on " + name), write: duration })),
+    { key: "upload_d", head: "upload, d", of: each((run) => lastOf(run.columns.upload_d)) },
+    { key: "rounds", head: "rounds", of: each((run) => lastOf(run.columns.round)) },
+    { key: "largest_upload_mb", head: "largest upload, MB", of: each((run) => lastOf(run.columns.upload_max_bytes) / 1e6) },
+    { key: "gradient_evaluations", head: "gradient evaluations", of: each((run) => lastOf(run.columns.gradient_evaluations)) },
   ];
 }
 
@@ -26,8 +26,7 @@ function outcomeCell(column, group) {
   const known = values.filter((v) => Number.isFinite(v));
   const failed = column.tells ? divergedWords(group) : "";
   if (!known.length) return failed || (values.some((v) => v === Infinity) ? "∞" : "–");
-  const write = column.write || ((v) => short(v, 4));
-  const text = spreadOf(known, write, column.write || ((v) => short(v, 2)));
+  const text = (column.write || spread)(known);
   const part = known.length < values.length ? `${text} (${known.length} of ${values.length})` : text;
   return failed ? `${part} (${failed})` : part;
 }
@@ -36,12 +35,12 @@ function outcomes() {
   const groups = shownGroups();
   const columns = outcomeColumns();
   const seen = columns.filter((c) => !c.aside);
-  const rows = groups.map((group) => [el("span", { class: "bar-name" }, swatch(group), group.name), seedsOf(group), ...seen.map((c) => outcomeCell(c, group))]);
+  const rows = groups.map((group) => [el("span", { class: "bar-name" }, swatch(group), group.name), ...seen.map((c) => outcomeCell(c, group)), seedsOf(group)]);
   return card(
     "outcomes",
     "Outcomes",
     "Mean ± standard deviation over the seeds that are shown and finished, or, as long as none of a group is, over those that go on. A seed that diverged is counted and named, is in no mean and never reaches the target. “Last 10 %” is the mean over the last tenth of the rounds, as in the paper’s tables; ∞: the target was not reached; “(2 of 3)”: by so many. “Time” is on the uplink chosen above; “on 4g” and the like are the clocks of those networks (docs/network.md), had the run’s clients been on them.",
-    table("Outcomes", ["run", "seeds", ...seen.map((c) => c.head)], rows),
+    table("Outcomes", ["run", ...seen.map((c) => c.head), "seeds"], rows),
     el("div", { class: "buttons" }, copyButton("copy-csv", "Copy as CSV", "CSV", () => asCsv(groups, columns)), copyButton("copy-latex", "Copy as LaTeX", "LaTeX", () => asLatex(groups, seen))),
   );
 }
@@ -68,8 +67,8 @@ const LATEX = { "\\": "\\textbackslash{}", "{": "\\{", "}": "\\}", $: "\\$", "&"
 const latex = (text) => String(text).replace(/[\\{}$&#_%~^<>±∞–−]/g, (c) => LATEX[c]);
 
 function asLatex(groups, columns) {
-  const head = ["run", "seeds", ...columns.map((c) => c.head)].map(latex).join(" & ");
-  const lines = groups.map((group) => [group.name, seedsOf(group), ...columns.map((c) => outcomeCell(c, group))].map(latex).join(" & ") + " \\\\");
+  const head = ["run", ...columns.map((c) => c.head), "seeds"].map(latex).join(" & ");
+  const lines = groups.map((group) => [group.name, ...columns.map((c) => outcomeCell(c, group)), seedsOf(group)].map(latex).join(" & ") + " \\\\");
   return ["\\begin{tabular}{l" + "r".repeat(columns.length + 1) + "}", "\\toprule", head + " \\\\", "\\midrule", ...lines, "\\bottomrule", "\\end{tabular}", ""].join("\n");
 }
 
@@ -107,7 +106,7 @@ function oneRun(run, id) {
     ["status", run.status + (facts.stopped ? `, stopped by ${facts.stopped}` : "")],
     ["command", facts.command],
     ["finished", facts.finished],
-    ["took", facts.seconds === undefined ? null : duration(facts.seconds)],
+    ["took", facts.seconds === undefined ? null : duration([facts.seconds])],
     ["machine", facts.machine ? [facts.machine.system, facts.machine.cores && facts.machine.cores + " cores", facts.machine.device].filter(Boolean).join(", ") : null],
     ["versions", facts.versions ? Object.entries(facts.versions).map(([k, v]) => `${k} ${v}`).join(", ") : null],
     ["notes", (facts.notes || []).join("; ")],
