@@ -21,6 +21,7 @@ ABSENT = (
 CLIPBOARD = (  # what is copied is kept where a test can read it
     "window.kept = []; Object.defineProperty(navigator, 'clipboard', {value: {writeText: async t => { kept.push(t) }}})"
 )
+PATIENCE = 60.0  # seconds: a busy machine is no reason to fail
 ELEMENT = "element-6066-11e4-a52e-4f735466cecf"
 
 
@@ -82,10 +83,20 @@ class Browser:
         return str(self._call("POST", f"{self._session}/element", {"using": "css selector", "value": css})[ELEMENT])
 
     def click(self, css: str) -> None:
-        self._call("POST", f"{self._session}/element/{self.find(css)}/click", {})
+        self._on(css, "POST", "click", {})
 
     def type(self, css: str, text: str) -> None:
-        self._call("POST", f"{self._session}/element/{self.find(css)}/value", {"text": text})
+        self._on(css, "POST", "value", {"text": text})
+
+    def _on(self, css: str, method: str, what: str, body: Any = None) -> Any:
+        """Of an element; found again where the page was drawn anew between the finding and the doing."""
+        until = time.monotonic() + PATIENCE
+        while True:
+            try:
+                return self._call(method, f"{self._session}/element/{self.find(css)}/{what}", body)
+            except AssertionError as error:
+                if "stale element" not in str(error) or time.monotonic() > until:
+                    raise
 
     def keys(self, text: str) -> None:
         """To whatever has the focus, where its caret is."""
@@ -102,7 +113,7 @@ class Browser:
         self._call("POST", f"{self._session}/actions", {"actions": [source]})
 
     def text(self, css: str) -> str:
-        return str(self._call("GET", f"{self._session}/element/{self.find(css)}/text"))
+        return str(self._on(css, "GET", "text"))
 
     def texts(self, css: str) -> list[str]:
         return list(self.run("return [...document.querySelectorAll(arguments[0])].map(e => e.textContent)", css))
@@ -117,14 +128,14 @@ class Browser:
         self.go("about:blank")
         self.errors()
 
-    def wait(self, script: str, seconds: float = 15) -> Any:
+    def wait(self, script: str, seconds: float = PATIENCE) -> Any:
         until = time.monotonic() + seconds
         while not (found := self.run(script)):
             assert time.monotonic() < until, f"never came true: {script}"
             time.sleep(0.1)
         return found
 
-    def wait_for(self, wanted: Any, script: str, seconds: float = 15) -> None:
+    def wait_for(self, wanted: Any, script: str, seconds: float = PATIENCE) -> None:
         """Until the script returns just that; what was there before may still be there for a while."""
         until = time.monotonic() + seconds
         while (found := self.run(script)) != wanted:

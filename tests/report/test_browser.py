@@ -146,6 +146,8 @@ def test_numbers_and_their_deviations_have_one_unit_and_the_same_decimals(opened
 def test_the_target_is_what_every_run_holds_at_its_end(opened):
     """FedAvg ends at 0.5, seed 0, and the first evaluation that meets it counts."""
     assert opened.run("return target()") == 0.5
+    opened.run("DATA.runs[0].columns.test_accuracy = DATA.runs[0].columns.test_accuracy.map(() => 0.1); draw()")
+    assert opened.run("return target()") == 0.501  # one that stayed at chance does not set it
     told = opened.text("section[aria-labelledby=time-heading] > .note")
     assert "what every finished run that is shown holds at its end" in told
     assert "The first evaluation that meets the target counts" in told

@@ -12,7 +12,7 @@ const state = {
   logY: false,
   seeds: false,
   hidden: new Set(), // places of runs
-  target: null, // null: the best that every finished run reached
+  target: null, // null: what every finished run holds at its end
   uplink: 1, // Mbit/s
   latency: 0, // s a round
   minibatch: 0, // ms

@@ -131,7 +131,8 @@ function lastTenth(run, name) {
   return values.length ? mean(values.map((p) => p[1])) : lastOf(run.columns[name]);
 }
 
-/* What every finished run that is shown holds at its end, unless the user chose another. */
+/* What every finished run that is shown holds at its end, unless the user chose another. One that ends less than half as well
+   as the best has learnt too little to set it: every curve passes its end at once, by chance. */
 function target() {
   if (state.target !== null) return state.target;
   const name = metric();
@@ -139,7 +140,8 @@ function target() {
   const done = runs.filter((run) => run.status === "finished");
   const ends = (done.length ? done : runs).map((run) => lastTenth(run, name)).filter(Number.isFinite);
   if (!ends.length) return NaN;
-  return falls(name) ? most(ends) : Math.floor(least(ends) * 1000) / 1000;
+  if (falls(name)) return most(ends.filter((v) => v <= 2 * least(ends) || least(ends) <= 0));
+  return Math.floor(least(ends.filter((v) => v >= most(ends) / 2)) * 1000) / 1000;
 }
 
 /* What each seed of a group had spent when it first reached the target; null for one that never did. */

@@ -199,7 +199,7 @@ function timeToTarget() {
       const rounds = there.length ? `the target after ${spread(there.map((r) => r.round), 3)} rounds` : "the target not reached";
       return el("p", { class: "bar-words aside" }, el("span", { class: "bar-name" }, swatch(group), group.name), el("span", { class: "note" }, `uploads nothing, so no uplink ranks it; ${[rounds, divergedWords(group)].filter(Boolean).join(", ")}`));
     }),
-    el("p", { class: "note" }, "The first evaluation that meets the target counts, also where a run falls back behind it later. " + (state.target === null ? "This target is what every finished run that is shown holds at its end. " : "") + assumptions()),
+    el("p", { class: "note" }, "The first evaluation that meets the target counts, also where a run falls back behind it later. " + (state.target === null ? "This target is what every finished run that is shown holds at its end, but for those that end less than half as well as the best. " : "") + assumptions()),
   );
 }
 

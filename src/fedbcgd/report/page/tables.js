@@ -7,7 +7,7 @@ function outcomeColumns() {
   const got = (key) => (group) => reached(group).map((r) => (r === null ? Infinity : r[key]));
   const each = (f) => (group) => settled(group).map(f);
   return [
-    { key: name + "_last_tenth", tells: true, head: `${words}, mean of last 10 %`, of: each((run) => lastTenth(run, name)) },
+    { key: name + "_last_tenth", tells: true, head: `${words}, last 10 %`, of: each((run) => lastTenth(run, name)) },
     { key: name + "_last", aside: true, head: `${words}, last`, of: each((run) => lastOf(run.columns[name])) },
     { key: "upload_d_to_target", head: `upload to ${short(target())}, d`, of: got("upload_d") },
     { key: "rounds_to_target", head: `rounds to ${short(target())}`, of: got("round") },
