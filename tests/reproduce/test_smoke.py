@@ -86,8 +86,9 @@ def test_table_1_goes_on_where_it_stopped(made, tmp_path):
     stamps = {p: p.stat().st_mtime_ns for p in (folder / "points").iterdir()}
     for text in ("{", "[]", '{"size": 1}'):
         (folder / "measured.json").write_text(text)
-        table1.reproduce(command.asked("smoke", tmp_path), lambda line: None)
-        assert (folder / "measured.csv").read_bytes() == before
+        assert table1.measured_before(folder, table1.SIZES["smoke"]) is None
+    table1.reproduce(command.asked("smoke", tmp_path), lambda line: None)
+    assert (folder / "measured.csv").read_bytes() == before
     assert {p: p.stat().st_mtime_ns for p in (folder / "points").iterdir()} == stamps
     assert json.loads((folder / "measured.json").read_text())["commits"]
 
