@@ -15,7 +15,7 @@ from torch import nn
 from fedbcgd.client import Client
 from fedbcgd.data.sources import Source, as_source
 from fedbcgd.errors import UserError
-from fedbcgd.evaluation import combine, evaluate_batch, spans
+from fedbcgd.evaluation import combine, evaluate_span, spans
 from fedbcgd.flower import wire
 from fedbcgd.flower.memory import InContext, InFolder
 from fedbcgd.flower.wire import Order
@@ -144,7 +144,7 @@ class _Site:
         data = self._source("test", self._load_test, context)
         client.model.load(wire.read_broadcast(message.content, order, client.layout).x)
         with threads_used(self._threads):
-            batches = [evaluate_batch(client.model.module, self._objective, data, *span) for span in spans(len(data))]
+            batches = [evaluate_span(client.model.module, self._objective, data, *span) for span in spans(len(data))]
         values: dict[str, Any] = {**combine(batches), "examples": len(data)}
         return RecordDict({"metrics": MetricRecord(values)})
 
