@@ -144,6 +144,8 @@ class Work(Progress):
 
     def add(self, *more: tuple[float, Tensor]) -> None:
         """y ← y − η·Σ a·v, in pieces that stay in the cache from one v to the next."""
+        if not more:
+            return
         pieces = [v.split(_CACHED, dim=-1) for _, v in more]
         for y, *parts in zip(self.y.split(_CACHED, dim=-1), *pieces, strict=True):
             for (a, _), v in zip(more, parts, strict=True):
