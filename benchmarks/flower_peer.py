@@ -1,63 +1,75 @@
-"""Flower's simulation on the same workloads (extra `bench`): clients trained a second, the usual loop on each client.
+"""Flower's simulation on the same workloads (extra `bench`): the usual loop on each client.
 
-FedAvg of Flower's own, two actors of one CPU each on its Ray backend; a client's data is resident in its actor. The time
-of a round is from one aggregation to the next, so that start-up does not count.
+FedAvg of Flower's own, two actors of one CPU each on its Ray backend; a client's data is resident in its actor. It runs in a
+process of its own that makes one round when it is told to, so that it can take turns with others.
 """
 
-import json
 import os
-import statistics
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Iterable
 from importlib import util
-from itertools import pairwise
 from pathlib import Path
 
-from rich.console import Console
 from workloads import WORKLOADS
 
-ROUNDS = 7
 NODES = 100
 QUIET = {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1", "RAY_worker_niceness": "0"}
 
 
-def measure(console: Console, repeats: int = 1) -> list[dict]:
-    if not util.find_spec("flwr") or not util.find_spec("ray"):
-        console.print("flower: not installed (pip install 'fedbcgd[bench]')", highlight=False)
-        return []
-    rows = []
-    for name in ("logistic", "lenet5", "cnn"):
-        console.print(f"Flower's simulation of {name}, {ROUNDS - 2} rounds", highlight=False)
-        with tempfile.TemporaryDirectory() as home:
-            out = Path(home) / "times.json"
-            done = subprocess.run(
-                [sys.executable, __file__, name, str(out)],
-                env={**os.environ, **QUIET, "FLWR_HOME": home, "PYTHONPATH": str(Path(__file__).parent)},
-                capture_output=True,
-                text=True,
-                timeout=600,
+def installed() -> bool:
+    return bool(util.find_spec("flwr") and util.find_spec("ray"))
+
+
+class Flower:
+    """So many rounds of one workload, each when `turn` is called."""
+
+    def __init__(self, name: str, rounds: int):
+        self._home = tempfile.TemporaryDirectory()
+        go, self._go = os.pipe()
+        self._done, done = os.pipe()
+        self._errors = Path(self._home.name) / "errors"
+        with self._errors.open("w") as errors:
+            self._process = subprocess.Popen(
+                [sys.executable, __file__, name, str(rounds), str(go), str(done)],
+                env={**os.environ, **QUIET, "FLWR_HOME": self._home.name, "PYTHONPATH": str(Path(__file__).parent)},
+                stdout=subprocess.DEVNULL,
+                stderr=errors,
+                pass_fds=(go, done),
             )
-            if not out.exists():
-                console.print(done.stderr[-2000:], markup=False)
-                continue
-            times = json.loads(out.read_text())
-        seconds = [b - a for a, b in pairwise(times[1:])]
-        speed = WORKLOADS[name].cohort / statistics.median(seconds)
-        rows.append({"workload": name, "way": "flower's simulation, two actors", "clients a second": speed})
-    return rows
+        os.close(go)
+        os.close(done)
+        self._hear()  # it is ready
+
+    def turn(self) -> None:
+        os.write(self._go, b".")
+        self._hear()
+
+    def _hear(self) -> None:
+        if not os.read(self._done, 1):
+            self._process.wait()
+            raise RuntimeError(f"Flower's simulation ended: {self._errors.read_text()[-2000:]}")
+
+    def close(self) -> None:
+        os.close(self._go)  # it goes on without waiting, and ends with its last round
+        try:
+            self._process.wait(120)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        os.close(self._done)
+        self._home.cleanup()
 
 
-def simulate(name: str, out: Path) -> None:
+def simulate(name: str, rounds: int, go: int, done: int) -> None:
     from flwr.app import ArrayRecord, Message, MetricRecord, RecordDict
     from flwr.clientapp import ClientApp
     from flwr.serverapp import ServerApp
     from flwr.serverapp.strategy import FedAvg
     from flwr.simulation import run_simulation
 
-    workload, times, client, server = WORKLOADS[name], [], ClientApp(), ServerApp()
+    workload, client, server = WORKLOADS[name], ClientApp(), ServerApp()
 
     @client.train()
     def train(message, context):
@@ -70,17 +82,22 @@ def simulate(name: str, out: Path) -> None:
         metrics = MetricRecord({"num-examples": workload.images})
         return Message(content=RecordDict({"arrays": arrays, "metrics": metrics}), reply_to=message)
 
-    class Timed(FedAvg):
+    class Told(FedAvg):
+        def configure_train(self, *args, **kwargs):
+            os.write(done, b".")  # ready for the first round, or done with the one before
+            os.read(go, 1)
+            return super().configure_train(*args, **kwargs)
+
         def aggregate_train(self, server_round: int, replies: Iterable) -> tuple:
             result = super().aggregate_train(server_round, replies)
-            times.append(time.perf_counter())
+            if server_round == rounds:
+                os.write(done, b".")
             return result
 
     @server.main()
     def main(grid, context):
-        strategy = Timed(fraction_train=workload.cohort / NODES, fraction_evaluate=0.0, min_available_nodes=NODES)
-        strategy.start(grid, ArrayRecord(workload.module(usual=True).state_dict()), num_rounds=ROUNDS)
-        out.write_text(json.dumps(times))
+        strategy = Told(fraction_train=workload.cohort / NODES, fraction_evaluate=0.0, min_available_nodes=NODES)
+        strategy.start(grid, ArrayRecord(workload.module(usual=True).state_dict()), num_rounds=rounds)
 
     resources = {
         "client_resources": {"num_cpus": 1, "num_gpus": 0.0},
@@ -102,4 +119,4 @@ def resident(name: str):
 
 
 if __name__ == "__main__":
-    simulate(sys.argv[1], Path(sys.argv[2]))
+    simulate(sys.argv[1], *map(int, sys.argv[2:]))

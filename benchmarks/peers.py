@@ -1,25 +1,34 @@
-"""Clients trained a second beside raw PyTorch with the same tricks and beside the usual loop; rounds beside FedAvg's."""
+"""Clients trained a second beside raw PyTorch with the same tricks, the usual loop, Flower's simulation and what the cores
+can multiply, all taking turns; rounds beside FedAvg's."""
 
 import statistics
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 
+import torch
+import torch.nn.functional as F
+from flower_peer import Flower, installed
 from interleave import interleaved, ratios
 from raw import Children
 from rich.console import Console
+from torch.utils.flop_counter import FlopCounterMode
 from workloads import DECAY, LR, WORKLOADS, Workload
 
 from fedbcgd import make_algorithm
 from fedbcgd.carriers.where import Where
+from fedbcgd.carriers.workers import cores
 from fedbcgd.loop import Loop, Stop
 from fedbcgd.simulation import make_carrier, make_job, make_server
 from fedbcgd.state import StateStore
+from fedbcgd.threads import threads
+
+FLOWER = "flower's simulation, two actors"
 
 
 @contextmanager
 def federation(
-    workload: Workload, algorithm: str = "fedavg", together: int | None = None, **options
+    workload: Workload, algorithm: str = "fedavg", together: int | None = None, where: Where | None = None, **options
 ) -> Iterator[Callable[[], None]]:
     """A call that runs the rounds of one turn, on a federation that stays alive."""
     common = {"lr": LR, "lr_decay": 1.0, "weight_decay": DECAY, "batch_size": workload.batch, "local_epochs": 1}
@@ -29,7 +38,7 @@ def federation(
     with ExitStack() as stack:
         store = StateStore(made.state_names, job.layout.dim, job.layout.dtype)
         stack.callback(store.close)
-        carrier = make_carrier(job, store, workload.cohort, Where())
+        carrier = make_carrier(job, store, workload.cohort, where or Where())
         stack.callback(carrier.close)
         loop = Loop(server, carrier, Stop())
 
@@ -42,13 +51,34 @@ def federation(
         yield turn
 
 
+def work_of(workload: Workload) -> float:
+    """Floating-point operations of a client: forward and backward of its images."""
+    module, (x, y) = workload.module(), workload.floats()
+    with FlopCounterMode(display=False) as counter:
+        F.cross_entropy(module(x[: workload.batch]), y[: workload.batch]).backward()
+    return counter.get_total_flops() * workload.images / workload.batch
+
+
+def multiply() -> None:
+    """What the peak is measured by."""
+    with threads(cores()):
+        for _ in range(4):
+            torch.mm(*MATRICES[:2], out=MATRICES[2])
+
+
+MATRICES = [torch.randn(2048, 2048) for _ in range(3)]
+
+
 def measure(console: Console, repeats: int = 5, names: tuple[str, ...] = tuple(WORKLOADS)) -> list[dict]:
     rows = []
+    if not installed():
+        console.print("without Flower: pip install 'fedbcgd[bench]'", highlight=False)
     for name in names:
         w = WORKLOADS[name]
         console.print(f"{name}: {w.cohort * w.rounds} clients a turn, {repeats} turns", highlight=False)
         clients = range(w.cohort * w.rounds)
-        few = range(max(2, len(clients) // (10 if name == "logistic" else 2)))  # the slow way does fewer, and is scaled
+        few = range(max(2, len(clients) // (10 if name == "logistic" else 2)))  # the slow ways do fewer, and are scaled
+        share = {"naive, DataLoader": len(few) / len(clients)}
         with ExitStack() as stack:
             slow, raw = Children(name, "naive", 1), Children(name, "tricks", 2)
             stack.callback(slow.close)
@@ -61,9 +91,16 @@ def measure(console: Console, repeats: int = 5, names: tuple[str, ...] = tuple(W
             }
             if name == "logistic":
                 ways["fedbcgd: fedavg, together"] = stack.enter_context(federation(w, together=w.cohort // 2))
-            seconds = interleaved(ways, repeats)
-        seconds["naive, DataLoader"] = [s * len(clients) / len(few) for s in seconds["naive, DataLoader"]]
+            if installed():
+                flower = Flower(name, repeats + 1)
+                stack.callback(flower.close)
+                ways[FLOWER] = flower.turn
+                share[FLOWER] = 1 / w.rounds
+            seconds = interleaved(ways | {"sgemm": multiply}, repeats)
+        peak = [4 * 2 * 2048**3 / s for s in seconds.pop("sgemm")]
+        seconds = {way: [s / share.get(way, 1) for s in times] for way, times in seconds.items()}
         of_raw, of_naive = ratios(seconds, "raw, two processes"), ratios(seconds, "naive, DataLoader")
+        work = work_of(w) * len(clients)
         rows += [
             {
                 "workload": name,
@@ -71,6 +108,7 @@ def measure(console: Console, repeats: int = 5, names: tuple[str, ...] = tuple(W
                 "clients a second": len(clients) / statistics.median(times),
                 "of raw": of_raw[way],
                 "times naive": of_naive[way],
+                "of peak": statistics.median(work / s / p for s, p in zip(times, peak, strict=True)),
             }
             for way, times in seconds.items()
         ]

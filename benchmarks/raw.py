@@ -1,7 +1,7 @@
 """Raw PyTorch doing the same client steps, without anything federated, in processes of its own.
 
 `Children(name, "tricks", 2)`: two processes of one thread with the tricks that fedbcgd uses: resident floats, channels_last,
-`autograd.grad`, foreach updates, pool before ReLU, allocator settings. A client is: the global values copied into the model,
+`autograd.grad`, fused updates, pool before ReLU, allocator settings. A client is: the global values copied into the model,
 and its steps. Nothing is sent anywhere.
 `Children(name, "naive", 1)`: one process with as many threads as cores: a DataLoader for each client, backward,
 torch.optim.SGD, the model as most people write it.
@@ -19,6 +19,11 @@ from workloads import DECAY, LR, WORKLOADS, Workload
 
 from fedbcgd.carriers.workers import ENVIRONMENT, cores
 
+STEP = {
+    **{"weight_decay": DECAY, "momentum": 0.0, "lr": LR, "dampening": 0.0},
+    **{"nesterov": False, "maximize": False, "is_first_step": False},
+}
+
 
 class Tricks:
     def __init__(self, workload: Workload):
@@ -29,18 +34,24 @@ class Tricks:
             self.module = self.module.to(memory_format=torch.channels_last)
         self.parameters = list(self.module.parameters())
         self.start = [p.detach().clone(memory_format=torch.preserve_format) for p in self.parameters]
-        self.x, self.y = workload.floats()
+        x, self.y = workload.floats()
+        self.x = (
+            x.permute(0, 2, 3, 1) if workload.convolutional else x
+        )  # as it lies in memory: rows are then gathered so
+
+    def batch(self, rows: torch.Tensor) -> torch.Tensor:
+        x = self.x.index_select(0, rows)
+        return x.permute(0, 3, 1, 2) if self.workload.convolutional else x
 
     def client(self, k: int) -> None:
         w = self.workload
         with torch.no_grad():
             torch._foreach_copy_(self.parameters, self.start)
         for rows in w.rows(k)[torch.randperm(w.images)].split(w.batch):
-            loss = F.cross_entropy(self.module(self.x.index_select(0, rows)), self.y[rows])
+            loss = F.cross_entropy(self.module(self.batch(rows)), self.y[rows])
             gradients = list(torch.autograd.grad(loss, self.parameters))
             with torch.no_grad():
-                torch._foreach_add_(gradients, self.parameters, alpha=DECAY)
-                torch._foreach_add_(self.parameters, gradients, alpha=-LR)
+                torch._fused_sgd_(self.parameters, gradients, [], **STEP)
 
 
 class Naive:

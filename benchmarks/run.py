@@ -28,7 +28,6 @@ sys.path.insert(0, str(HERE))
 BENCHMARKS = {
     "peak": "peak:measure",
     "peers": "peers:measure",
-    "flower": "flower_peer:measure",
     "rounds": "peers:measure_rounds",
     "workers": "one_two_workers:measure",
     "growth": "growth:measure",
@@ -38,10 +37,11 @@ BENCHMARKS = {
     "checkpoints": "footprint:checkpoints",
     "memory": "footprint:memory",
     "startup": "footprint:start_up",
+    "parts": "parts:measure",
     "ray": "ray_workers:measure",
 }
 BY_NAME_ONLY = ("ray",)
-AS_A_WORKER = ("codecs",)  # clients encode in worker processes, so in a worker's environment
+AS_A_WORKER = ("codecs", "parts")  # clients encode in worker processes, so in a worker's environment
 
 
 def main() -> None:

@@ -2,7 +2,9 @@
 
 import errno
 import json
+import os
 import random
+import signal
 
 import pytest
 import safetensors.torch
@@ -188,6 +190,28 @@ def test_an_interrupt_in_the_middle_of_a_round_loses_only_that_round(tmp_path, m
     execute(make(rounds=5), tmp_path / "cut", resume=True)
     assert model_of(tmp_path / "cut") == model_of(tmp_path / "whole")
     assert rows_of(tmp_path / "cut") == rows_of(tmp_path / "whole")
+
+
+def test_an_interrupt_while_metrics_come_in_beside_the_next_round(tmp_path, monkeypatch):
+    """The row of round 3 came in with round 4, in whose commit Ctrl-C was pressed: it is not lost."""
+    from fedbcgd.server import Server
+
+    execute(make(rounds=6, workers=1, evaluate_every=1), tmp_path / "whole")
+    original = Server.commit
+
+    def commit(self):
+        if self.round == 3:
+            os.kill(os.getpid(), signal.SIGINT)
+        return original(self)
+
+    monkeypatch.setattr(Server, "commit", commit)
+    with pytest.raises(KeyboardInterrupt):
+        execute(make(rounds=6, workers=1, evaluate_every=1), tmp_path / "cut")
+    monkeypatch.undo()
+    execute(make(rounds=6, workers=1, evaluate_every=1), tmp_path / "cut", resume=True)
+    assert [row["round"] for row in rows_of(tmp_path / "cut")] == [1, 2, 3, 4, 5, 6]
+    assert rows_of(tmp_path / "cut") == rows_of(tmp_path / "whole")
+    assert model_of(tmp_path / "cut") == model_of(tmp_path / "whole")
 
 
 def test_extending_a_finished_run(tmp_path):

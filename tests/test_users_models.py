@@ -11,9 +11,10 @@ from torch.utils.data import TensorDataset
 
 import fedbcgd
 from fedbcgd import UserError, simulate
-from fedbcgd.algorithm import make_algorithm
 from fedbcgd.codecs import CODECS
+from fedbcgd.data.images import Images
 from fedbcgd.local import LOCALS
+from fedbcgd.messages import Broadcast, Task
 from fedbcgd.servers import SERVERS
 from fedbcgd.simulation import make_job
 
@@ -52,30 +53,41 @@ def test_channels_last_is_used_where_it_can_be():
     assert seen[-1] == (9, 1, 3, 1)
 
 
+class Narrow(nn.Module):
+    """With a shortcut of a few channels, whose backward pass in channels_last damages memory on some machines."""
+
+    def __init__(self, channels):
+        super().__init__()
+        self.conv = nn.Conv2d(1, channels, 3, padding=1)
+        self.shortcut = nn.Conv2d(channels, 16, 1, 2)
+        self.fc = nn.Linear(16, 3)
+
+    def forward(self, x):
+        return self.fc(self.shortcut(self.conv(x)).mean((2, 3)))
+
+
 @pytest.mark.parametrize(("channels", "last"), [(4, False), (8, True)])
 def test_channels_last_is_not_used_where_it_writes_astray(channels, last):
-    """A shortcut of a few channels, whose backward pass damages memory in channels_last on some machines."""
+    """Neither by the model nor, where the images lie so, by that layer."""
+    pixels, labels = torch.randint(256, (6, 1, 8, 8), dtype=torch.uint8), torch.arange(6) % 3
+    source = Images(pixels, labels, torch.tensor([0.5]), torch.tensor([0.25]))
+    formats = []
 
-    class Narrow(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.conv = nn.Conv2d(1, channels, 3, padding=1)
-            self.shortcut = nn.Conv2d(channels, 16, 1, 2)
-            self.fc = nn.Linear(16, 3)
-
+    class Watched(Narrow):
         def forward(self, x):
-            return self.fc(self.shortcut(self.conv(x)).mean((2, 3)))
+            self.shortcut.register_forward_hook(lambda layer, given, out: formats.append(given[0].is_contiguous()))
+            return super().forward(x)
 
-    layouts = []
-    simulate(
-        Narrow(), images(), rounds=2, blocks=2, workers=0, callbacks=[lambda info: layouts.append(info.server.layout)]
-    )
-    assert {e.order == (0, 2, 3, 1) for e in layouts[1].parameters if len(e.shape) == 4} == {last}
-    seen = []
-    job = make_job(Narrow(), images(), make_algorithm("fedavg"), None, 0)
-    job.module.shortcut.register_forward_pre_hook(lambda layer, inputs: seen.append(inputs[0].is_contiguous()))
-    job.module(torch.zeros(2, 1, 8, 8).contiguous(memory_format=torch.channels_last))
-    assert seen == [not last]  # images lie in channels_last, and the layer would follow them
+    job = make_job(Watched(channels), [source] * 3, fedbcgd.make_algorithm("fedavg", batch_size=2), None, 0)
+    layouts = [e.order == (0, 2, 3, 1) for e in job.layout.parameters if len(e.shape) == 4]
+    assert set(layouts) == {last}
+    job.fit(Broadcast(0, 0, torch.zeros(job.layout.size), {}), Task(0, 0, 0), {})
+    assert set(formats) == {not last}
+
+
+def test_channels_last_is_refused_where_it_writes_astray():
+    with pytest.raises(UserError, match="fewer than 8 input channels"):
+        simulate(Narrow(4), images(), rounds=1, blocks=2, workers=0, channels_last=True)
 
 
 def norm_net():

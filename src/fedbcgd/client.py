@@ -15,6 +15,7 @@ from fedbcgd.local.stack import Rows, Stack, offer
 from fedbcgd.local.work import Gradient, Lend, Progress, Work
 from fedbcgd.messages import BUFFERS, Broadcast, StateUpdate, Task, Upload
 from fedbcgd.objective import Objective
+from fedbcgd.onednn import keep_within_bounds
 from fedbcgd.streams import stream, torch_seed
 
 _UNUSED = np.random.default_rng(0)  # for codecs that draw nothing: a stream costs as much as a small upload
@@ -25,6 +26,7 @@ class Client:
 
     def __init__(self, algorithm: Algorithm, layout: Layout, module: nn.Module, objective: Objective, seed: int):
         algorithm.check(module)
+        keep_within_bounds(module)
         self.algorithm = algorithm
         self.layout = layout
         self.objective = objective

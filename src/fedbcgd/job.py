@@ -12,7 +12,7 @@ from fedbcgd.algorithm import Algorithm
 from fedbcgd.client import Client
 from fedbcgd.data.sources import Parts, Source, as_source, on_device
 from fedbcgd.errors import UserError
-from fedbcgd.evaluation import Batch, evaluate_batch
+from fedbcgd.evaluation import Batch, evaluate_span
 from fedbcgd.flat import Layout
 from fedbcgd.local.work import Lend
 from fedbcgd.messages import Broadcast, StateUpdate, Task, Upload
@@ -103,4 +103,4 @@ class Job:
         """Metrics of the model x on the test examples from `start` to `stop`."""
         assert self.test is not None
         self.client.model.load(x)
-        return evaluate_batch(self.client.model.module, self.objective, self.test, start, stop)
+        return evaluate_span(self.client.model.module, self.objective, self.test, start, stop)

@@ -23,12 +23,11 @@ from fedbcgd.errors import Diverged, UserError
 from fedbcgd.files import as_json, make_folder, write_tensors, write_text
 from fedbcgd.loop import Callback, Loop, Outcome, RoundInfo, Stop
 from fedbcgd.network.watch import Watch, fit_to_links
-from fedbcgd.report import plots
 from fedbcgd.server import Server
 from fedbcgd.signals import uninterrupted
 from fedbcgd.simulation import export, make_carrier, make_job, make_server, try_out
 from fedbcgd.state import StateStore
-from fedbcgd.task import make_task
+from fedbcgd.task import Task, make_task
 from fedbcgd.version import __version__
 
 
@@ -207,11 +206,10 @@ def _execute(prepared: _Prepared, folder: Folder, callbacks: Sequence[Callback],
             outcome = Outcome.of(loop, reason)
             summarise(outcome)
             if figures:
-                plots.curves({algorithm.name: outcome.rows}, folder.path / "curve.png")
-            if figures and task.counts is not None:
-                plots.holdings(task.counts, folder.path / "holdings.png", task.classes)
+                _draw(folder, outcome, task)
             return outcome
         except KeyboardInterrupt:
+            write()  # a row may have come in with the round that was broken off
             save()
             raise KeyboardInterrupt(
                 f"interrupted after round {server.round}; --resume goes on from there ({folder.path})"
@@ -229,6 +227,14 @@ def _execute(prepared: _Prepared, folder: Folder, callbacks: Sequence[Callback],
             carrier.close()
             checkpoints.wait()
             store.close()
+
+
+def _draw(folder: Folder, outcome: Outcome, task: Task) -> None:
+    from fedbcgd.report import plots  # matplotlib takes a while, and nobody needs it before the first step
+
+    plots.curves({outcome.algorithm: outcome.rows}, folder.path / "curve.png")
+    if task.counts is not None:
+        plots.holdings(task.counts, folder.path / "holdings.png", task.classes)
 
 
 def _row(line: str | bytes) -> dict[str, float]:

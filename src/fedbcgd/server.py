@@ -134,8 +134,9 @@ class Server:
                 reason = f"it cannot be decoded: {error}"
         floats = sum(s.stop - s.start for s in self._slices(upload.block)) * len(self.algorithm.local.channels)
         # What is sent twice was sent twice; but it was broadcast and computed once.
-        first = upload.round == self.round and self._place.get(upload.client, -1) not in {-1, *self._arrived}
-        evaluations = max(0, int(upload.gradient_evaluations)) if first else 0
+        place = self._place.get(upload.client) if upload.round == self.round else None
+        first = place if place is not None and place not in self._arrived else None
+        evaluations = max(0, int(upload.gradient_evaluations)) if first is not None else 0
         sends = not self.algorithm.uplink.pooled
         self.ledger.record(
             Entry(
@@ -144,7 +145,7 @@ class Server:
                 upload.block,
                 (floats + self.layout.size - self.layout.dim) * sends,
                 upload.nbytes * sends,
-                plan.broadcast.nbytes * sends if first else 0,
+                plan.broadcast.nbytes * sends if first is not None else 0,
                 accepted=not reason,
                 gradient_evaluations=evaluations,
             )
@@ -153,9 +154,8 @@ class Server:
             reason = f"round {self.round}, client {upload.client}: {reason}"
             log.warning("upload refused: %s", reason)
             self._refused.append(reason)
-        if upload.round == self.round and upload.client in self._place:
-            # The first answer of a client settles its place in the order, even if it was refused.
-            self._arrived.setdefault(self._place[upload.client], None if reason else (upload, slices, buffers))
+        if first is not None:  # it settles the client's place in the order, even if it was refused
+            self._arrived[first] = None if reason else (upload, slices, buffers)
             self._advance()
         return Receipt(not reason, reason)
 

@@ -27,6 +27,7 @@ from fedbcgd.loop import Callback, Loop, Outcome, Stop
 from fedbcgd.network.settings import NO_WORKERS, Network, as_network
 from fedbcgd.network.watch import Watch, fit_to_links
 from fedbcgd.objective import Loss, Metrics, Objective, objective
+from fedbcgd.onednn import keep_within_bounds, writes_astray
 from fedbcgd.report.progress import single
 from fedbcgd.server import Server
 from fedbcgd.state import StateStore
@@ -167,7 +168,10 @@ def make_job(
     goal = objective(loss, metrics)
     if channels_last is None:
         channels_last = likes_channels_last(module, clients, goal)
-    module = in_format(module, channels_last)
+    elif channels_last and any(map(writes_astray, module.modules())):
+        raise UserError("channels_last: not with a 1×1 convolution that has a stride and fewer than 8 input channels")
+    if channels_last:
+        module = module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     layout = algorithm.uplink.layout(module)
     if algorithm.uplink.pooled:
         clients = [Pooled([as_source(c, f"client {i}") for i, c in enumerate(clients)])]
@@ -221,7 +225,7 @@ def make_carrier(job: Job, store: StateStore, cohort: int, where: Where, transpo
     on_cpu = next(job.module.parameters()).device.type == "cpu"
     if where.workers == 0 or not on_cpu:
         return InProcess(job, store, transport)
-    return Workers(job, store, min(where.workers or cores(), cohort))
+    return Workers(job, store, min(where.workers or cores(), cohort), cohort)
 
 
 def export(job: Job, x: Tensor) -> dict[str, Tensor]:
@@ -308,6 +312,7 @@ def try_out(job: Job) -> None:
     try:
         with torch.random.fork_rng([]), one_thread():
             module = copy.deepcopy(job.module)
+            keep_within_bounds(module)
             job.objective.loss(module, to_device(batch, next(module.parameters()).device)).backward()
     except UserError:
         raise
@@ -327,7 +332,7 @@ def likes_channels_last(module: nn.Module, clients: Sequence[Any], goal: Objecti
     convolutions = [m for m in module.modules() if isinstance(m, nn.Conv2d)]
     if not convolutions:
         return False
-    if any(map(_writes_astray, convolutions)):
+    if any(map(writes_astray, convolutions)):
         log.info("the model has a narrow 1×1 convolution with a stride, so it is not computed in channels_last")
         return False
     if not len(clients):
@@ -348,24 +353,3 @@ def likes_channels_last(module: nn.Module, clients: Sequence[Any], goal: Objecti
     except Exception:
         pass  # whatever else is wrong will show, and be explained, in training
     return True
-
-
-def in_format(module: nn.Module, channels_last: bool) -> nn.Module:
-    """The model in its memory format. Images come in channels_last, and a convolution follows the format of its input:
-    one that must not compute so gets its input in the other format."""
-    if channels_last:
-        return module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-    for layer in module.modules():
-        if isinstance(layer, nn.Conv2d) and _writes_astray(layer):
-            layer.register_forward_pre_hook(_contiguous)
-    return module
-
-
-def _contiguous(layer: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-    return (inputs[0].contiguous(), *inputs[1:])
-
-
-def _writes_astray(layer: nn.Conv2d) -> bool:
-    """Whether oneDNN's backward pass in channels_last may write past the end of its memory: seen with PyTorch 2.13 on a
-    machine with AVX2, for 1×1 convolutions with a stride and fewer than 8 input channels."""
-    return set(layer.kernel_size) == {1} and max(layer.stride) > 1 and layer.in_channels // layer.groups < 8

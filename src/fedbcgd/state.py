@@ -31,12 +31,15 @@ class SlotFile:
         self.dtype = dtype
         self._vector = -(-dim * dtype.itemsize // 64) * 64
         self.slot_bytes = max(_PAGE, -(-self._vector * len(self.names) // _PAGE) * _PAGE)
+        self._memory: mmap.mmap | None = None
 
     def open(self, slot: int) -> dict[str, Tensor]:
         """The vectors of a slot, as views of the file."""
-        memory = mmap.mmap(self.fd, self.slot_bytes, offset=slot * self.slot_bytes)
+        start = slot * self.slot_bytes
+        if self._memory is None or len(self._memory) < start + self.slot_bytes:
+            self._memory = mmap.mmap(self.fd, 0)  # all there is now: to map each slot anew costs more than to copy it
         return {
-            name: torch.frombuffer(memory, dtype=self.dtype, count=self.dim, offset=k * self._vector)
+            name: torch.frombuffer(self._memory, dtype=self.dtype, count=self.dim, offset=start + k * self._vector)
             for k, name in enumerate(self.names)
         }
 

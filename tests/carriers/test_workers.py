@@ -18,6 +18,10 @@ import fedbcgd
 from fedbcgd import UserError, simulate
 from fedbcgd.carriers import workers as workers_module
 from fedbcgd.errors import WorkerLost
+from fedbcgd.loop import Stop
+from fedbcgd.models import Logistic
+from fedbcgd.simulation import make_job, make_server
+from fedbcgd.state import StateStore
 
 
 def state(result):
@@ -350,3 +354,50 @@ def test_a_worker_killed_while_it_evaluates_beside_a_round(net, toys, monkeypatc
     alone = go(net, toys, workers=0)
     assert same(state(disturbed), state(alone))
     assert [row["test_accuracy"] for row in disturbed.rows] == [row["test_accuracy"] for row in alone.rows]
+
+
+def test_clients_computed_together_while_many_are_gone(monkeypatch):
+    """Units of neighbours that still come span more of the plan than there are slots: nobody waits for ever."""
+    monkeypatch.setattr(workers_module, "AHEAD", 0)  # so that the slots are few
+    g = torch.Generator().manual_seed(0)
+    clients = [(torch.randn(4, 1, 2, 2, generator=g), torch.randint(2, (4,), generator=g)) for _ in range(100)]
+    ends = [
+        simulate(
+            Logistic(2, (1, 2, 2)), clients, "fedavg", rounds=3, cohort=100, batch_size=2, local_epochs=1, together=2,
+            workers=workers, network={"profile": "datacentre", "dropout": 0.9},
+        )
+        for workers in (0, 1)
+    ]  # fmt: skip
+    assert same(*map(state, ends))
+    assert ends[0].ledger.lost > 200
+
+
+def test_answers_of_a_round_that_was_broken_off_do_not_count(net, toys):
+    """The carrier goes on after an error with other tasks, though a worker is still at an old one."""
+    algorithm = fedbcgd.make_algorithm("scaffold", batch_size=3, local_epochs=1)
+    job = make_job(net(), toys(), algorithm, None, 0)
+    ends = []
+    for broken in (False, True):
+        store = StateStore(algorithm.state_names, job.layout.dim, job.layout.dtype)
+        server = make_server(job, 5, Stop(rounds=9))
+        carrier = workers_module.Workers(job, store, 2, 5)
+        try:
+            if broken:
+                plan = server.plan()
+                carrier._memory.publish(plan.broadcast)
+                queue = workers_module._Round(carrier, server, plan, 8)
+                for worker in carrier._workers:
+                    while not worker.ready:
+                        worker.connection.recv()
+                        worker.ready = True
+                    worker.tell(*queue.next())
+            for _ in range(3):
+                plan = server.plan()
+                carrier.carry(server, plan)
+                assert server.commit().accepted == 5
+                store.commit()
+        finally:
+            carrier.close()
+            store.close()
+        ends.append(server.x)
+    assert torch.equal(*ends)

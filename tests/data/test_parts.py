@@ -12,7 +12,7 @@ from fedbcgd import UserError, make_algorithm, simulate
 from fedbcgd.carriers.shared import _Freeze
 from fedbcgd.data.images import Images, crop_and_flip, crop_and_flip_there
 from fedbcgd.data.sources import Parts, Tensors, as_source, on_device, split
-from fedbcgd.evaluation import evaluate_batch
+from fedbcgd.evaluation import evaluate_span
 from fedbcgd.flat import FlatModel
 from fedbcgd.local.work import Gradient, Minibatch, Work
 from fedbcgd.models import LeNet5, Logistic
@@ -158,4 +158,4 @@ def test_metrics_of_parts_are_those_of_a_list():
     model = Logistic(10, (1, 8, 8))
     for k in range(2):
         listed = as_source(list(parts)[k], "client")
-        assert evaluate_batch(model, objective(), parts[k], 0, 25) == evaluate_batch(model, objective(), listed, 0, 25)
+        assert evaluate_span(model, objective(), parts[k], 0, 25) == evaluate_span(model, objective(), listed, 0, 25)

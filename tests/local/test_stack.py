@@ -76,7 +76,7 @@ def test_equal_with_every_option_of_the_steps(options):
 
 
 def test_the_stated_tolerance_in_single_precision():
-    """docs/models.md: 1e-5 of the largest value, after a few rounds."""
+    """docs/speed.md: 1e-5 of the largest value, after a few rounds."""
     draw = torch.Generator().manual_seed(1)
     data = [
         (torch.randn(60, 784, generator=draw).view(60, 1, 28, 28), torch.randint(0, 10, (60,), generator=draw))

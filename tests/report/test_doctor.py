@@ -15,8 +15,8 @@ def warnings(monkeypatch, **patched):
 
 
 def test_a_quiet_machine_has_no_complaint_about_others(monkeypatch):
-    assert "busy now" not in warnings(monkeypatch, _load=lambda: 0.0)
-    assert "7.0 of" in warnings(monkeypatch, _load=lambda: 7.0)
+    assert "wanted a core" not in warnings(monkeypatch, _load=lambda: 0.0)
+    assert "7.0 processes wanted a core" in warnings(monkeypatch, _load=lambda: 7.0)
 
 
 def test_a_containers_limit(monkeypatch, tmp_path):
@@ -39,7 +39,36 @@ def test_limits_of_both_generations(tmp_path, files, cores):
     for name, text in files.items():
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(text)
-    assert doctor._quota(tmp_path) == cores
+    assert doctor._quota(tmp_path, tmp_path / "absent") == cores
+
+
+def test_limits_of_the_group_and_of_those_above_it(tmp_path):
+    """The smallest counts; a limit beside the path does not."""
+    membership = tmp_path / "membership"
+    membership.write_text("1:name=systemd:/elsewhere\n0::/pod/box\n")
+    for group, cpu, memory in (
+        ("pod", "150000 100000", "max"),
+        ("pod/box", "max 100000", "5000"),
+        ("other", "1 2", "7"),
+    ):
+        (tmp_path / group).mkdir()
+        (tmp_path / group / "cpu.max").write_text(cpu)
+        (tmp_path / group / "memory.max").write_text(memory)
+    assert doctor._quota(tmp_path, membership) == 1.5
+    assert doctor._memory(tmp_path, membership) == 5000
+    membership.write_text("0::/\n")
+    assert doctor._quota(tmp_path, membership) is None
+    assert doctor._memory(tmp_path, membership) > 2**20
+
+
+def test_a_process_tied_to_a_core_and_a_gpu_left_alone(monkeypatch):
+    assert "OMP_PROC_BIND" not in warnings(monkeypatch)
+    monkeypatch.setitem(os.environ, "OMP_PROC_BIND", "close")
+    monkeypatch.setattr(doctor.torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(doctor.torch.cuda, "get_device_name", lambda k: "made up")
+    text = warnings(monkeypatch)
+    assert "OMP_PROC_BIND ties this process to one core" in text
+    assert "there is a GPU" in text
 
 
 def test_swapping(tmp_path):

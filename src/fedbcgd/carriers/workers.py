@@ -14,6 +14,7 @@ import signal
 import socket
 import subprocess
 import sys
+from bisect import bisect_left
 from collections import Counter, deque
 from collections.abc import Callable
 from multiprocessing.connection import Connection, wait
@@ -21,7 +22,7 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
-from fedbcgd.carriers.desk import Memory
+from fedbcgd.carriers.desk import Memory, upload_room
 from fedbcgd.carriers.shared import freeze, nameless
 from fedbcgd.clock import Clock
 from fedbcgd.errors import UserError, WorkerLost
@@ -33,12 +34,14 @@ from fedbcgd.state import StateStore
 
 log = logging.getLogger("fedbcgd")
 
+AHEAD = 1 << 28  # bytes of uploads that may wait for earlier ones
 TRIES = 3  # workers that one task may take down before the run gives up
 
 # One thread; and glibc keeps the memory of activations instead of mapping and unmapping it at every step.
 ENVIRONMENT = {
     "OMP_NUM_THREADS": "1",
     "MKL_NUM_THREADS": "1",
+    "OMP_PROC_BIND": "false",  # or every worker would sit on the first core
     "MALLOC_MMAP_THRESHOLD_": "1073741824",
     "MALLOC_TRIM_THRESHOLD_": "4294967296",
     "MALLOC_TOP_PAD_": "268435456",
@@ -48,6 +51,11 @@ ENVIRONMENT = {
 def cores() -> int:
     """The cores this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def room(job: Job) -> int:
+    """Bytes of an upload while it waits: in its slot, or decoded."""
+    return max(upload_room(job.algorithm, job.layout), job.layout.size * job.layout.dtype.itemsize)
 
 
 class _Worker:
@@ -113,6 +121,8 @@ class _Round:
         self._plan = plan
         self._epoch = plan.broadcast.epoch
         units = carrier.job.units(plan.tasks, server.expects)  # nearly always of one task each
+        self._wanted = [p for unit in units for p in unit]
+        self._rank = {p: k for k, p in enumerate(self._wanted)}
         self._left = len(units)
         self._todo = deque(units)
         self._near: set[tuple[int, ...]] = set()  # the next few
@@ -128,7 +138,8 @@ class _Round:
 
     def next(self) -> tuple[Any, ...] | None:
         # A slot is held until all earlier uploads are in: within this window there is one for everybody.
-        while self._todo and self._todo[0][-1] < self._server.settled + self._window:
+        end = bisect_left(self._wanted, self._server.settled) + self._window
+        while self._todo and self._rank[self._todo[0][-1]] < end:
             self._near.add(self._todo.popleft())
         if not self._near:
             return None
@@ -190,13 +201,13 @@ class _Evaluation:
 
 
 class Workers:
-    def __init__(self, job: Job, store: StateStore, workers: int):
+    def __init__(self, job: Job, store: StateStore, workers: int, cohort: int = 0):
         if os.name != "posix":
             raise UserError("worker processes need a POSIX system; use workers=0 to compute in this process")
         self.job = job
         self.store = store
         self.clock = Clock()
-        self._places = 4 * workers * (job.together or 1)
+        self._places = max(4 * workers * (job.together or 1), min(cohort, AHEAD // room(job)))
         size = Memory.size(job.algorithm, job.layout, self._places)
         self._fds = [nameless(size)]
         self._memory = Memory(mmap.mmap(self._fds[0], size), job.algorithm, job.layout)
@@ -233,6 +244,8 @@ class Workers:
     # -- a round ------------------------------------------------------------------------------------------------------
 
     def carry(self, server: Server, plan: Plan) -> None:
+        # Of a round that was broken off nobody may still read the broadcast or write into a slot.
+        self._work(None, lambda: not any(w.doing and w.doing[0] == "fit" for w in self._workers), None)
         self._memory.publish(plan.broadcast)
         todo = _Round(self, server, plan, self._places)
         self._work(todo, lambda: todo.finished, "waiting")

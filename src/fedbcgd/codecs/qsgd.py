@@ -20,7 +20,7 @@ from fedbcgd.codecs.codec import Codec
 from fedbcgd.codecs.packing import pack, packed_bytes, unpack
 
 _CACHED = 1 << 16  # values worked on at a time
-_MANY = 1 << 17  # the same where each pass is one call
+_MANY = 1 << 19  # the same where each pass is one call
 
 
 class QSGD(Codec):
@@ -130,29 +130,26 @@ class QSGD(Codec):
             return 0
         turns = torch.from_numpy(rng.integers(0, 256, len(rows)))
         scratch, code = torch.empty(step, bucket), torch.empty(step, bucket, dtype=torch.uint8)
-        for at in range(0, len(rows), step):
-            some = rows[at : at + step].float()
-            level, count = scratch[: len(some)], len(some)
-            scale = self._scale(some, values.dtype, level)
-            scales[at : at + count] = scale
-            factor = self.levels / torch.where(scale > 0, scale, 1).float()
-            if at % (step * 16) == 0:
-                table = self._draws(rng)
-            torch.index_select(table, 0, turns[at : at + count], out=level)
-            torch.addcmul(level, some, factor[:, None], out=level)
-            there = codes[at * bucket * bits // 8 : (at + count) * bucket * bits // 8]
-            target = there.view(count, bucket) if bits == 8 else code[:count]
-            with np.errstate(invalid="ignore"):  # what is no number is mended below
+        known, factors, coded = scales[: len(rows)], torch.empty(len(rows)), codes[: len(rows) * bucket * bits // 8]
+        least = self.levels / 3e38  # the smallest scale that can be divided by
+        pieces = zip(*(t.split(step) for t in (rows, turns, known, factors, coded.view(len(rows), -1))), strict=True)
+        with np.errstate(invalid="ignore"):  # what is no number is mended below
+            for k, (some, turn, scale, factor, there) in enumerate(pieces):
+                level, some = scratch[: len(some)], some.float()
+                scale.copy_(self._scale(some, values.dtype))
+                torch.clamp(scale.float(), min=least, out=factor).reciprocal_().mul_(self.levels)
+                if k % 16 == 0:
+                    table = self._draws(rng)
+                torch.index_select(table, 0, turn, out=level)
+                torch.addcmul(level, some, factor[:, None], out=level)
+                target = there if bits == 8 else code[: len(some)]
                 np.copyto(target.numpy(), level.numpy(), casting="unsafe")
-            target.clamp_(max=2 * self.levels)
-            if bits < 8:
-                there.copy_(pack(target.view(-1), bits))
-        known = scales[: len(rows)].float()
-        odd = ~known.isfinite() | (
-            (known > 0) & ~(self.levels / known).isfinite()
-        )  # no numbers, or too small to divide by
+                target.clamp_(max=2 * self.levels)
+                if bits < 8:
+                    there.copy_(pack(target.view(-1), bits).view(there.shape))
+        odd = ~known.isfinite() | ((known > 0) & (known < least))
         for k in torch.nonzero(odd).flatten().tolist():
-            codes[k * bucket * bits // 8 : (k + 1) * bucket * bits // 8] = pack(self._round(rows[k], rng)[1], bits)
+            coded.view(len(rows), -1)[k] = pack(self._round(rows[k], rng)[1], bits)
         return rows.numel()
 
     def _draws(self, rng: np.random.Generator) -> Tensor:
@@ -164,8 +161,8 @@ class QSGD(Codec):
     def _buckets(self, n: int) -> int:
         return -(-n // self.bucket)
 
-    def _scale(self, rows: Tensor, dtype: torch.dtype, scratch: Tensor | None = None) -> Tensor:
-        largest = torch.abs(rows, out=scratch).amax(1) if rows.numel() else rows.new_zeros(0)
+    def _scale(self, rows: Tensor, dtype: torch.dtype) -> Tensor:
+        largest = torch.maximum(rows.amax(1), rows.amin(1).neg_()) if rows.numel() else rows.new_zeros(0)
         if self.scale == "max":
             return largest.to(dtype)
         # In units of the largest value nothing over- or underflows; the norm itself may, and is then cut to the largest

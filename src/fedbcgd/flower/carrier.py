@@ -9,7 +9,7 @@ from flwr.serverapp import Grid
 from torch import Tensor
 
 from fedbcgd.clock import Clock
-from fedbcgd.evaluation import combine, evaluate_batch, spans
+from fedbcgd.evaluation import combine, evaluate_span, spans
 from fedbcgd.flat import FlatModel
 from fedbcgd.loop import Loop
 from fedbcgd.messages import Plan, RoundReport
@@ -52,7 +52,7 @@ class GridCarrier:
                 self._model = FlatModel(copy.deepcopy(federation.module), federation.layout)
             self._model.load(x)
             module, test = self._model.module, federation.test
-            values = combine([evaluate_batch(module, federation.objective, test, *span) for span in spans(len(test))])
+            values = combine([evaluate_span(module, federation.objective, test, *span) for span in spans(len(test))])
         questions = list(federation.configure_evaluate(0, ArrayRecord(), ConfigRecord(), self._grid))
         if questions:
             answers = self._grid.send_and_receive(questions, timeout=federation.timeout)

@@ -15,12 +15,11 @@ from torch import nn
 from fedbcgd.client import Client
 from fedbcgd.data.sources import Source, as_source
 from fedbcgd.errors import UserError
-from fedbcgd.evaluation import combine, evaluate_batch, spans
+from fedbcgd.evaluation import combine, evaluate_span, spans
 from fedbcgd.flower import wire
 from fedbcgd.flower.memory import InContext, InFolder
 from fedbcgd.flower.wire import Order
 from fedbcgd.objective import Loss, Metrics, objective
-from fedbcgd.simulation import in_format
 from fedbcgd.threads import threads as threads_used
 
 log = logging.getLogger("flwr.fedbcgd")  # shown where Flower shows its own
@@ -145,7 +144,7 @@ class _Site:
         data = self._source("test", self._load_test, context)
         client.model.load(wire.read_broadcast(message.content, order, client.layout).x)
         with threads_used(self._threads):
-            batches = [evaluate_batch(client.model.module, self._objective, data, *span) for span in spans(len(data))]
+            batches = [evaluate_span(client.model.module, self._objective, data, *span) for span in spans(len(data))]
         values: dict[str, Any] = {**combine(batches), "examples": len(data)}
         return RecordDict({"metrics": MetricRecord(values)})
 
@@ -155,7 +154,8 @@ class _Site:
             module = _call(self._make_model, context).to(self._device)
             if not isinstance(module, nn.Module):
                 raise UserError(f"make_model gives {type(module).__name__}; wanted is an nn.Module")
-            module = in_format(module, order.channels_last)
+            if order.channels_last:
+                module = module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
             layout = order.algorithm.uplink.layout(module)
             if layout.digest != order.layout:
                 raise UserError(

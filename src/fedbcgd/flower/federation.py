@@ -27,7 +27,7 @@ from fedbcgd.loop import Callback, Outcome, Row, Stop
 from fedbcgd.messages import Plan, RoundReport, Task
 from fedbcgd.objective import Loss, Metrics, objective
 from fedbcgd.server import Server
-from fedbcgd.simulation import in_format, likes_channels_last, make_target
+from fedbcgd.simulation import likes_channels_last, make_target
 from fedbcgd.streams import stream
 
 log = logging.getLogger("flwr.fedbcgd")  # shown where Flower shows its own
@@ -99,7 +99,8 @@ class Federation(Strategy):
         if channels_last is None:
             probe = [test] if test is not None else []
             channels_last = likes_channels_last(self.module, probe, self.objective)
-        self.module = in_format(self.module, channels_last)
+        if channels_last:
+            self.module = self.module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         self.channels_last = channels_last
         self.layout: Layout = algorithm.uplink.layout(self.module)
         self.roster = Roster()

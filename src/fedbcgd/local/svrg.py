@@ -126,7 +126,7 @@ class SVRGControl(SVRG):
             return mine - c
         shift = c - mine
         if self.damping != "adaptive":
-            return shift.mul_(self.damping)
+            return shift if self.damping == 1 else shift.mul_(self.damping)
         for s in work.blocks:
             shift[s].mul_(_fit(full[s], mine[s]))
         return shift

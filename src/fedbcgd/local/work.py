@@ -16,6 +16,8 @@ from fedbcgd.objective import Objective
 if TYPE_CHECKING:
     from fedbcgd.local.rule import LocalRule
 
+_CACHED = 1 << 15  # values worked on at a time
+
 Draws = Callable[[int], np.random.Generator]  # seeds everything that is drawn for one minibatch
 Lend = Callable[[int], Tensor]  # memory for so many values of an upload
 
@@ -141,9 +143,13 @@ class Work(Progress):
         self.add(*more)
 
     def add(self, *more: tuple[float, Tensor]) -> None:
-        """y ← y − η·Σ a·v."""
-        for a, v in more:
-            self.y.add_(v, alpha=-self.eta * a)
+        """y ← y − η·Σ a·v, in pieces that stay in the cache from one v to the next."""
+        if not more:
+            return
+        pieces = [v.split(_CACHED, dim=-1) for _, v in more]
+        for y, *parts in zip(self.y.split(_CACHED, dim=-1), *pieces, strict=True):
+            for (a, _), v in zip(more, parts, strict=True):
+                y.add_(v, alpha=-self.eta * a)
 
     def _parts(self, batch: Minibatch) -> tuple[Tensor | None, ...]:
         """The gradient of the loss alone for each parameter."""

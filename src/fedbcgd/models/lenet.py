@@ -31,9 +31,9 @@ class LeNet5(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         # Pooling before ReLU gives the same values at a quarter of the ReLUs.
-        x = F.relu(F.max_pool2d(self.conv1(x), 2))
-        x = F.relu(F.max_pool2d(self.conv2(x), 2))
+        x = F.relu_(F.max_pool2d(self.conv1(x), 2))
+        x = F.relu_(F.max_pool2d(self.conv2(x), 2))
         x = x.flatten(1)
-        x = F.relu(self.fc1(x))
-        x = F.relu(self.fc2(x))
+        x = F.relu_(self.fc1(x))
+        x = F.relu_(self.fc2(x))
         return self.fc3(x)

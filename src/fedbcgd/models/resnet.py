@@ -25,8 +25,8 @@ class Block(nn.Module):
         )
 
     def forward(self, x: Tensor) -> Tensor:
-        y = F.relu(self.norm1(self.conv1(x)))
-        return F.relu(self.norm2(self.conv2(y)) + self.shortcut(x))
+        y = F.relu_(self.norm1(self.conv1(x)))
+        return F.relu_(self.norm2(self.conv2(y)) + self.shortcut(x))
 
 
 class ResNet18(nn.Module):
@@ -45,7 +45,7 @@ class ResNet18(nn.Module):
         super().__init__()
         channels = scaled(64, width)
         self.stem = nn.Sequential(
-            nn.Conv2d(shape[0], channels, 3, 1, 1, bias=False), normalisation(norm, channels), nn.ReLU()
+            nn.Conv2d(shape[0], channels, 3, 1, 1, bias=False), normalisation(norm, channels), nn.ReLU(inplace=True)
         )
         stages = []
         for stage, size in enumerate((64, 128, 256, 512)):

@@ -48,10 +48,10 @@ class VGG(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         for conv, pooled in zip(self.convs, self._pooled, strict=True):
             x = conv(x)
-            x = F.relu(F.max_pool2d(x, 2) if pooled else x)
+            x = F.relu_(F.max_pool2d(x, 2) if pooled else x)
         x = x.flatten(1)
-        x = F.relu(self.fc1(x))
-        x = F.relu(self.fc2(x))
+        x = F.relu_(self.fc1(x))
+        x = F.relu_(self.fc2(x))
         return self.fc3(x)
 
 

@@ -1,5 +1,6 @@
 """What this machine has, and what would be used."""
 
+import contextlib
 import os
 import platform
 import shutil
@@ -54,9 +55,16 @@ def _slow(usable: int, present: int) -> Iterator[str]:
         yield f"a container's limit allows {quota:g} cores of time, less than the {usable} workers: set run.workers"
     busy = _load()
     if busy > usable / 2:
-        yield f"other work keeps {busy:.1f} of {usable} cores busy now: a run gets what is left, and timings mean nothing"
+        yield (
+            f"{busy:.1f} processes wanted a core over the last minute, and there are {usable}: beside them a run gets "
+            "what is left, and timings mean nothing"
+        )
     if os.name != "posix":
-        yield "no worker processes on this system: clients are computed one after the other (workers = 0)"
+        yield "no worker processes on this system: say workers = 0, and clients are computed one after the other"
+    if os.environ.get("OMP_PROC_BIND", "false").lower() not in ("false", "0"):
+        yield "OMP_PROC_BIND ties this process to one core, and the cores are counted after that: unset it"
+    if torch.cuda.device_count():
+        yield 'there is a GPU, and a run computes on the cpu unless it says device = "cuda"'
     if platform.libc_ver()[0] != "glibc" and sys.platform == "linux":
         yield "the C library is not glibc: the allocator settings of the workers have no effect"
     for name, value in ENVIRONMENT.items():
@@ -85,18 +93,28 @@ def _load() -> float:
         return 0.0
 
 
-def _quota(root: Path = Path("/sys/fs/cgroup")) -> float | None:
+def _groups(root: Path, membership: Path) -> Iterator[Path]:
+    """The control groups this process is in, from its own up to the root."""
+    with contextlib.suppress(OSError, StopIteration):
+        own = next(line[3:] for line in membership.read_text().splitlines() if line.startswith("0::"))
+        group = root / own.lstrip("/")
+        while group != root and root in group.parents:
+            yield group
+            group = group.parent
+    yield root
+
+
+def _quota(root: Path = Path("/sys/fs/cgroup"), membership: Path = Path("/proc/self/cgroup")) -> float | None:
     """Cores of time that the container's limit allows; None without one."""
-    try:
-        limit, period = (root / "cpu.max").read_text().split()
-        return None if limit == "max" else int(limit) / int(period)
-    except (OSError, ValueError):
-        pass
-    try:
+    limits = []
+    for group in _groups(root, membership):
+        with contextlib.suppress(OSError, ValueError):
+            limit, period = (group / "cpu.max").read_text().split()
+            limits += [] if limit == "max" else [int(limit) / int(period)]
+    with contextlib.suppress(OSError, ValueError):
         limit, period = ((root / "cpu" / f"cpu.cfs_{name}_us").read_text() for name in ("quota", "period"))
-        return int(limit) / int(period) if int(limit) > 0 else None
-    except (OSError, ValueError):
-        return None
+        limits += [int(limit) / int(period)] if int(limit) > 0 else []
+    return min(limits, default=None)
 
 
 def _swapped(meminfo: Path = Path("/proc/meminfo")) -> bool:
@@ -115,8 +133,12 @@ def _devices() -> list[str]:
     return found + (["mps"] if torch.backends.mps.is_available() else [])
 
 
-def _memory() -> int:
-    try:
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    except (ValueError, OSError, AttributeError):
-        return 0
+def _memory(root: Path = Path("/sys/fs/cgroup"), membership: Path = Path("/proc/self/cgroup")) -> int:
+    """Bytes that this process may use: what the machine has, or a container's limit."""
+    limits = []
+    with contextlib.suppress(ValueError, OSError, AttributeError):
+        limits.append(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
+    for group in _groups(root, membership):
+        with contextlib.suppress(OSError, ValueError):  # "max" is no number
+            limits.append(int((group / "memory.max").read_text()))
+    return min(limits, default=0)

@@ -1,0 +1,200 @@
+"""Where the time goes in what falls short of its goal: one thread, one process, each part by its own clock.
+
+A part that calls another one includes it; what was measured is the code of the package, wrapped in clocks, so that a part of
+a few microseconds is a little too long.
+"""
+
+import functools
+import os
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+from peers import federation
+from raw import Naive, Tricks
+from rich.console import Console
+from torch.profiler import ProfilerActivity, profile
+from workloads import WORKLOADS
+
+from fedbcgd.carriers.where import Where
+from fedbcgd.client import Client
+from fedbcgd.codecs import QSGD, TopK, qsgd, topk
+from fedbcgd.local.stack import Stack
+from fedbcgd.local.work import Work
+from fedbcgd.models import Logistic
+from fedbcgd.server import Server
+from fedbcgd.state import SlotFile
+from fedbcgd.streams import stream
+from fedbcgd.threads import threads
+
+os.environ.setdefault("KINETO_LOG_LEVEL", "5")
+N = 11_173_962  # ResNet-18
+
+Parts = dict[str, tuple[Any, str]]  # what it is called → where it is
+
+
+def measure(console: Console) -> list[dict]:
+    rows = []
+    with threads(1):
+        for part in (_logistic, _plus, _qsgd, _topk, _layers):
+            rows += part(console)
+    return rows
+
+
+@contextmanager
+def clocks(parts: Parts) -> Iterator[dict[str, float]]:
+    """Seconds in each part, as long as this lasts."""
+    seconds = dict.fromkeys(parts, 0.0)
+
+    def timed(name: str, call: Callable) -> Callable:
+        @functools.wraps(call)
+        def wrapped(*args: Any, **kwargs: Any) -> Any:
+            start = time.perf_counter()
+            try:
+                return call(*args, **kwargs)
+            finally:
+                seconds[name] += time.perf_counter() - start
+
+        return wrapped
+
+    with ExitStack() as stack:
+        for name, (owner, attribute) in parts.items():
+            kept = vars(owner)[attribute]
+            bare = kept.__func__ if isinstance(kept, staticmethod) else kept
+            wrapped = timed(name, bare)
+            setattr(owner, attribute, staticmethod(wrapped) if isinstance(kept, staticmethod) else wrapped)
+            stack.callback(setattr, owner, attribute, kept)
+        yield seconds
+
+
+def _rows(what: str, whole: float, seconds: dict[str, float], per: float, unit: str) -> list[dict]:
+    parts = {"in all": whole} | seconds
+    return [{"of": what, "part": name, unit: s / per, "share": s / whole} for name, s in parts.items()]
+
+
+def _logistic(console: Console) -> list[dict]:
+    """A round of ten clients computed together, in one process: without words to workers and without waiting for them."""
+    console.print("parts of a round of logistic regression", highlight=False)
+    parts = {
+        "plan": (Server, "plan"),
+        "train and encode": (Client, "fit_together"),
+        "— orders and images": (Stack, "_epoch"),
+        "— gradients": (Logistic, "stacked_gradient"),
+        "— steps": (Work, "add"),
+        "— uploads": (Client, "_made"),
+        "check and sum": (Server, "receive"),
+        "commit": (Server, "commit"),
+    }
+    workload = replace(WORKLOADS["logistic"], rounds=100)
+    with federation(workload, together=workload.cohort, where=Where(workers=0)) as turn, clocks(parts) as seconds:
+        start = time.perf_counter()
+        turn()
+        whole = time.perf_counter() - start
+    return _rows(
+        "logistic, ms a round", whole * 1e3, {k: s * 1e3 for k, s in seconds.items()}, workload.rounds, "value"
+    )
+
+
+def _plus(console: Console) -> list[dict]:
+    """Rounds of the CNN: what FedBCGD+ does beside two gradients where FedAvg computes one."""
+    rows = []
+    for name in ("fedavg", "fedbcgd+"):
+        console.print(f"parts of a round of the CNN, {name}", highlight=False)
+        parts = {
+            "gradients": (Work, "_parts"),
+            "into one vector": (Work, "_whole"),
+            "corrections of steps": (Work, "add"),
+            "encode": (Client, "_encode"),
+            "state": (SlotFile, "write"),
+            "check and sum": (Server, "receive"),
+        }
+        workload = replace(WORKLOADS["cnn"], cohort=10, rounds=3)
+        with federation(workload, name, where=Where(workers=0)) as turn, clocks(parts) as seconds:
+            start = time.perf_counter()
+            turn()
+            whole = time.perf_counter() - start
+        clients = workload.cohort * workload.rounds / 1e3
+        rows += _rows(f"CNN, {name}, ms a client", whole, seconds, clients, "value")
+    return rows
+
+
+def _qsgd(console: Console) -> list[dict]:
+    """Passes over as many values as `encode` takes at a time; then all of it."""
+    console.print("parts of QSGD", highlight=False)
+    codec, v = QSGD(), torch.randn(N)
+    count = qsgd._MANY // codec.bucket
+    some, level = torch.randn(count, codec.bucket), torch.empty(count, codec.bucket)
+    code = torch.empty(count, codec.bucket, dtype=torch.uint8)
+    table, turns, factor = codec._draws(stream(0, "parts")), torch.randint(256, (count,)), torch.rand(count, 1)
+    target = torch.empty(N)
+    passes = {
+        "a copy": (lambda: target.copy_(v), N),
+        "in all": (lambda: codec.encode(v, stream(0, "parts")), N),
+        "largest and smallest of a bucket": (lambda: codec._scale(some, torch.float32), some.numel()),
+        "draws": (lambda: torch.index_select(table, 0, turns, out=level), some.numel()),
+        "scaling and adding": (lambda: torch.addcmul(level, some, factor, out=level), some.numel()),
+        "to bytes": (
+            lambda: np.copyto(code.numpy(), level.clamp_(0, 254).numpy(), casting="unsafe"),
+            some.numel(),
+        ),
+        "no more than the largest": (lambda: code.clamp_(max=254), some.numel()),
+    }
+    times = {name: _median(call) / n * 1e9 for name, (call, n) in passes.items()}
+    return [{"of": "QSGD, ns a value", "part": k, "value": t, "share": t / times["in all"]} for k, t in times.items()]
+
+
+def _topk(console: Console) -> list[dict]:
+    rows = []
+    v = torch.randn(N)
+    for fraction in (0.01, 0.1):
+        console.print(f"parts of top-k at {fraction:.0%}", highlight=False)
+        codec = TopK(fraction=fraction)
+        parts = {
+            "which are the largest": (topk, "_largest"),
+            "— candidates by a bound": (topk, "_candidates"),
+            "places to bytes": (topk, "_write_places"),
+        }
+        codec.encode(v, stream(0, "parts"))
+        with clocks(parts) as seconds:
+            whole = _median(lambda codec=codec: codec.encode(v, stream(0, "parts")), repeats := 7)
+        seconds = {name: s / (repeats + 1) for name, s in seconds.items()}
+        rows += _rows(f"top {fraction:.0%}, ns a value", whole, seconds, N / 1e9, "value")
+    return rows
+
+
+def _layers(console: Console) -> list[dict]:
+    """Which operations raw PyTorch spends its time in, with the tricks and as most people write it."""
+    rows = []
+    for name in ("lenet5", "cnn"):
+        for way in (Tricks, Naive):
+            console.print(f"operations of {name}, {way.__name__.lower()}", highlight=False)
+            work = way(WORKLOADS[name], **({"threads": 1} if way is Naive else {}))
+            work.client(0)
+            with profile(activities=[ProfilerActivity.CPU]) as profiled:
+                work.client(1)
+            events = sorted(profiled.key_averages(), key=lambda e: -e.self_cpu_time_total)
+            whole = sum(e.self_cpu_time_total for e in events)
+            rows += [
+                {
+                    "of": f"{name}, {way.__name__.lower()}, ms a client",
+                    "part": e.key[:40],
+                    "value": e.self_cpu_time_total / 1e3,
+                    "share": e.self_cpu_time_total / whole,
+                }
+                for e in events[:7]
+            ]
+    return rows
+
+
+def _median(call: Callable[[], Any], repeats: int = 7) -> float:
+    call()
+    times = []
+    for _ in range(repeats):
+        start = time.perf_counter()
+        call()
+        times.append(time.perf_counter() - start)
+    return sorted(times)[repeats // 2]
