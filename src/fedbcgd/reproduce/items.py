@@ -4,7 +4,7 @@ from fedbcgd.reproduce import paper, table1
 from fedbcgd.reproduce import settings as s
 from fedbcgd.reproduce.claims import every, on_train_loss
 from fedbcgd.reproduce.comparisons import best_ends, early, ends_better, ends_no_worse, ever_sooner, reaches_sooner
-from fedbcgd.reproduce.networks import LENET, OTHERS, OURS, SILENT, TABLE_2, TABLE_3, TABLES
+from fedbcgd.reproduce.networks import LENET, NETS, OTHERS, OURS, SILENT, TABLE_2, TABLE_3, TABLES
 from fedbcgd.reproduce.spec import Claim, Item, Panel
 
 
@@ -61,6 +61,7 @@ _FIGURES = (
             ),
         ),
         (
+            *NETS,
             "Network and data set are not named. A target of 53 % and cuts into 20 fit ResNet-18 on CIFAR-100.",
             "With S = 10 clients and N = 20 blocks there are fewer clients than blocks, which the paper's Figure 1 "
             "excludes: blocks take turns.",
@@ -94,6 +95,7 @@ _FIGURES = (
             ),
         ),
         (
+            *NETS,
             *LENET,
             "The budget is not given: that of Tables 2 and 3. One learning rate for all, that of FedBCGD. Without sharing, "
             "the fifth layer is a block like the others.",
@@ -140,7 +142,7 @@ _FIGURES = (
                 scales=("paper",),
             ),
         ),
-        ("The learning rate is chosen for each λ. The budget is not given: that of Table 2.",),
+        (*NETS, "The learning rate is chosen for each λ. The budget is not given: that of Table 2."),
     ),
 )
 

@@ -29,8 +29,8 @@ LENET = (
     "the shared layer as the fifth.",
 )
 NETS = (
-    "The paper does not say how its networks normalise nor how images are augmented: VGG and ResNet-18 have GroupNorm with "
-    "two groups, CIFAR images are padded by four pixels, cropped at random and mirrored.",
+    "How images are augmented and how networks normalise is not said: images are padded by four pixels, cropped at random, "
+    "and every other one is mirrored; ResNet-18 has GroupNorm with two groups, LeNet-5 and VGG normalise nothing.",
 )
 CENTRAL = (
     "Centralised SGD: the paper does not say for how long. It gets as many minibatches as FedBCGD, on all "
@@ -262,7 +262,8 @@ TABLES = (
             *SILENT,
             *CENTRAL,
             "The table itself has FedAvg level with FedBCGD+ on CIFAR-100 (90.4 ± 0.1, 90.6 ± 0.3).",
-            "Images are cropped at random and mirrored, those of Tiny ImageNet too: the paper does not say.",
+            "Whether images are augmented is not said: they are cropped at random (those of Tiny ImageNet from 256 to 224 "
+            "pixels) and mirrored.",
             "Which pretrained ViT-Base is not said ('the official website'): google/vit-base-patch16-224-in21k is taken, "
             "CIFAR images are scaled to 224 pixels. Six even blocks (erratum 11).",
         ),
@@ -308,6 +309,7 @@ TABLES = (
         ),
         (
             *SILENT[:1],
+            *NETS,
             *LENET,
             "Neither k nor the bits of QSGD are given. Top-k stands twice: at 18 %, which sends about as much a round as a "
             "block, and at 5 %; a claim against top-k holds only if it holds against both. QSGD has 8 bits, buckets of "
