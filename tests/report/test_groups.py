@@ -31,7 +31,7 @@ def test_what_sets_groups_of_one_algorithm_apart_is_in_their_names(tmp_path):
     assert [g.runs for g in groups] == [(3,), (0, 1), (2,)]
     three, one, two = (g.look for g in groups)
     assert one == looks.LOOKS["fedbcgd"]
-    assert two.colour == one.colour
+    assert two.colour == looks._shaded(one, 1).colour
     assert (two.dash, two.marker) not in {(one.dash, one.marker), (three.dash, three.marker)}
 
 

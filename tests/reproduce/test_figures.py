@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 from tests.reproduce.made import outcome, panel, result
 
-from fedbcgd.report.looks import LOOKS
+from fedbcgd.report.looks import LOOKS, _shaded
 from fedbcgd.reproduce.figures import draw, styles_of
 from fedbcgd.reproduce.items import ITEMS
 
@@ -49,7 +49,8 @@ def test_an_algorithm_has_its_look_in_every_figure(item, key, algorithm):
     assert len({(look.dash, look.marker) for look in styles.values()}) == len(contenders)
     others = [c for c in contenders if c.algorithm["name"] == algorithm and c.key != key]
     if item != "figure7":  # where all lines are one algorithm, colours tell them apart
-        assert all(styles[c.key].colour == LOOKS[algorithm].colour for c in others)
+        shades = [_shaded(LOOKS[algorithm], turn).colour for turn in range(1, len(others) + 1)]
+        assert [styles[c.key].colour for c in others] == shades
 
 
 def test_figure_7_has_the_train_loss():

@@ -81,8 +81,8 @@ def look(name: str, position: int = 0) -> Look:
 
 
 def families(algorithms: Sequence[str]) -> list[Look]:
-    """A look for each of several lines, given the algorithm of each. Where algorithms are compared, variants of one keep its
-    colour and differ in dash and marker; where all lines are of one algorithm, the first has its look and the others
+    """A look for each of several lines, given the algorithm of each. Where algorithms are compared, variants of one have
+    shades of its colour and differ in dash and marker; where all lines are of one algorithm, the first has its look and the others
     differ from it in everything.
 
     No two of up to MOST = 60 lines have the same dash and marker. Of more, the first 60 have; the others repeat shapes.
@@ -97,7 +97,7 @@ def families(algorithms: Sequence[str]) -> list[Look]:
         own, turn = first[algorithm], algorithms[:k].count(algorithm)
         if turn:
             start = 5 * turn + 3 * list(first).index(algorithm)  # another dash and another marker
-            own = _reshaped(own, used, start)
+            own = _shaded(_reshaped(own, used, start), turn)
         used.add((own.dash, own.marker))
         out.append(own)
     return out
@@ -126,3 +126,20 @@ def _reshaped(own: Look, used: Collection[tuple[tuple[float, ...], str]], start:
     turned = [*_CLEAR[start:], *_CLEAR[:start], *_REST]
     dash, marker = next((shape for shape in turned if shape not in used), turned[0])
     return replace(own, dash=dash, marker=marker)
+
+
+def _shaded(own: Look, turn: int) -> Look:
+    """A shade of its colour: further from the background, or for what is nearly black nearer to grey."""
+    share = _SHADES[(turn - 1) % len(_SHADES)]
+    black = own.colour == _BLACK[0]
+    colour = _mixed(own.colour, _GREY[0] if black else "#000000", share)
+    dark = _mixed(own.dark, _GREY[1] if black else "#ffffff", share)
+    return replace(own, colour=colour, dark=dark)
+
+
+_SHADES = (0.35, 0.6, 0.8)
+
+
+def _mixed(colour: str, other: str, share: float) -> str:
+    pairs = ((int(colour[at : at + 2], 16), int(other[at : at + 2], 16)) for at in (1, 3, 5))
+    return "#" + "".join(f"{round(a + (b - a) * share):02x}" for a, b in pairs)
