@@ -41,8 +41,8 @@ def shades(own):
 
 
 def test_shades_by_hand():
-    """0.35 of the way from vermilion (213, 94, 0) to black is (138, 61, 0)."""
-    assert looks._shaded(looks.LOOKS["fedbcgd"], 1).colour == "#8a3d00"
+    """0.3 of the way from vermilion (213, 94, 0) to black is (149, 66, 0)."""
+    assert looks._shaded(looks.LOOKS["fedbcgd"], 1).colour == "#954200"
     assert len({shade.colour for shade in shades(looks.LOOKS["fedavg"])}) == 4
 
 

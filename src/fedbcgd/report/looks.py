@@ -137,7 +137,7 @@ def _shaded(own: Look, turn: int) -> Look:
     return replace(own, colour=colour, dark=dark)
 
 
-_SHADES = (0.35, 0.6, 0.8)
+_SHADES = (0.3, 0.5, 0.65)
 
 
 def _mixed(colour: str, other: str, share: float) -> str:
