@@ -37,8 +37,12 @@ class Uplink(Part):
         on from round to round: groups differ by at most one client, and over time each block is served equally often,
         also when the cohort is no multiple of N or smaller than N.
         """
-        start = round * len(cohort)
-        return [(start + k) % blocks for k in range(len(cohort))]
+        return _deal(len(cohort), round, blocks)
+
+
+def _deal(cohort: int, turn: int, blocks: int) -> list[int]:
+    start = turn * cohort
+    return [(start + k) % blocks for k in range(cohort)]
 
 
 class Whole(Uplink):
@@ -78,8 +82,9 @@ class Matched(Blocks):
     """Blocks as the links can bear them: the makespan of a round is as small as can be, and every block keeps its clients.
 
     A share `haste` of the rounds is assigned by the links (`network/assignment.py`); the others, spread evenly over the
-    run, are dealt out at random as by `blocks`. So whenever a client is sampled, it serves each block with probability
-    (1 − haste)/N at least, however slow it is.
+    run, are dealt out at random as by `blocks`. Both kinds take turns of their own: were it one turn for both, and the
+    cohort no multiple of N, fair rounds could deal the same blocks again and again. So of the rounds in which a client is
+    sampled it serves each block in a share (1 − haste)/N at least, in the long run, however slow it is.
     """
 
     divider: str | Sequence[str | Sequence[str]] | Sequence[float] = Field(
@@ -109,8 +114,10 @@ class Matched(Blocks):
         costs: np.ndarray | None = None,
         rng: np.random.Generator | None = None,
     ) -> list[int]:
-        dealt = super().assign(cohort, round, blocks)
-        if self.fair(round) or not len(cohort):
+        fair = self.fair(round)
+        before = self.fair_before(round)
+        dealt = _deal(len(cohort), before if fair else round - before, blocks)
+        if fair or not len(cohort):
             return dealt
         if costs is None or rng is None:
             raise UserError(_NO_LINKS)
@@ -118,8 +125,11 @@ class Matched(Blocks):
 
     def fair(self, round: int) -> bool:
         """Whether this round is dealt at random: of any 1/(1 − haste) rounds in a row one is."""
-        share = 1 - self.haste
-        return floor((round + 1) * share + 1e-9) > floor(round * share + 1e-9)
+        return self.fair_before(round + 1) > self.fair_before(round)
+
+    def fair_before(self, round: int) -> int:
+        """How many of the rounds before this one were."""
+        return floor(round * (1 - self.haste) + 1e-9)
 
 
 _NO_LINKS = (
