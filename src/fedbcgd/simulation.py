@@ -203,7 +203,7 @@ def make_server(job: Job, cohort: int | None, stop: Stop, watch: Watch | None = 
     server = Server(job.algorithm, job.layout, x, len(job.clients), asked, job.seed)
     if watch is not None:
         watch.attach(server, size)
-    need = server.next_upload_d()
+    need = server.next_upload_d() if watch is None else watch.next_upload_d(server)
     if stop.budget is not None and need > stop.budget * (1 + 1e-9):
         raise UserError(
             f"budget: {stop.budget:g} d does not pay for one round of {job.algorithm.name}, which uploads {need:.3g} d"

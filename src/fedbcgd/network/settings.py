@@ -32,7 +32,9 @@ class Network(Section):
     deadline: float | None = Field(None, gt=0, description="seconds after which a round closes")
     oversample: float = Field(1.0, ge=1, le=100, description="sample so many times the cohort")
     minimum: int | None = Field(
-        None, ge=1, description="a round closes when each block has so many uploads; with oversample: cohort / blocks"
+        None,
+        ge=1,
+        description="a round closes when each block has so many uploads; with oversample: cohort / blocks, rounded up",
     )
     dropout: float = Field(0.0, ge=0, lt=1, description="share of the asked clients that vanish in a round")
     corrupt: float = Field(0.0, ge=0, lt=1, description="share of the uploads that arrive damaged")
@@ -47,7 +49,12 @@ class Network(Section):
     @property
     def closes(self) -> bool:
         """Whether a round may end without some of those who were asked."""
-        return self.deadline is not None or self.minimum is not None or self.oversample > 1 or self.dropout > 0
+        return self.times or self.dropout > 0
+
+    @property
+    def times(self) -> bool:
+        """Whether somebody may be late."""
+        return self.deadline is not None or self.minimum is not None or self.oversample > 1
 
     def sampled(self, cohort: int, clients: int) -> int:
         """How many clients are asked, so that `cohort` of them can be waited for."""

@@ -5,7 +5,7 @@ anybody trains: so it is the same on every carrier, and a client whose upload wo
 keeps its state.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -15,9 +15,9 @@ from fedbcgd.algorithm import Algorithm
 from fedbcgd.carriers.carrier import Carrier
 from fedbcgd.errors import UserError
 from fedbcgd.job import Job
-from fedbcgd.messages import Plan
+from fedbcgd.messages import Plan, Task
 from fedbcgd.network.closing import Closing, close
-from fedbcgd.network.faults import Door, crashes, dropped
+from fedbcgd.network.faults import Door, crashes, dropped, spoilt
 from fedbcgd.network.links import Links
 from fedbcgd.network.settings import Network
 from fedbcgd.network.traffic import Round
@@ -55,6 +55,8 @@ class Watch:
             self.links = network.links(len(job.clients), job.seed)
             self.costs = _costs(job, self.links)
             self._acts = network.closes and not job.algorithm.uplink.pooled
+            if self._acts and network.times:
+                _refuse_unknown_sizes(job)
             if self._acts and network.deadline is not None and self.costs.min() > network.deadline:
                 raise UserError(
                     f"network.deadline: nobody can answer within {network.deadline:g} s; the fastest client with the "
@@ -73,7 +75,10 @@ class Watch:
             server.costs = self.costs
             self._minimum = self.network.minimum
             if self._minimum is None and self.network.oversample > 1:
-                self._minimum = max(1, cohort // server.layout.blocks)
+                # Rounded up: then no fewer uploads arrive than if the cohort alone had been asked.
+                self._minimum = -(-cohort // server.layout.blocks)
+            if self.network.corrupt:
+                server.suspects = f"network.corrupt = {self.network.corrupt:g}, which damages uploads on purpose"
             self._look(server)
 
     def plan(self, server: Server) -> Plan:
@@ -81,17 +86,30 @@ class Watch:
         self._look(server)
         plan = server.plan()
         self._asked, self._closing = len(plan.tasks), None
-        if self.network is not None and self._acts:
-            gone = dropped(plan.tasks, self.network.dropout, self._seed)
-            blocks = [task.block for task in plan.tasks]
-            arrivals = self.costs[[task.client for task in plan.tasks], blocks]
-            self._closing = close(arrivals, blocks, gone, self._minimum, self.network.deadline)
+        if (found := self._close(plan.tasks)) is not None:
+            self._closing, gone, moments = found
             for k, task in enumerate(plan.tasks):
                 if gone[k]:
                     server.lost(task, "dropped out")
                 elif not self._closing.in_time[k]:
-                    server.lost(task, f"late: {arrivals[k]:.3g} s, the round closed at {self._closing.seconds:.3g} s")
+                    server.lost(task, f"late: {moments[k]:.3g} s, the round closed at {self._closing.seconds:.3g} s")
         return plan
+
+    def next_upload_d(self, server: Server) -> float:
+        """What the next round will upload, in d: of those who will be in time."""
+        tasks = server.next_tasks()
+        found = self._close(tasks)
+        return server.upload_d(tasks if found is None else [t for k, t in enumerate(tasks) if found[0].in_time[k]])
+
+    def _close(self, tasks: Sequence[Task]) -> tuple[Closing, np.ndarray, np.ndarray] | None:
+        """How a round with these tasks ends, who vanishes, and when each answers or vanishes; None: all are waited for."""
+        if self.network is None or not self._acts:
+            return None
+        gone, when = dropped(tasks, self.network.dropout, self._seed)
+        bad = spoilt(tasks, self.network.corrupt, self._seed)
+        blocks = [task.block for task in tasks]
+        moments = self.costs[[task.client for task in tasks], blocks] * np.where(gone, when, 1.0)
+        return close(moments, blocks, gone, self._minimum, self.network.deadline, bad), gone, moments
 
     def door(self, server: Server, carrier: Carrier) -> Server:
         """Where carriers hand in uploads: the server itself, unless something is to go wrong on the way."""
@@ -108,8 +126,7 @@ class Watch:
             waited = self._closing.seconds
         sent = Round.of(server, self._asked, waited)
         if self.links is not None:
-            limit = self.network.deadline if self.network is not None and self._acts else None
-            self.seconds += sent.seconds(self.links, limit)
+            self.seconds += sent.seconds(self.links)
             self._look(server)
         if self.record is not None:
             self.record(sent)
@@ -138,6 +155,18 @@ class Watch:
         self._look(server)
 
 
+def _refuse_unknown_sizes(job: Job) -> None:
+    """Who is late follows from the plan, so the plan must know how long each client computes."""
+    counts = {job.algorithm.local.evaluations(examples, 1 << 20) for examples in (1, 1 << 20)}
+    unknown = [client for client in range(len(job.clients)) if not job.examples(client)]
+    if len(counts) > 1 and unknown:
+        raise UserError(
+            f"network: deadline, minimum and oversample need to know how long a client computes, and client {unknown[0]} is "
+            "loaded lazily, so that its size is not known beforehand: give the clients as a list, or local_steps (which is "
+            "enough for all rules but SVRG)"
+        )
+
+
 def _costs(job: Job, links: Links) -> np.ndarray:
     """Seconds of each client with each block: the most it can be, where the length of an upload varies."""
     algorithm, layout = job.algorithm, job.layout
@@ -145,5 +174,6 @@ def _costs(job: Job, links: Links) -> np.ndarray:
     upload = [sends * sum(map(sum, algorithm.lengths(layout, j).values())) for j in range(layout.blocks)]
     download = sends * (layout.size + len(algorithm.local.broadcasts) * layout.dim) * layout.dtype.itemsize
     clients = np.arange(len(links))
-    evaluations = np.array([algorithm.local.evaluations(job.examples(client)) for client in range(len(links))])
+    whole = layout.dim * layout.dtype.itemsize
+    evaluations = np.array([algorithm.local.evaluations(job.examples(client), whole) for client in range(len(links))])
     return np.stack([links.seconds(clients, download, evaluations, nbytes) for nbytes in upload], axis=1)
