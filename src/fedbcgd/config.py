@@ -130,7 +130,7 @@ class Config(Section):
 
 
 SECTIONS: dict[str, type[Section]] = {"data": Data, "model": Model, "run": Run, "quadratics": Quadratics}
-SECTIONS |= {"network": Network, **dict.fromkeys(COLUMNS, Distribution)}
+SECTIONS |= {"network": Network, **dict.fromkeys((*COLUMNS, "availability"), Distribution)}
 
 # What may differ between a run and its continuation.
 EXTENDABLE = {"run.rounds", "run.budget", "run.target", "run.workers", "run.checkpoint_every", "run.tensorboard"}

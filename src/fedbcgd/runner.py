@@ -136,7 +136,7 @@ class _Prepared:
         self.task = make_task(config)
         algorithm = configuration.algorithm_of(config, "configuration")
         task = self.task
-        algorithm = fit_to_links(algorithm, config.network, len(task.clients), run.cohort, run.seed)
+        algorithm = fit_to_links(algorithm, config.network, task.model, task.clients, run.cohort, run.seed)
         self.job = make_job(
             *(task.model, task.clients, algorithm, task.test, run.seed, task.loss, task.metrics),
             device=config.where.home,

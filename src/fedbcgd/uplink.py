@@ -11,7 +11,7 @@ from torch import nn
 from fedbcgd.blocks import divide
 from fedbcgd.errors import UserError
 from fedbcgd.flat import Layout
-from fedbcgd.network.assignment import fastest, fitted_sizes
+from fedbcgd.network.assignment import fastest
 from fedbcgd.parts import Part, Registry
 
 
@@ -96,10 +96,9 @@ class Matched(Blocks):
     def fits_links(self) -> bool:
         return self.divider == "links"
 
-    def fitted(self, uplinks: np.ndarray, cohort: int, rng: np.random.Generator) -> "Matched":
+    def fitted(self, sizes: Sequence[float]) -> "Matched":
         """The same with block sizes in the place of `links`."""
-        sizes = fitted_sizes(uplinks, cohort, self.blocks, self.haste, rng)
-        return self.model_copy(update={"divider": sizes})
+        return self.model_copy(update={"divider": tuple(sizes)})
 
     def layout(self, model: nn.Module) -> Layout:
         if self.fits_links:

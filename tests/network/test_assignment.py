@@ -132,8 +132,22 @@ def test_fitted_sizes_take_less_time_than_even_ones():
     assert np.mean(even) / np.mean(fitted) > 4
 
 
+def test_sizes_are_as_unequal_as_the_links_want_them(monkeypatch):
+    """Uplinks a thousandfold apart, haste 1: the best power is about 1.8, and takes less time than 1.25 would."""
+    uplinks, rng, seconds = 1000 ** np.linspace(0, 1, 100), stream(1, "test"), []
+    cohorts = [rng.choice(uplinks, 10, replace=False) for _ in range(100)]
+    for most in (5, 1.25):
+        monkeypatch.setattr("fedbcgd.network.assignment._POWERS", np.linspace(0, most, round(most / 0.05) + 1))
+        costs = [costs_of(c, fitted_sizes(uplinks, 10, 5, 1.0, stream(0, "fit"))) for c in cohorts]
+        slots = [k % 5 for k in range(10)]
+        seconds.append(np.mean([makespan(c, fastest(c, slots, rng)) for c in costs]))
+    assert seconds[0] < 0.97 * seconds[1]
+
+
 def test_sizes_are_even_where_nothing_can_be_gained():
     assert fitted_sizes(np.ones(30), 10, 5, 1.0, stream(0, "fit")) == pytest.approx([0.2] * 5)
+    slow_computers = fitted_sizes(100 ** np.linspace(0, 1, 100), 10, 5, 1.0, stream(0, "fit"), fixed=1e4, volume=1.0)
+    assert slow_computers == pytest.approx([0.2] * 5)
     fair = fitted_sizes(100 ** np.linspace(0, 1, 100), 10, 5, 0.0, stream(0, "fit"))
     assert max(fair) < 0.25
 
@@ -152,12 +166,14 @@ def test_without_links_it_is_said(net, toys):
             simulate(net(), toys(), "fedbcgd", uplink="matched", blocks=3, rounds=1, workers=0, **options)
 
 
-def test_blocks_are_fitted_to_the_links_of_the_run(net, toys):
+@pytest.mark.parametrize(("median", "unequal"), [(0.001, True), (1.0, False)])
+def test_blocks_are_fitted_to_the_links_of_the_run(net, toys, median, unequal):
+    """A block of 22 floats: at 1 kbit/s the upload decides; at 1 Mbit/s download and computing do, and blocks stay even."""
     seen = []
-    network = {"uplink_mbit": {"median": 1.0, "spread": 100.0, "shape": "loguniform"}}
+    network = {"uplink_mbit": {"median": median, "spread": 100.0, "shape": "loguniform"}}
     simulate(
         net(), toys(), "fedbcgd", uplink="matched", blocks=3, rounds=2, workers=0, network=network, cohort=6,
         callbacks=[lambda info: seen.append(np.diff(info.server.layout.bounds))],
     )  # fmt: skip
-    assert seen[0][2] > 2 * seen[0][0]
+    assert (seen[0][2] > 2 * seen[0][0]) == unequal
     assert make_algorithm("fedbcgd", uplink="matched").uplink.haste == 0.9

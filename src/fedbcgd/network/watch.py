@@ -10,32 +10,47 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
+from torch import nn
 
 from fedbcgd.algorithm import Algorithm
 from fedbcgd.carriers.carrier import Carrier
 from fedbcgd.errors import UserError
 from fedbcgd.job import Job
 from fedbcgd.messages import Plan, Task
+from fedbcgd.network.assignment import fitted_sizes
 from fedbcgd.network.closing import Closing, close
 from fedbcgd.network.faults import Door, crashes, dropped, spoilt
 from fedbcgd.network.links import Links
 from fedbcgd.network.settings import Network
 from fedbcgd.network.traffic import Round
+from fedbcgd.objective import objective
 from fedbcgd.server import Server
 from fedbcgd.streams import stream
 from fedbcgd.uplink import Matched
 
 
 def fit_to_links(
-    algorithm: Algorithm, network: Network | None, clients: int, cohort: int | None, seed: int
+    algorithm: Algorithm,
+    network: Network | None,
+    model: nn.Module,
+    clients: Sequence[Any],
+    cohort: int | None,
+    seed: int,
 ) -> Algorithm:
     """The algorithm with blocks of the sizes that fit the links, where it asks for that."""
     uplink = algorithm.uplink
     if network is None or not isinstance(uplink, Matched) or not uplink.fits_links:
         return algorithm
-    asked = network.sampled(min(10, clients) if cohort is None else cohort, clients)
-    links = network.links(clients, seed)
-    return replace(algorithm, uplink=uplink.fitted(links.uplink, asked, stream(seed, "fit")))
+    asked = network.sampled(min(10, len(clients)) if cohort is None else cohort, len(clients))
+    links = network.links(len(clients), seed)
+    even = replace(algorithm, uplink=uplink.fitted([1.0] * uplink.blocks))
+    layout = even.uplink.layout(model)
+    lengths = [even.lengths(layout, j) for j in range(layout.blocks)]
+    first, *rest = (sum(each[channel][0] for channel in algorithm.local.channels) for each in lengths)
+    costs = _costs(Job(even, layout, model, objective(), seed, clients), links)[:, 0]
+    fixed = costs - first / links.uplink  # of each client, whatever its block
+    judged = (links.uplink, asked, uplink.blocks, uplink.haste, stream(seed, "fit"), fixed, first + sum(rest))
+    return replace(algorithm, uplink=uplink.fitted(fitted_sizes(*judged)))
 
 
 class Watch:
