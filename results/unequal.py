@@ -5,8 +5,8 @@
 100 clients of 100 images, 10 in a round, Dirichlet 0.6, one local epoch of batch 10, lr 0.1, N = 5, momentum 0.5.
 1. `matched.csv`, `matched.png`, `bias.csv`: LeNet-5, 40 rounds. Uplinks from 0.5 to 50 Mbit/s (loguniform, hundredfold), the
    rest as in the 4g profile: blocks dealt at random with even blocks against blocks matched to the links.
-2. `knob.csv`: the same for values of `haste` from 0 to 1, and `asked.csv`: matched against over-sampling, both from the plans
-   of 400 rounds: nobody trains.
+2. `knob.csv`: the same for values of `haste` from 0 to 1; `asked.csv`: matched against over-sampling; both from the plans of
+   400 rounds: nobody trains.
 3. `reach.csv`, `reach.png`: time to accuracy of five algorithms on four profiles; a network of two hidden layers, 60 rounds.
 4. `correlated.csv`: as 1, but fast clients hold other data than slow ones; the same network.
 5. `closing.csv`: deadlines and over-sampling on the 4g profile; the same network.

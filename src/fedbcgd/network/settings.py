@@ -53,7 +53,7 @@ class Network(Section):
         share = info.field_name == "availability"
         if value is not None and not 0 < value.median <= (1 if share else inf):
             wanted = "a share above 0 and at most 1 is wanted" if share else "more than 0 is wanted"
-            raise PydanticCustomError("wanted", wanted)  # type: ignore[arg-type]
+            raise PydanticCustomError("wanted", wanted)
         return value
 
     @model_validator(mode="after")
