@@ -82,6 +82,8 @@ def test_half_of_the_cohort_drops_out_in_every_round(federation, net, toys, name
     from fedbcgd.network.watch import Watch
 
     options = {"blocks": 2} if "fedbcgd" in name else {}
+    if name == "fedbcgd-matched":
+        options["divider"] = [1, 2]
     algorithm = make_algorithm(name, local_steps=2, batch_size=4, lr=0.02, **options)
     clients = toys((8,) * 12)
     f = federation(algorithm, net().double(), [(x.double(), y) for x, y in clients], cohort=8)

@@ -81,7 +81,7 @@ def test_watching_changes_no_bit(net, toys, name):
 
 
 SVRG = [{"cache": k, "fixed_batches": fixed} for k in (0, 1, 2) for fixed in (True, False)]
-COUNTED = [(name, {}) for name in algorithm_names() if name not in ("central", "fedbcgd-matched")]
+COUNTED = [(name, {}) for name in algorithm_names() if name not in ("central", "fedbcgd-matched")]  # no links there
 COUNTED += [(name, options) for name in ("fedbcgd+", "fedbcgd+derived") for options in SVRG]
 COUNTED += [("fedbcgd+", {"printed": True, **options}) for options in SVRG]
 
