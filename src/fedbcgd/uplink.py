@@ -69,6 +69,13 @@ class Blocks(Uplink):
     )
     shared: str | Sequence[str] = Field("last", description="the shared block: last (layer), none, or name patterns")
 
+    @field_validator("divider", mode="before")
+    @classmethod
+    def _numbers(cls, value: Any) -> Any:
+        if isinstance(value, (list, tuple)) and any(isinstance(size, bool) for size in value):
+            raise ValueError("sizes of blocks are numbers")
+        return value
+
     @field_validator("shared", mode="before")
     @classmethod
     def _none(cls, value: Any) -> Any:

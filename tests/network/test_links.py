@@ -35,6 +35,14 @@ def test_a_row_for_each_client(tmp_path):
     assert links.availability.tolist() == [1, 0.5]
 
 
+def test_what_else_stands_in_the_file_is_passed_over_with_a_word(tmp_path, caplog):
+    """A blank line before the header, and columns of something else."""
+    path = tmp_path / "links.csv"
+    path.write_text("\nhost,city," + HEADER + "a,Paris,8,8,0,0\n")
+    assert read_csv(path, 1, seed=0).uplink.tolist() == [1e6]
+    assert "nothing is read from the columns host, city; known are uplink_mbit" in caplog.text
+
+
 def test_rows_without_clients_are_given_out_from_the_seed(tmp_path):
     path = tmp_path / "links.csv"
     path.write_text(HEADER + "".join(f"{k},1,1,1\n" for k in range(1, 9)))
@@ -64,6 +72,8 @@ BROKEN = {
     "half a client": ("client," + HEADER + "0.5,1,1,1,1\n", ["client", "whole number"]),
     "a client twice": ("client," + HEADER + "0,1,1,1,1\n0,1,1,1,1\n", ["line 3", "client 0", "already, in line 2"]),
     "a client missing": ("client," + HEADER + "0,1,1,1,1\n2,1,1,1,1\n", ["client 1 has no row", "1 of 3"]),
+    "a number as Python writes it": (HEADER + "1_0,1,1,1\n", ["line 2", "uplink_mbit", "'1_0'"]),
+    "mistakes after a blank line": ("\n" + HEADER + "1,1,1\n", ["line 3", "3 values for 4 columns"]),
     "quote left open": (HEADER + '"1,1,1,1\n', ["not valid CSV"]),
 }
 

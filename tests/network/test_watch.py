@@ -4,7 +4,7 @@ import json
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import nn
 
@@ -12,9 +12,10 @@ from fedbcgd import UserError, algorithm_names, make_algorithm, simulate
 from fedbcgd import config as configuration
 from fedbcgd.loop import Stop
 from fedbcgd.messages import Upload
+from fedbcgd.network.afterwards import bias
 from fedbcgd.network.settings import Network
 from fedbcgd.network.watch import Watch
-from fedbcgd.runner import execute
+from fedbcgd.runner import Folder, execute
 from fedbcgd.simulation import make_job, make_server
 
 LINKS = """client,uplink_mbit,downlink_mbit,latency_ms,gradient_ms
@@ -69,15 +70,53 @@ def test_a_deadline_that_nobody_can_meet_is_refused(point, pull_loss, at_point, 
         two_points(point, pull_loss, at_point, tmp_path, deadline=1.0)
 
 
-@pytest.mark.parametrize("name", ["fedavg", "fedbcgd+", "topk", "central"])
-def test_watching_changes_no_bit(net, toys, name):
-    common = {"rounds": 3, "cohort": 4, "batch_size": 3, "workers": 0, "seed": 3, "test": toys((20,))[0]}
+def unchanged(alone, watched):
+    assert same(alone, watched)
+    assert alone.ledger.totals() == watched.ledger.totals()
+    assert [{k: v for k, v in row.items() if k != "hours"} for row in rows(watched)] == rows(alone)
+    assert all("hours" in row for row in watched.rows)
+
+
+PLAIN = [name for name in algorithm_names() if name != "fedbcgd-matched"]
+LINK = st.floats(0.01, 1000) | st.builds(
+    lambda m, s: {"median": m, "spread": s}, st.floats(0.1, 100), st.floats(1, 100)
+)
+
+
+@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    st.sampled_from(PLAIN),
+    st.sampled_from(["4g", "broadband", "datacentre", "mix"]),
+    st.fixed_dictionaries({}, optional={"uplink_mbit": LINK, "gradient_ms": LINK, "compute": st.floats(0.1, 100)}),
+    st.integers(0, 99),
+)
+def test_watching_changes_no_bit(net, toys, name, profile, own, seed):
+    common = {"rounds": 2, "cohort": 4, "batch_size": 3, "workers": 0, "seed": seed, "test": toys((20,))[0]}
     alone = simulate(net(), toys(), name, **common)
-    for network in ("4g", {"profile": "mix", "compute": 7.0}):
-        watched = simulate(net(), toys(), name, network=network, **common)
-        assert same(alone, watched)
-        assert alone.ledger.totals() == watched.ledger.totals()
-        assert [{k: v for k, v in row.items() if k != "hours"} for row in rows(watched)] == rows(alone)
+    unchanged(alone, simulate(net(), toys(), name, network={"profile": profile, **own}, **common))
+
+
+def test_nor_does_it_on_workers(net, toys):
+    common = {"rounds": 2, "cohort": 4, "batch_size": 3, "seed": 3, "test": toys((20,))[0]}
+    alone = simulate(net(), toys(), "fedbcgd+", blocks=2, workers=0, **common)
+    unchanged(alone, simulate(net(), toys(), "fedbcgd+", blocks=2, workers=2, network="4g", **common))
+
+
+def test_nor_do_the_links_change_what_matched_blocks_learn_but_by_who_serves_them(net, toys):
+    """Of a single block, matched or not, there is nothing to choose; without haste nothing is chosen."""
+    common = {
+        "rounds": 2,
+        "cohort": 4,
+        "batch_size": 3,
+        "workers": 0,
+        "seed": 3,
+        "test": toys((20,))[0],
+        "divider": "even",
+    }
+    for own in ({"blocks": 1, "haste": 1.0}, {"blocks": 3, "haste": 0.0}):
+        blocks = {"blocks": own["blocks"]}
+        alone = simulate(net(), toys(), "fedbcgd", **blocks, **common)
+        unchanged(alone, simulate(net(), toys(), "fedbcgd-matched", network="4g", **own, **common))
 
 
 SVRG = [{"cache": k, "fixed_batches": fixed} for k in (0, 1, 2) for fixed in (True, False)]
@@ -255,7 +294,7 @@ def make(**network):
         "model": {"name": "logistic"},
         "algorithm": {"name": "fedbcgd+", "local_steps": 1, "batch_size": 4, "blocks": 2},
         "run": {"rounds": 6, "cohort": 4, "workers": 0, "evaluate_every": 2},
-        "network": {"profile": "4g", **network},
+        "network": network if "csv" in network else {"profile": "4g", **network},
     }
     return configuration.check(raw, "test")
 
@@ -300,6 +339,27 @@ def test_an_evaluation_cut_off_does_not_lose_the_round(tmp_path, monkeypatch):
     assert (tmp_path / "cut" / "traffic.jsonl").read_text() == (tmp_path / "whole" / "traffic.jsonl").read_text()
 
 
+def test_measurements_are_found_from_any_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "links.csv").write_text("uplink_mbit,downlink_mbit,latency_ms,gradient_ms\n1,1,1,1\n")
+    execute(make(csv="links.csv"), tmp_path / "run")
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    assert bias(tmp_path / "run")[0].uploads > 0
+
+
+def test_a_minimum_that_cannot_be_had_is_refused(net, toys):
+    with pytest.raises(UserError, match=r"network\.minimum: 4 uploads of a block cannot come from the 3 clients"):
+        simulate(net(), toys(), "fedavg", rounds=1, cohort=3, workers=0, network={"minimum": 4})
+    simulate(net(), toys(), "fedavg", rounds=1, cohort=3, workers=0, network={"minimum": 4, "oversample": 2.0})
+
+
+@pytest.mark.parametrize("cohort", ["x", 0, 99, 2.5])
+def test_a_cohort_that_is_no_number_is_said(net, toys, cohort):
+    with pytest.raises(UserError, match="cohort"):
+        simulate(net(), toys(), "fedbcgd", uplink="matched", rounds=1, cohort=cohort, workers=0, network="4g")
+
+
 def test_measurements_that_changed_are_refused(tmp_path):
     text = "uplink_mbit,downlink_mbit,latency_ms,gradient_ms\n1,1,1,1\n"
     (tmp_path / "links.csv").write_text(text)
@@ -307,9 +367,12 @@ def test_measurements_that_changed_are_refused(tmp_path):
     execute(config, tmp_path / "run")
     longer = config.model_copy(update={"run": config.run.model_copy(update={"rounds": 7})})
     (tmp_path / "links.csv").write_text(text + "2,2,2,2\n")
-    with pytest.raises(UserError, match="measurements have changed"):
+    assert Folder(tmp_path / "run").finished(configuration.complete(config)) is None
+    with pytest.raises(UserError, match="links have changed"):
         execute(longer, tmp_path / "run", resume=True)
+    assert Folder(tmp_path / "run").summary.exists()  # refused before anything was touched
     (tmp_path / "links.csv").write_text(text)
+    assert Folder(tmp_path / "run").finished(configuration.complete(config)) is not None
     assert execute(longer, tmp_path / "run", resume=True).rounds == 7
 
 

@@ -92,6 +92,11 @@ class Watch:
             if self._minimum is None and self.network.oversample > 1:
                 # Rounded up: then no fewer uploads arrive than if the cohort alone had been asked.
                 self._minimum = -(-cohort // server.layout.blocks)
+            if self._minimum is not None and self._minimum > server.cohort:
+                raise UserError(
+                    f"network.minimum: {self._minimum} uploads of a block cannot come from the {server.cohort} clients that "
+                    "are asked in a round; leave it out to wait for all of them"
+                )
             if self.network.corrupt:
                 server.suspects = f"network.corrupt = {self.network.corrupt:g}, which damages uploads on purpose"
             self._look(server)
@@ -165,7 +170,7 @@ class Watch:
     def restore(self, kept: dict[str, Any], server: Server) -> None:
         """As it was when the server was as it is now."""
         if self.links is not None and kept["links"] != self.links.digest():
-            raise UserError("network: the measurements have changed since the run was begun, so it cannot go on")
+            raise UserError("network: the clients' links have changed since the run was begun, so it cannot go on")
         self.seconds = kept["seconds"]
         self._look(server)
 
