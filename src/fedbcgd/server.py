@@ -43,6 +43,7 @@ class Server:
         self.epoch = 0
         self.available: Sequence[int] | None = None  # the clients that can be asked; None: all
         self.costs: np.ndarray | None = None  # seconds of each client with each block, for uplinks that ask
+        self.reliable = True  # whether what is asked for arrives, unless it is given up before it begins
         self.suspects = ""  # what else may be the cause if all uploads are refused
         self.x = x.clone()
         params = self.x[: layout.dim]
@@ -93,8 +94,9 @@ class Server:
         return [Task(self.round, int(client), block) for client, block in zip(cohort, blocks, strict=True)]
 
     def next_upload_d(self) -> float:
-        """What the next round will upload if nothing is lost, in d."""
-        return self.upload_d(self.next_tasks())
+        """What the next round will upload, in d; at most, where it cannot be known what will be lost."""
+        tasks = self.next_tasks()
+        return self.upload_d(tasks) if self.reliable else max(self.upload_d([task]) for task in tasks)
 
     def upload_d(self, tasks: Sequence[Task]) -> float:
         """What a round uploads in which these tasks are answered, in d; the most it can be, where that varies."""

@@ -124,6 +124,7 @@ def simulate(
     job = make_job(model, clients, algorithm, test, seed, loss, metrics, weights, where.home, channels_last, together)
     watch = None if conditions is None else Watch(job, conditions)
     server = make_server(job, cohort, stop, watch)
+    server.reliable = transport is None
     store = StateStore(algorithm.state_names, job.layout.dim, job.layout.dtype)
     carried = make_carrier(job, store, server.cohort, where, transport)
     try:

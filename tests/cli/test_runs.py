@@ -293,6 +293,9 @@ def test_hours_to_a_target_under_each_profile(place):
     rows = list(csv.DictReader((place / "out" / "reach.csv").open()))
     assert [row["algorithm"] for row in rows] == ["fedavg", "fedbcgd"]
     assert all(0 < float(row["hours_datacentre"]) < float(row["hours_4g"]) for row in rows)
+    assert "reach.csv" in done.stdout
+    done = fedbcgd("run", "run.toml", "--out", "one", "--quiet", *sets, cwd=place)
+    assert " s on the clock of its network; everything is in one" in done.stdout
     run = "out/fedbcgd/seed-0"
     done = fedbcgd("hours", run, "--network", "own,datacentre", cwd=place)
     for word in ("own", "datacentre", "who served each block (the own network)", "fair 0.5", " s "):

@@ -12,7 +12,7 @@ from fedbcgd.experiments import reach
 from fedbcgd.network.afterwards import Tied, bias, check_target, hours, to_reach
 from fedbcgd.network.bias import leans
 from fedbcgd.network.links import Links
-from fedbcgd.network.show import told
+from fedbcgd.network.show import first_bias, hours_table, measure, networks, told
 from fedbcgd.network.traffic import Round
 from fedbcgd.runner import Folder, execute
 
@@ -142,6 +142,27 @@ def test_one_damaged_record_leaves_the_others_their_hours(run, tmp_path):
 )
 def test_times_as_a_person_says_them(time, words):
     assert told(time) == words
+
+
+def test_a_problem_without_accuracy_has_hours_and_no_target(tmp_path):
+    raw = {"data": {"name": "quadratics", "clients": 6}, "model": {"name": "point"}, "algorithm": {"name": "fedavg"}}
+    raw["run"] = {"rounds": 2, "cohort": 3, "workers": 0}
+    execute(configuration.check(raw, "test"), tmp_path)
+    chosen = networks(tmp_path, None, None)
+    assert list(chosen) == ["4g", "broadband", "datacentre", "mix"]
+    found = measure(tmp_path, chosen, None)
+    assert all(set(row) == {"network", "hours"} for row in found)
+    assert [str(column.header) for column in hours_table(found).columns] == ["network", "whole run"]
+    with pytest.raises(UserError, match="measured no accuracy"):
+        measure(tmp_path, chosen, 0.5)
+
+
+def test_the_own_network_comes_first_and_measurements_before_it(run, tmp_path):
+    csv = tmp_path / "links.csv"
+    csv.write_text("uplink_mbit,downlink_mbit,latency_ms,gradient_ms\n1,1,1,1\n")
+    assert list(networks(run, None, None))[:2] == ["own", "4g"]
+    assert list(networks(run, "4g,own", csv)) == [str(csv), "own", "4g"]
+    assert first_bias(run, networks(run, None, csv))[0] == str(csv)
 
 
 def test_bias_by_hand():

@@ -246,6 +246,18 @@ def test_a_budget_is_never_exceeded(net, toys, seed):
     assert result.stopped == "budget"
 
 
+@pytest.mark.parametrize("seed", range(4))
+def test_nor_is_it_where_losses_cannot_be_foreseen(net, toys, seed):
+    """Then the largest upload of a round is reckoned with."""
+    common = {"blocks": 3, "divider": [1, 1, 30], "budget": 3.0, "cohort": 6, "local_steps": 1}
+    lost = iter(range(10**6))
+    result = simulate(
+        net(), toys((4,) * 20), "fedbcgd", seed=seed, transport=lambda u: None if next(lost) % 5 < 3 else u, **common
+    )
+    assert 1.5 < result.ledger.upload_d <= 3
+    assert result.stopped == "budget"
+
+
 def test_a_deadline_lengthens_no_round_and_no_round_takes_no_time(net, toys):
     """Nine of ten vanish: a connection that breaks is noticed when it breaks, with a deadline and without one."""
     common = {"rounds": 20, "cohort": 2, "workers": 0, "local_steps": 1}
