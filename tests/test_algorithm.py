@@ -9,7 +9,7 @@ from fedbcgd.algorithm import _KINDS, register
 from fedbcgd.codecs import QSGD, Plain
 from fedbcgd.local import SGD, Scaffold
 from fedbcgd.servers import Average, Momentum
-from fedbcgd.uplink import Blocks, Whole
+from fedbcgd.uplink import Blocks, Matched, Whole
 
 
 @pytest.mark.parametrize(
@@ -19,6 +19,7 @@ from fedbcgd.uplink import Blocks, Whole
         ("fedavgm", (Whole, SGD, Momentum, Plain)),
         ("fedbcgd", (Blocks, SGD, Momentum, Plain)),
         ("scaffold", (Whole, Scaffold, Average, Plain)),
+        ("fedbcgd-matched", (Matched, SGD, Momentum, Plain)),
         ("fedpaq", (Whole, SGD, Average, QSGD)),
     ],
 )

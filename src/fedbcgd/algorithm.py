@@ -107,6 +107,9 @@ _RECIPES = {
     "fedbcgd-frozen": _Recipe(
         "blocks", "frozen", "momentum", "plain", "ablation: only the uploaded block moves locally"
     ),
+    "fedbcgd-matched": _Recipe(
+        "matched", "sgd", "momentum", "plain", "FedBCGD with blocks that fit the links of a [network]: docs/network.md"
+    ),
     "central": _Recipe("central", "sgd", "average", "plain", "SGD on all data in one place: no federation, no upload"),
 }
 

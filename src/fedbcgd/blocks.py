@@ -98,7 +98,7 @@ def _shares(divider: Any, blocks: int) -> list[float]:
     """Relative sizes, where the divider is a list of numbers; nothing otherwise."""
     if isinstance(divider, str) or not isinstance(divider, Sequence) or not divider:
         return []
-    if not all(isinstance(share, (int, float)) for share in divider):
+    if not all(isinstance(share, (int, float)) and not isinstance(share, bool) for share in divider):
         return []
     if len(divider) != blocks:
         raise UserError(f"divider: sizes of {len(divider)} blocks were given, but blocks = {blocks}")

@@ -130,7 +130,7 @@ class Config(Section):
 
 
 SECTIONS: dict[str, type[Section]] = {"data": Data, "model": Model, "run": Run, "quadratics": Quadratics}
-SECTIONS |= {"network": Network, **dict.fromkeys(COLUMNS, Distribution)}
+SECTIONS |= {"network": Network, **dict.fromkeys((*COLUMNS, "availability"), Distribution)}
 
 # What may differ between a run and its continuation.
 EXTENDABLE = {"run.rounds", "run.budget", "run.target", "run.workers", "run.checkpoint_every", "run.tensorboard"}
@@ -183,8 +183,12 @@ def algorithm_of(config: Config, where: str) -> Any:
 
 
 def complete(config: Config) -> Config:
-    """The same with every default of its algorithm written out, so that it reproduces the run under later defaults."""
-    return config.model_copy(update={"algorithm": algorithm_of(config, "configuration").options()})
+    """The same with every default of its algorithm written out, so that it reproduces the run under later defaults, and
+    measurements found from any folder."""
+    network = config.network
+    if network is not None and network.csv is not None:
+        network = network.model_copy(update={"csv": str(Path(network.csv).resolve())})
+    return config.model_copy(update={"algorithm": algorithm_of(config, "configuration").options(), "network": network})
 
 
 def differences(a: Config, b: Config) -> list[str]:
@@ -216,6 +220,15 @@ def template() -> str:
         "# "
         + _line(
             "codec", "plain", "how floats become bytes: plain, float16, qsgd (levels, bucket, scale), topk (fraction)"
+        )
+    )
+    lines.append(
+        "# "
+        + _line(
+            "uplink",
+            "blocks",
+            "what each client sends: whole, blocks, or matched, blocks that fit the links of [network] (haste = 0.9: from "
+            "0, fair, to 1, fast)",
         )
     )
     lines.append(_line("weighting", "uniform", "of clients in a mean: uniform, or examples"))

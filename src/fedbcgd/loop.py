@@ -49,7 +49,7 @@ class Stop:
     budget: float | None = None  # upload, in d
     target: tuple[str, str, float] | None = None  # a metric, "<=" or ">=", a value
 
-    def check(self, server: Server, row: Row | None) -> str:
+    def check(self, server: Server, row: Row | None, watch: Watch | None = None) -> str:
         if row and self.target:
             name, how, value = self.target
             if name not in row:
@@ -59,8 +59,10 @@ class Stop:
         if self.rounds is not None and server.round >= self.rounds:
             return "rounds"
         # Another round is begun only if the budget covers it.
-        if self.budget is not None and server.ledger.upload_d + server.next_upload_d() > self.budget * (1 + 1e-9):
-            return "budget"
+        if self.budget is not None:
+            need = server.next_upload_d() if watch is None else watch.next_upload_d(server)
+            if server.ledger.upload_d + need > self.budget * (1 + 1e-9):
+                return "budget"
         return ""
 
     def progress(self, server: Server) -> float:
@@ -161,7 +163,7 @@ class Loop:
         last = self.rows[-1] if self.rows else None
         if self.server.last is not None and (last is None or last["round"] != self.server.round):
             return self._after(self.server.last)
-        return self.stop.check(self.server, last)
+        return self.stop.check(self.server, last, self.watch)
 
     def _round(self) -> str:
         with uninterrupted():
@@ -178,12 +180,12 @@ class Loop:
     def _after(self, report: RoundReport) -> str:
         """Evaluate where it is time to, tell the callbacks, and say whether to stop."""
         server = self.server
-        reason = self.stop.check(server, None)
+        reason = self.stop.check(server, None, self.watch)
         if reason or server.round % self.every == 0:
             self._due = self._columns(report)
             if reason or not self._begin():
                 self._collect(server.x)
-                reason = self.stop.check(server, self.rows[-1])
+                reason = self.stop.check(server, self.rows[-1], self.watch)
         new = self.rows[self._told :]
         progress = 1.0 if reason else self.stop.progress(server)
         info = RoundInfo(report, new[-1] if new else None, server, progress, reason, new)

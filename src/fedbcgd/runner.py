@@ -76,9 +76,18 @@ class Folder:
         if not same or any(getattr(there.run, goal) != getattr(config.run, goal) for goal in goals):
             return None
         try:
+            if self._other_links(config):
+                return None
             return self.outcome()
         except (ValueError, KeyError, TypeError):
             return None  # damaged: it is made again from the checkpoint
+
+    def _other_links(self, config: Config) -> bool:
+        """Whether the clients' links are others than when it was made: of a CSV the configuration has the name alone."""
+        made = json.loads(self.summary.read_text(encoding="utf-8")).get("links")
+        if config.network is None or made is None:
+            return False
+        return made != config.network.links(config.data.clients, config.run.seed).digest()
 
     def outcome(self) -> Outcome:
         """What a finished run left."""
@@ -89,7 +98,7 @@ class Folder:
         """The metrics, as far as the run has come."""
         try:
             return [_row(line) for line in self.metrics.read_text(encoding="utf-8").splitlines()]
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             raise UserError(f"{self.path} is no folder of a run: it has no {self.metrics.name}") from None
 
 
@@ -135,7 +144,7 @@ class _Prepared:
         self.task = make_task(config)
         algorithm = configuration.algorithm_of(config, "configuration")
         task = self.task
-        algorithm = fit_to_links(algorithm, config.network, len(task.clients), run.cohort, run.seed)
+        algorithm = fit_to_links(algorithm, config.network, task.model, task.clients, run.cohort, run.seed)
         self.job = make_job(
             *(task.model, task.clients, algorithm, task.test, run.seed, task.loss, task.metrics),
             device=config.where.home,
@@ -158,13 +167,13 @@ def _execute(prepared: _Prepared, folder: Folder, callbacks: Sequence[Callback],
     if before and before["data"] != task.digest:
         raise UserError(f"{folder.path} was begun with other data under the name {config.data.name!r}: it cannot go on")
     _refuse_past(folder, server, stop)
+    watch = prepared.watch
+    if before and "network" in before:
+        watch.restore(before["network"], server)
     folder.summary.unlink(missing_ok=True)  # it says that a run is finished, which this one is not yet
     write_text(folder.config, config.text())
     if task.counts is not None:
         write_text(folder.holdings, as_json({"classes": task.classes, "counts": task.counts.tolist()}) + "\n")
-    watch = prepared.watch
-    if before and "network" in before:
-        watch.restore(before["network"], server)
     with (
         MetricsFile(folder.metrics, before["metrics"] if before else 0) as metrics,
         MetricsFile(folder.traffic, before.get("traffic", 0) if before else 0) as traffic,
@@ -195,6 +204,8 @@ def _execute(prepared: _Prepared, folder: Folder, callbacks: Sequence[Callback],
         def summarise(outcome: Outcome) -> None:
             summary = outcome.summary() | _circumstances(config, server.layout, dict(carrier.clock))
             summary["notes"] = list(task.notes)
+            if watch.links is not None:
+                summary["links"] = watch.links.digest()
             write_text(folder.summary, as_json(summary, indent=1) + "\n")
 
         # What was measured is on disk before anybody else hears of it.

@@ -43,6 +43,8 @@ class Server:
         self.epoch = 0
         self.available: Sequence[int] | None = None  # the clients that can be asked; None: all
         self.costs: np.ndarray | None = None  # seconds of each client with each block, for uplinks that ask
+        self.reliable = True  # whether what is asked for arrives, unless it is given up before it begins
+        self.suspects = ""  # what else may be the cause if all uploads are refused
         self.x = x.clone()
         params = self.x[: layout.dim]
         self.controls = {name: torch.zeros_like(params) for name in algorithm.local.controls}
@@ -65,7 +67,7 @@ class Server:
     def plan(self) -> Plan:
         """Sample a cohort, assign blocks, and open the round."""
         self.abandon()
-        tasks = self._tasks()
+        tasks = self.next_tasks()
         seen = {name: self.controls[name] for name in self.algorithm.local.broadcasts}
         self._before = self.ledger.totals()
         self._plan = Plan(Broadcast(self.round, self.epoch, self.x, seen), tasks)
@@ -80,7 +82,8 @@ class Server:
         self.ledger.open_round()
         return self._plan
 
-    def _tasks(self) -> list[Task]:
+    def next_tasks(self) -> list[Task]:
+        """Those of the next plan."""
         rng = stream(self.seed, "cohort", self.round)
         there = None if self.available is None else np.array(sorted(self.available), dtype=np.int64)
         count = self.clients if there is None else len(there)
@@ -91,10 +94,15 @@ class Server:
         return [Task(self.round, int(client), block) for client, block in zip(cohort, blocks, strict=True)]
 
     def next_upload_d(self) -> float:
-        """What the next round will upload if nothing is lost, in d."""
-        if self.algorithm.uplink.pooled:
+        """What the next round will upload, in d; at most, where it cannot be known what will be lost."""
+        tasks = self.next_tasks()
+        return self.upload_d(tasks) if self.reliable else max(self.upload_d([task]) for task in tasks)
+
+    def upload_d(self, tasks: Sequence[Task]) -> float:
+        """What a round uploads in which these tasks are answered, in d; the most it can be, where that varies."""
+        if self.algorithm.uplink.pooled or not tasks:
             return 0.0
-        each = [sum(map(sum, self._lengths[task.block].values())) for task in self._tasks()]
+        each = [sum(map(sum, self._lengths[task.block].values())) for task in tasks]
         return sum(each) / len(each) / (self.layout.dim * self.layout.dtype.itemsize)
 
     def abandon(self) -> None:
@@ -298,10 +306,11 @@ class Server:
         self.round += 1
         self._clear()
         if self._barren >= GIVE_UP:
+            rate = f"lr = {self.algorithm.local.lr:g} now"
+            cause = f"a learning rate that is too high ({rate}); another one is NaN in the data"
             raise Diverged(
                 f"every upload of the last {GIVE_UP} rounds was refused, so training stopped. Last reason: "
-                f"{self._refused[-1]}. The usual cause is a learning rate that is too high "
-                f"(lr = {self.algorithm.local.lr:g} now); another one is NaN in the data"
+                f"{self._refused[-1]}. The usual cause is {self.suspects or cause}"
             )
         return report
 

@@ -113,16 +113,19 @@ def simulate(
     conditions = as_network(network)
     stop = Stop(rounds, budget, make_target(target))
     _check(model, clients, test, stop, evaluate_every, seed, callbacks)
+    if cohort is not None:
+        _whole("cohort", cohort, 1)
     if transport is not None and (workers or carrier == "ray"):
         raise UserError("transport: only the carrier in this process has one (workers=0)")
     where = Where(carrier, 0 if transport is not None else workers, address, gpus, str(device))
     where.check()
     if conditions is not None and conditions.crash and (where.workers == 0 or carrier == "ray"):
         raise UserError(f"network.{NO_WORKERS}")
-    algorithm = fit_to_links(algorithm, conditions, len(clients), cohort, seed)
+    algorithm = fit_to_links(algorithm, conditions, model, clients, cohort, seed)
     job = make_job(model, clients, algorithm, test, seed, loss, metrics, weights, where.home, channels_last, together)
     watch = None if conditions is None else Watch(job, conditions)
     server = make_server(job, cohort, stop, watch)
+    server.reliable = transport is None
     store = StateStore(algorithm.state_names, job.layout.dim, job.layout.dtype)
     carried = make_carrier(job, store, server.cohort, where, transport)
     try:
@@ -206,7 +209,7 @@ def make_server(job: Job, cohort: int | None, stop: Stop, watch: Watch | None = 
     server = Server(job.algorithm, job.layout, x, len(job.clients), asked, job.seed)
     if watch is not None:
         watch.attach(server, size)
-    need = server.next_upload_d()
+    need = server.next_upload_d() if watch is None else watch.next_upload_d(server)
     if stop.budget is not None and need > stop.budget * (1 + 1e-9):
         raise UserError(
             f"budget: {stop.budget:g} d does not pay for one round of {job.algorithm.name}, which uploads {need:.3g} d"

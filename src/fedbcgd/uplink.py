@@ -11,7 +11,7 @@ from torch import nn
 from fedbcgd.blocks import divide
 from fedbcgd.errors import UserError
 from fedbcgd.flat import Layout
-from fedbcgd.network.assignment import fastest, fitted_sizes
+from fedbcgd.network.assignment import fastest
 from fedbcgd.parts import Part, Registry
 
 
@@ -37,8 +37,12 @@ class Uplink(Part):
         on from round to round: groups differ by at most one client, and over time each block is served equally often,
         also when the cohort is no multiple of N or smaller than N.
         """
-        start = round * len(cohort)
-        return [(start + k) % blocks for k in range(len(cohort))]
+        return _deal(len(cohort), round, blocks)
+
+
+def _deal(cohort: int, turn: int, blocks: int) -> list[int]:
+    start = turn * cohort
+    return [(start + k) % blocks for k in range(cohort)]
 
 
 class Whole(Uplink):
@@ -65,6 +69,13 @@ class Blocks(Uplink):
     )
     shared: str | Sequence[str] = Field("last", description="the shared block: last (layer), none, or name patterns")
 
+    @field_validator("divider", mode="before")
+    @classmethod
+    def _numbers(cls, value: Any) -> Any:
+        if isinstance(value, (list, tuple)) and any(isinstance(size, bool) for size in value):
+            raise ValueError("sizes of blocks are numbers")
+        return value
+
     @field_validator("shared", mode="before")
     @classmethod
     def _none(cls, value: Any) -> Any:
@@ -78,8 +89,9 @@ class Matched(Blocks):
     """Blocks as the links can bear them: the makespan of a round is as small as can be, and every block keeps its clients.
 
     A share `haste` of the rounds is assigned by the links (`network/assignment.py`); the others, spread evenly over the
-    run, are dealt out at random as by `blocks`. So whenever a client is sampled, it serves each block with probability
-    (1 − haste)/N at least, however slow it is.
+    run, are dealt out at random as by `blocks`. Both kinds take turns of their own: were it one turn for both, and the
+    cohort no multiple of N, fair rounds could deal the same blocks again and again. So of the rounds in which a client is
+    sampled it serves each block in a share (1 − haste)/N at least, in the long run, however slow it is.
     """
 
     divider: str | Sequence[str | Sequence[str]] | Sequence[float] = Field(
@@ -91,10 +103,9 @@ class Matched(Blocks):
     def fits_links(self) -> bool:
         return self.divider == "links"
 
-    def fitted(self, uplinks: np.ndarray, cohort: int, rng: np.random.Generator) -> "Matched":
+    def fitted(self, sizes: Sequence[float]) -> "Matched":
         """The same with block sizes in the place of `links`."""
-        sizes = fitted_sizes(uplinks, cohort, self.blocks, self.haste, rng)
-        return self.model_copy(update={"divider": sizes})
+        return self.model_copy(update={"divider": tuple(sizes)})
 
     def layout(self, model: nn.Module) -> Layout:
         if self.fits_links:
@@ -109,8 +120,10 @@ class Matched(Blocks):
         costs: np.ndarray | None = None,
         rng: np.random.Generator | None = None,
     ) -> list[int]:
-        dealt = super().assign(cohort, round, blocks)
-        if self.fair(round) or not len(cohort):
+        fair = self.fair(round)
+        before = self.fair_before(round)
+        dealt = _deal(len(cohort), before if fair else round - before, blocks)
+        if fair or not len(cohort):
             return dealt
         if costs is None or rng is None:
             raise UserError(_NO_LINKS)
@@ -118,8 +131,11 @@ class Matched(Blocks):
 
     def fair(self, round: int) -> bool:
         """Whether this round is dealt at random: of any 1/(1 − haste) rounds in a row one is."""
-        share = 1 - self.haste
-        return floor((round + 1) * share + 1e-9) > floor(round * share + 1e-9)
+        return self.fair_before(round + 1) > self.fair_before(round)
+
+    def fair_before(self, round: int) -> int:
+        """How many of the rounds before this one were."""
+        return floor(round * (1 - self.haste) + 1e-9)
 
 
 _NO_LINKS = (

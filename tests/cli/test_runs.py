@@ -91,6 +91,7 @@ def test_json(place):
         (["sweep", "run.toml", "--grid", "blocks=2", "--grid", "blocks=3", "--out", "x"], "twice"),
         (["blocks", "lenet"], "Did you mean 'lenet5'"),
         (["blocks", "lenet5", "--blocks", "0"], "greater than or equal to 1"),
+        (["blocks", "lenet5", "--divider", "1,2", "--blocks", "3"], "sizes of 2 blocks"),
         (["blocks", "lenet5", "--divider", "evn"], "Did you mean 'even'"),
         (["blocks", "lenet5", "--shape", "32"], "channels,height,width"),
     ],
@@ -292,15 +293,27 @@ def test_hours_to_a_target_under_each_profile(place):
     rows = list(csv.DictReader((place / "out" / "reach.csv").open()))
     assert [row["algorithm"] for row in rows] == ["fedavg", "fedbcgd"]
     assert all(0 < float(row["hours_datacentre"]) < float(row["hours_4g"]) for row in rows)
+    assert "reach.csv" in done.stdout
+    done = fedbcgd("run", "run.toml", "--out", "one", "--quiet", *sets, cwd=place)
+    assert " s on the clock of its network; everything is in one" in done.stdout
     run = "out/fedbcgd/seed-0"
     done = fedbcgd("hours", run, "--network", "own,datacentre", cwd=place)
-    for word in ("own", "datacentre", "who served each block", "fair 0.5"):
+    for word in ("own", "datacentre", "who served each block (the own network)", "fair 0.5", " s "):
         assert word in done.stdout
+    done = fedbcgd("hours", run, "--json", cwd=place)
+    *found, lean = map(json.loads, done.stdout.splitlines())
+    assert [row["network"] for row in found] == ["own", "4g", "broadband", "datacentre", "mix"]
+    assert lean["network"] == "own"
+    assert sum(block["uploads"] for block in lean["bias"]) == 6
     (place / "links.csv").write_text("uplink_mbit,downlink_mbit,latency_ms,gradient_ms\n1,1,3600000,0\n")
     done = fedbcgd("hours", run, "--network", "4g", "--csv", "links.csv", "--target", "0.99", "--json", cwd=place)
-    first, second = map(json.loads, done.stdout.splitlines())
-    assert first["hours_to_target"] is None
-    assert 4 < second["hours"] < 4.01  # two rounds, an hour of latency each way
+    first, second, lean = map(json.loads, done.stdout.splitlines())
+    assert second["hours_to_target"] is None
+    assert 4 < first["hours"] < 4.01  # two rounds, an hour of latency each way
+    assert lean["network"] == "links.csv"
+    for wrong, word in {"--network=": "name at least one of 4g", "--target=80": "at most 1"}.items():
+        assert word in fedbcgd("hours", run, wrong, cwd=place, check=2).stderr
+    assert "no folder of a run" in fedbcgd("hours", f"{run}/metrics.jsonl", cwd=place, check=2).stderr
     wrong = fedbcgd("hours", run, "--network", "5g", cwd=place, check=2)
     assert "Did you mean '4g'" in wrong.stderr
     assert "no folder of a run" in fedbcgd("hours", "out", cwd=place, check=2).stderr
@@ -328,6 +341,8 @@ def test_blocks(tmp_path):
     ).stdout
     for word in ("d = 797,962", "conv1", "614,784", "77.04%", "fc3", "1,930"):
         assert word in text
+    text = fedbcgd("blocks", "lenet5", "--divider", "1,3", cwd=tmp_path).stdout
+    assert "199,008" in text  # a quarter of the 796,032 outside fc3
     even = fedbcgd("blocks", "lenet5", "--codec", "qsgd", cwd=tmp_path).stdout
     assert "fc1 (part)" in even
 

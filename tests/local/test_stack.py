@@ -32,6 +32,8 @@ def go(model="logistic", name="fedavg", dtype=torch.float64, data=None, **option
     settings = {"rounds": 3, "cohort": 5, "batch_size": 3, "local_epochs": 2, "workers": 0, "lr": 0.05} | own | options
     if name == "central":
         settings["cohort"] = 1
+    if name == "fedbcgd-matched":
+        settings["network"] = "4g"
     return simulate(module, data or clients(dtype=dtype), name, **settings)
 
 

@@ -9,9 +9,10 @@ import pytest
 from fedbcgd import UserError
 from fedbcgd import config as configuration
 from fedbcgd.experiments import reach
-from fedbcgd.network.afterwards import bias, hours, to_reach
+from fedbcgd.network.afterwards import Tied, bias, check_target, hours, to_reach
 from fedbcgd.network.bias import leans
 from fedbcgd.network.links import Links
+from fedbcgd.network.show import first_bias, hours_table, measure, networks, told
 from fedbcgd.network.traffic import Round
 from fedbcgd.runner import Folder, execute
 
@@ -52,6 +53,35 @@ def test_a_run_without_a_network_is_recorded_too(tmp_path):
         hours(tmp_path / "plain")
 
 
+TIES = [{"deadline": 600.0}, {"oversample": 2.0}, {"minimum": 1}, {"absences": True}, {"dropout": 0.2}]
+
+
+@pytest.mark.parametrize("tie", [*TIES, {"uplink": "matched"}], ids=str)
+def test_a_run_that_its_network_had_a_hand_in_has_no_hours_elsewhere(tmp_path, tie):
+    """On its own network, by whatever name, it has those of its clock."""
+    config = make({"profile": "broadband", **{k: v for k, v in tie.items() if k != "uplink"}}, rounds=2)
+    if "uplink" in tie:
+        config = config.model_copy(update={"algorithm": config.algorithm | tie})
+    execute(config, tmp_path / "run")
+    with pytest.raises(Tied, match=f"{next(iter(tie))}.*would mislead"):
+        hours(tmp_path / "run", "4g")
+    assert hours(tmp_path / "run", "broadband") == pytest.approx(hours(tmp_path / "run"), rel=1e-12)
+    said = []
+    outcomes = {"run": {0: Folder(tmp_path / "run").outcome()}}
+    shutil.copytree(tmp_path / "run", tmp_path / "all" / "run" / "seed-0")
+    (row,) = reach.rows(outcomes, tmp_path / "all", say=said.append)
+    assert "hours_4g" not in row
+    assert row["hours_own"] > 0
+    assert len(said) == 1
+
+
+def test_matched_without_haste_or_fitted_blocks_is_tied_to_nothing(tmp_path):
+    config = make({"profile": "broadband"}, rounds=2)
+    own = {"uplink": "matched", "haste": 0.0, "divider": "even"}
+    execute(config.model_copy(update={"algorithm": config.algorithm | own}), tmp_path / "run")
+    assert hours(tmp_path / "run", "4g")[-1] > hours(tmp_path / "run")[-1]
+
+
 def test_links_made_elsewhere(run):
     """Nothing but latency, a second each way: two seconds a round."""
     links = Links(np.full(8, np.inf), np.full(8, np.inf), np.ones(8), np.zeros(8), np.ones(8))
@@ -85,6 +115,54 @@ def test_the_first_row_that_reached_the_target():
     assert to_reach(rows, [1.0, 2.0, 3.0, 4.0], "test_accuracy", 0.55) == 2.0
     assert to_reach(rows, [1.0, 2.0, 3.0, 4.0], "test_accuracy", 0.65) == 4.0
     assert to_reach(rows, [1.0, 2.0, 3.0, 4.0], "test_accuracy", 0.9) is None
+
+
+@pytest.mark.parametrize("target", [80.0, 1.5, 0.0, -1.0, float("nan"), float("inf")])
+def test_a_target_is_an_accuracy(target):
+    with pytest.raises(UserError, match=r"target: an accuracy above 0 and at most 1"):
+        check_target(target)
+
+
+def test_one_damaged_record_leaves_the_others_their_hours(run, tmp_path):
+    for seed in (0, 1):
+        shutil.copytree(run, tmp_path / "fedbcgd" / f"seed-{seed}")
+    traffic = tmp_path / "fedbcgd" / "seed-1" / "traffic.jsonl"
+    traffic.write_text(traffic.read_text()[:-20])
+    said = []
+    whole, cut = reach.rows({"fedbcgd": {s: Folder(run).outcome() for s in (0, 1)}}, tmp_path, say=said.append)
+    assert whole["hours_4g"] > 0
+    assert "hours_4g" not in cut
+    assert cut["rounds"] == whole["rounds"]
+    assert len(said) == 1
+    assert "seed-1/traffic.jsonl, line 4" in said[0]
+
+
+@pytest.mark.parametrize(
+    ("time", "words"), [(59 / 3600, "59 s"), (0.000001, "0.0036 s"), (0.02, "0.02 h"), (123.4, "123 h")]
+)
+def test_times_as_a_person_says_them(time, words):
+    assert told(time) == words
+
+
+def test_a_problem_without_accuracy_has_hours_and_no_target(tmp_path):
+    raw = {"data": {"name": "quadratics", "clients": 6}, "model": {"name": "point"}, "algorithm": {"name": "fedavg"}}
+    raw["run"] = {"rounds": 2, "cohort": 3, "workers": 0}
+    execute(configuration.check(raw, "test"), tmp_path)
+    chosen = networks(tmp_path, None, None)
+    assert list(chosen) == ["4g", "broadband", "datacentre", "mix"]
+    found = measure(tmp_path, chosen, None)
+    assert all(set(row) == {"network", "hours"} for row in found)
+    assert [str(column.header) for column in hours_table(found).columns] == ["network", "whole run"]
+    with pytest.raises(UserError, match="measured no accuracy"):
+        measure(tmp_path, chosen, 0.5)
+
+
+def test_the_own_network_comes_first_and_measurements_before_it(run, tmp_path):
+    csv = tmp_path / "links.csv"
+    csv.write_text("uplink_mbit,downlink_mbit,latency_ms,gradient_ms\n1,1,1,1\n")
+    assert list(networks(run, None, None))[:2] == ["own", "4g"]
+    assert list(networks(run, "4g,own", csv)) == [str(csv), "own", "4g"]
+    assert first_bias(run, networks(run, None, csv))[0] == str(csv)
 
 
 def test_bias_by_hand():
@@ -132,6 +210,6 @@ def test_what_it_took_to_reach_an_accuracy(run, tmp_path):
     assert first["hours_own"] == hours(run)[at]
     assert "hours_4g" not in second
     assert reach.table([first, second]).row_count == 1
-    unreached = reach.rows(outcomes, tmp_path, target=1.01)
+    unreached = reach.rows(outcomes, tmp_path, target=1.0)
     assert unreached[0]["rounds"] is None
     assert json.dumps(unreached)

@@ -6,10 +6,10 @@ import pytest
 import torch
 from torch import nn
 
-from fedbcgd import UserError, algorithm_names, make_algorithm, simulate
+from fedbcgd import Diverged, UserError, algorithm_names, make_algorithm, simulate
 from fedbcgd.codecs import CODECS
 from fedbcgd.messages import Task
-from fedbcgd.network.faults import crashes, damaged, dropped
+from fedbcgd.network.faults import crashes, damaged, dropped, spoilt
 
 FEDERATED = [name for name in algorithm_names() if name != "central"]
 
@@ -24,12 +24,13 @@ def same(a, b):
 
 def test_who_drops_out_depends_on_seed_round_and_client_alone():
     tasks = [Task(r, c, 0) for r in range(20) for c in range(50)]
-    gone = dropped(tasks, 0.3, seed=0)
+    gone, when = dropped(tasks, 0.3, seed=0)
     assert 0.25 < gone.mean() < 0.35
-    assert dropped(tasks[::-1], 0.3, seed=0)[::-1].tolist() == gone.tolist()
-    assert dropped(tasks, 0.3, seed=1).tolist() != gone.tolist()
-    assert not dropped(tasks, 0.0, seed=0).any()
-    assert (dropped(tasks, 0.6, seed=0) >= gone).all()  # who drops out at 0.3 does so at 0.6
+    assert 0.45 < when[gone].mean() < 0.55
+    assert [values[::-1].tolist() for values in dropped(tasks[::-1], 0.3, seed=0)] == [gone.tolist(), when.tolist()]
+    assert dropped(tasks, 0.3, seed=1)[0].tolist() != gone.tolist()
+    assert not dropped(tasks, 0.0, seed=0)[0].any()
+    assert (dropped(tasks, 0.6, seed=0)[0] >= gone).all()  # who drops out at 0.3 does so at 0.6
 
 
 @pytest.mark.parametrize("codec", list(CODECS))
@@ -69,6 +70,7 @@ def test_damage_is_the_same_for_the_same_upload(federation, net, toys):
     upload, _ = f.job.fit(f.server.plan().broadcast, f.server.plan().tasks[0], {})
     some = [dataclasses.replace(upload, client=c) for c in range(100)]
     hit = [damaged(u, 0.5, seed=0) is not u for u in some]
+    assert hit == spoilt(some, 0.5, seed=0).tolist()  # known before anybody has trained
     assert hit == [damaged(u, 0.5, seed=0) is not u for u in some]
     assert 30 < sum(hit) < 70
 
@@ -80,6 +82,8 @@ def test_half_of_the_cohort_drops_out_in_every_round(federation, net, toys, name
     from fedbcgd.network.watch import Watch
 
     options = {"blocks": 2} if "fedbcgd" in name else {}
+    if name == "fedbcgd-matched":
+        options["divider"] = [1, 2]
     algorithm = make_algorithm(name, local_steps=2, batch_size=4, lr=0.02, **options)
     clients = toys((8,) * 12)
     f = federation(algorithm, net().double(), [(x.double(), y) for x, y in clients], cohort=8)
@@ -104,6 +108,29 @@ def test_half_of_the_cohort_drops_out_in_every_round(federation, net, toys, name
     assert sum(known[-5:]) < sum(known[:5])
     each = [sum(map(sum, algorithm.lengths(f.layout, j).values())) for j in range(f.layout.blocks)]
     assert min(each) * 0.3 * arrived < f.server.ledger.upload_bytes <= max(each) * arrived
+
+
+def test_if_uploads_are_damaged_on_purpose_the_learning_rate_is_not_blamed(net, toys):
+    with pytest.raises(Diverged, match=r"cause is network\.corrupt = 0\.99") as stopped:
+        simulate(net(), toys(), "fedavg", rounds=30, cohort=2, workers=0, network={"corrupt": 0.99})
+    assert "learning rate" not in str(stopped.value)
+
+
+def test_damaged_uploads_do_not_close_a_round(net, toys):
+    """16 are asked for 8, and 3 of 10 uploads arrive damaged: in all but about one round of ten (where fewer than 4 of the
+    8 uploads of a block are whole) each block has its 4 whole uploads. Were damaged ones counted, few rounds had them."""
+    enough = []
+    network = {"profile": "4g", "oversample": 2.0, "corrupt": 0.3}
+
+    def callback(info):
+        whole = [e.block for e in info.ledger.entries if e.accepted]
+        enough.append(min(whole.count(0), whole.count(1)) >= 4)
+
+    simulate(
+        net(), toys((4,) * 40), "fedbcgd", blocks=2, rounds=30, cohort=8, workers=0, local_steps=1, network=network,
+        callbacks=[callback],
+    )  # fmt: skip
+    assert sum(enough) >= 24
 
 
 def test_a_crashed_worker_changes_nothing(net, toys, caplog):

@@ -35,6 +35,14 @@ def test_a_row_for_each_client(tmp_path):
     assert links.availability.tolist() == [1, 0.5]
 
 
+def test_what_else_stands_in_the_file_is_passed_over_with_a_word(tmp_path, caplog):
+    """A blank line before the header, and columns of something else."""
+    path = tmp_path / "links.csv"
+    path.write_text("\nhost,city," + HEADER + "a,Paris,8,8,0,0\n")
+    assert read_csv(path, 1, seed=0).uplink.tolist() == [1e6]
+    assert "nothing is read from the columns host, city; known are uplink_mbit" in caplog.text
+
+
 def test_rows_without_clients_are_given_out_from_the_seed(tmp_path):
     path = tmp_path / "links.csv"
     path.write_text(HEADER + "".join(f"{k},1,1,1\n" for k in range(1, 9)))
@@ -64,6 +72,8 @@ BROKEN = {
     "half a client": ("client," + HEADER + "0.5,1,1,1,1\n", ["client", "whole number"]),
     "a client twice": ("client," + HEADER + "0,1,1,1,1\n0,1,1,1,1\n", ["line 3", "client 0", "already, in line 2"]),
     "a client missing": ("client," + HEADER + "0,1,1,1,1\n2,1,1,1,1\n", ["client 1 has no row", "1 of 3"]),
+    "a number as Python writes it": (HEADER + "1_0,1,1,1\n", ["line 2", "uplink_mbit", "'1_0'"]),
+    "mistakes after a blank line": ("\n" + HEADER + "1,1,1\n", ["line 3", "3 values for 4 columns"]),
     "quote left open": (HEADER + '"1,1,1,1\n', ["not valid CSV"]),
 }
 
@@ -97,8 +107,34 @@ def test_profiles_are_ordered_as_their_names_say():
     slow, medium, fast = (np.median(draw(name, 400, 0).uplink) for name in ("4g", "broadband", "datacentre"))
     assert slow < medium < fast
     mixed = draw("mix", 1000, 0)
-    assert np.mean(mixed.availability == 0.7) == pytest.approx(0.6, abs=0.05)
-    assert np.mean(mixed.availability == 1.0) == pytest.approx(0.1, abs=0.04)
+    assert [np.mean(mixed.availability == share) for share in (0.7, 0.9, 1.0)] == [0.6, 0.3, 0.1]
+
+
+@given(st.integers(1, 60), st.integers(0, 30))
+def test_a_small_federation_has_its_shares_of_the_mix_too(clients, seed):
+    """60, 30 and 10 %, to one client; ten clients are 6, 3 and 1."""
+    there = draw("mix", clients, seed).availability
+    for kind, share in ((0.7, 0.6), (0.9, 0.3), (1.0, 0.1)):
+        assert abs(np.sum(there == kind) - share * clients) <= (0 if clients % 10 == 0 else 1) + 1e-9
+
+
+def test_the_seed_says_who_is_of_which_kind():
+    assert len({tuple(draw("mix", 10, seed).availability) for seed in range(40)}) > 5
+
+
+def test_availability_from_a_distribution():
+    """Loguniform, median 0.6 and spread 4: from 0.3 to 1.2, of which nobody has more than 1."""
+    network = as_network({"availability": {"median": 0.6, "spread": 4.0, "shape": "loguniform"}})
+    there = network.links(400, seed=0).availability
+    assert 0.3 <= there.min() < 0.32
+    assert there.max() == 1.0
+    assert 0.05 < np.mean(there == 1.0) < 0.25
+    assert network.links(10, seed=0).availability.tolist() == there[:10].tolist()
+
+
+def test_nothing_is_a_latency_too():
+    links = as_network({"latency_ms": 0, "gradient_ms": 0.0}).links(5, seed=0)
+    assert links.latency.tolist() == links.gradient.tolist() == [0] * 5
 
 
 def test_a_loguniform_spread_is_exact_and_a_lognormal_one_between_percentiles():
@@ -136,7 +172,15 @@ def test_how_many_are_asked(cohort, oversample, clients):
         ("5g", ["network.profile", "'5g'", "Did you mean '4g'", "broadband"]),
         ({"deadlin": 3.0}, ["network.deadlin", "Did you mean 'deadline'"]),
         ({"uplink_mbit": {"medain": 3.0}}, ["network.uplink_mbit"]),
-        ({"uplink_mbit": 0}, ["network.uplink_mbit.median", "greater than 0"]),
+        ({"uplink_mbit": 0}, ["network.uplink_mbit", "more than 0 is wanted"]),
+        ({"uplink_mbit": {"median": 0.0}}, ["network.uplink_mbit", "more than 0 is wanted"]),
+        ({"uplink_mbit": "fast"}, ["network.uplink_mbit: given 'fast'; a number is wanted, or { median"]),
+        ({"uplink_mbit": True}, ["network.uplink_mbit: given True; a number is wanted"]),
+        ({"latency_ms": -1}, ["network.latency_ms.median", "greater than or equal to 0"]),
+        ({"availability": 1.5}, ["network.availability", "at most 1"]),
+        ({"availability": 0}, ["network.availability", "above 0"]),
+        ({"csv": "x.csv", "profile": "4g"}, ["network.profile", "csv"]),
+        ({1: 2}, ["network.1", "keys should be strings"]),
         ({"uplink_mbit": {"median": 1.0, "shape": "normal"}}, ["uplink_mbit.shape", "'lognormal'"]),
         ({"dropout": 1.0}, ["network.dropout", "less than 1"]),
         ({"csv": "x.csv", "uplink_mbit": 3}, ["network.uplink_mbit", "csv"]),

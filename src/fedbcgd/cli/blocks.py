@@ -20,7 +20,9 @@ def blocks(
     blocks: Annotated[
         int | None, typer.Option("--blocks", help="N, the shared block not counted. Default 5, or the paper's.")
     ] = None,
-    divider: Annotated[str, typer.Option(help="auto, layers, even, or paper (its table for its networks).")] = "auto",
+    divider: Annotated[
+        str, typer.Option(help="auto, layers, even, paper (its table for its networks), or relative sizes: 1,2,4,8.")
+    ] = "auto",
     shared: Annotated[str, typer.Option(help="last, none, or name patterns with commas.")] = "last",
     shape: Annotated[
         str | None, typer.Option(help="Input shape: channels,height,width. Default: the paper's for the model.")
@@ -42,7 +44,17 @@ def blocks(
     default = "3,224,224" if model == "vit-base" else "3,32,32"
     outputs = classes or (2 if model.startswith("binary-") else 10)
     module = make_model(model, parse_shape(shape or default), outputs, options=options).module
-    count = blocks if blocks is not None else paper_blocks(module) if divider == "paper" else 5
+    sizes = _numbers(divider)
+    default_count = len(sizes) if sizes else paper_blocks(module) if divider == "paper" else 5
+    count = default_count if blocks is None else blocks
     patterns = shared if shared in ("last", "none") else [p.strip() for p in shared.split(",")]
-    algorithm = make_algorithm("fedbcgd", blocks=count, divider=divider, shared=patterns, codec=codec)
+    algorithm = make_algorithm("fedbcgd", blocks=count, divider=sizes or divider, shared=patterns, codec=codec)
     wide_console().print(table(algorithm, algorithm.uplink.layout(module), model))
+
+
+def _numbers(text: str) -> list[float]:
+    """Of a text such as 1,2,4,8; nothing if it is another one."""
+    try:
+        return [float(part) for part in text.split(",")]
+    except ValueError:
+        return []

@@ -38,8 +38,10 @@ def compare(
     from fedbcgd.experiments import reach
     from fedbcgd.experiments.batch import as_csv
     from fedbcgd.files import make_folder, write_text
+    from fedbcgd.network.afterwards import check_target
     from fedbcgd.report.progress import wide_console
 
+    check_target(target)
     settings = configuration.load(
         config, set_ or [], {} if budget is None else {"budget": budget, "rounds": None, "target": None}
     )
@@ -49,7 +51,8 @@ def compare(
     with display([run.label for run in runs], quiet, as_json) as shown, terminable():
         outcomes = experiment.run(runs, folder, shown)
     experiment.write(outcomes, folder)
-    reached = reach.rows(outcomes, folder, target)
+    untimed: list[str] = []
+    reached = reach.rows(outcomes, folder, target, untimed.append)
     if reached:
         write_text(folder / "reach.csv", as_csv(reached))
     if as_json:
@@ -62,7 +65,9 @@ def compare(
         console.print(experiment.table(outcomes))
         if reached:
             console.print(reach.table(reached))
-        files = ", ".join(f"{folder}/{name}" for name in ("compare.csv", "compare.png", "reach.csv"))
+        for why in untimed:
+            console.print(f"no hours under the profiles: {why}", highlight=False, markup=False, soft_wrap=True)
+        files = ", ".join(f"{folder}/{name}" for name in ("compare.csv", "compare.png", *["reach.csv"][: len(reached)]))
         console.print(f"{files}, and a folder for each run", highlight=False, markup=False)
 
 

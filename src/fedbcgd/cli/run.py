@@ -27,6 +27,7 @@ def run(
     --resume, run.rounds, run.budget and run.target may be extended.
     """
     from fedbcgd import config as configuration
+    from fedbcgd.network.show import told
     from fedbcgd.report.progress import wide_console
     from fedbcgd.report.runs import table
     from fedbcgd.runner import execute
@@ -41,7 +42,9 @@ def run(
         return
     console = wide_console()
     console.print(table({name: outcome}))
-    console.print(f"stopped by {outcome.stopped}; everything is in {out}", highlight=False, markup=False)
+    hours = outcome.final.get("hours")
+    after = f" after {told(hours)} on the clock of its network" if hours is not None else ""
+    console.print(f"stopped by {outcome.stopped}{after}; everything is in {out}", highlight=False, markup=False)
 
 
 @app.command()

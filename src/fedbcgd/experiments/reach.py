@@ -1,22 +1,31 @@
 """What it took each algorithm to reach one accuracy: rounds, upload, and hours under each network."""
 
+import logging
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from rich.table import Table
 
+from fedbcgd.errors import UserError
 from fedbcgd.loop import Outcome
-from fedbcgd.network.afterwards import hours, to_reach
+from fedbcgd.network.afterwards import check_target, hours, to_reach
 from fedbcgd.network.profiles import PROFILES
+from fedbcgd.network.show import told
 from fedbcgd.runner import Folder
+
+log = logging.getLogger("fedbcgd")
 
 Outcomes = Mapping[str, dict[int, Outcome]]  # by algorithm and seed
 
 
-def rows(outcomes: Outcomes, folder: Path, target: float | None = None) -> list[dict[str, Any]]:
-    """A row for each run. Without a target: the highest accuracy that every run reached. What diverged reached nothing."""
+def rows(
+    outcomes: Outcomes, folder: Path, target: float | None = None, say: Callable[[str], None] = log.warning
+) -> list[dict[str, Any]]:
+    """A row for each run. Without a target: the highest accuracy that every run reached. What diverged reached nothing.
+    `say` is told why a run has no hours."""
+    check_target(target)
     metric = accuracy(outcomes)
     runs = [o for group in outcomes.values() for o in group.values() if o.rows and not o.diverged]
     if metric is None or not runs:
@@ -32,8 +41,12 @@ def rows(outcomes: Outcomes, folder: Path, target: float | None = None) -> list[
                 "upload_d": to_reach(o.rows, [row["upload_d"] for row in o.rows], metric, goal),
                 "upload_bytes": to_reach(o.rows, [row["upload_bytes"] for row in o.rows], metric, goal),
             }
-            for profile in PROFILES if Folder(place).traffic.exists() else ():  # a run of earlier days has no record
-                cost[f"hours_{profile}"] = to_reach(o.rows, hours(place, profile), metric, goal)
+            if Folder(place).traffic.exists():  # a run of earlier days has no record
+                try:
+                    times = {profile: hours(place, profile) for profile in PROFILES}
+                    cost |= {f"hours_{p}": to_reach(o.rows, at, metric, goal) for p, at in times.items()}
+                except UserError as why:
+                    say(str(why))
             if o.rows and "hours" in o.rows[0]:
                 cost["hours_own"] = to_reach(o.rows, [row["hours"] for row in o.rows], metric, goal)
             if o.diverged:
@@ -61,21 +74,23 @@ def table(reached: Sequence[Mapping[str, Any]]) -> Table:
         out.add_column(_title(key), justify="right")
     for name in dict.fromkeys(row["algorithm"] for row in reached):
         group = [row for row in reached if row["algorithm"] == name]
-        out.add_row(name, *(_cell(key, [row.get(key) for row in group]) for key in keys))
+        out.add_row(name, *(_cell(key, [row[key] for row in group if key in row]) for key in keys))
     return out
 
 
 def _title(key: str) -> str:
     if key.startswith("hours_"):
-        return f"hours,\n{key.removeprefix('hours_').replace('own', 'own network')}"
+        return f"time,\n{key.removeprefix('hours_').replace('own', 'own network')}"
     return {"rounds": "rounds", "upload_d": "upload, d", "upload_bytes": "upload, MB"}[key]
 
 
 def _cell(key: str, values: Sequence[float | None]) -> str:
+    if not values:
+        return "–"
     there = [v for v in values if v is not None]
     if len(there) < len(values):
         return f"{len(there)} of {len(values)} runs"
     mean = statistics.fmean(there)
-    return {"rounds": f"{mean:.0f}", "upload_d": f"{mean:.2f}", "upload_bytes": f"{mean / 1e6:.1f}"}.get(
-        key, f"{mean:.3g}"
-    )
+    if key.startswith("hours_"):
+        return told(mean)
+    return {"rounds": f"{mean:.0f}", "upload_d": f"{mean:.2f}", "upload_bytes": f"{mean / 1e6:.1f}"}[key]

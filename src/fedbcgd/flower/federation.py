@@ -138,6 +138,7 @@ class Federation(Strategy):
         """
         self.timeout = timeout
         server = self._open(grid, initial_arrays)
+        server.reliable = False
         folder = ServerFolder(self._folder, self._checkpoint_every) if self._folder is not None else None
         with folder or contextlib.nullcontext() as kept:
             if kept is not None:

@@ -44,8 +44,8 @@ class LocalRule(Part):
         """Why clients that take this rule cannot be computed together; empty if they can."""
         return ""
 
-    def evaluations(self, examples: int) -> int:
-        """Gradients of minibatches that a round takes a client with so many examples."""
+    def evaluations(self, examples: int, nbytes: int) -> int:
+        """Gradients of minibatches that a round takes a client with so many examples, of a model of so many bytes."""
         return self.steps(examples)
 
     def refuses(self, model: nn.Module) -> str:

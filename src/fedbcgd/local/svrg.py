@@ -24,14 +24,23 @@ class SVRG(LocalRule):
 
     fixed_batches: bool = Field(True, description="the minibatches of a round are the same in each of its epochs")
     cache_mb: float = Field(
-        512, ge=0, description="memory for gradients at the anchor; beyond it they are computed again"
+        512, ge=0, description="memory of a client for gradients at the anchor; beyond it they are computed again"
     )
 
     printed: bool = Field(False, description="the signs as printed in Eq. 4, to see the difference (erratum 1)")
 
-    def evaluations(self, examples: int) -> int:
-        """All minibatches at the anchor, kept, then one a step; the first step needs none."""
-        return -(-examples // self.batch_size) + self.steps(examples) - (not self.printed)
+    def evaluations(self, examples: int, nbytes: int) -> int:
+        """All minibatches at the anchor, then one a step, and one more where that at the anchor was not kept; the first step
+        needs none."""
+        batches, steps = -(-examples // self.batch_size), self.steps(examples)
+        kept = min(batches, self._room(nbytes))
+        epochs, rest = divmod(steps, max(1, batches))
+        again = epochs * (batches - kept) + max(0, rest - kept) if self.fixed_batches else max(0, steps - kept)
+        return max(0, batches + steps + again - (0 if self.printed else 1 + (kept == 0)))
+
+    def _room(self, nbytes: int) -> int:
+        """How many gradients are kept."""
+        return int(self.cache_mb * 2**20 // nbytes)
 
     def refuses(self, model: nn.Module) -> str:
         for name, part in model.named_modules():
@@ -48,7 +57,7 @@ class SVRG(LocalRule):
     def train(self, work: Work) -> None:
         # Weight decay is the same in every gradient at the anchor: where nothing is clipped it is added once, to the sum.
         decay = self.weight_decay if self.clip_norm is None else 0.0
-        anchor = _Anchor(work, self.cache_mb, bare=self.clip_norm is None)
+        anchor = _Anchor(work, self._room(work.x.shape[-1] * work.x.element_size()), bare=self.clip_norm is None)
         work.notes["full"] = full = anchor.full.add_(work.x, alpha=decay)
         sign = -1 if self.printed else 1
         offset = first = sign * full + self.correction(work, full)
@@ -154,11 +163,10 @@ def _fit(gradient: Tensor, control: Tensor) -> Tensor:
 class _Anchor:
     """Gradients at the anchor x: their mean, and each of them, kept as far as memory allows."""
 
-    def __init__(self, work: Work, cache_mb: float, bare: bool):
+    def __init__(self, work: Work, room: int, bare: bool):
         self.work = work
         self.batches = work.partition()
         self._bare = bare
-        room = int(cache_mb * 2**20 // (work.x.numel() * work.x.element_size()))
         self._kept = work.x.new_empty(min(room, len(self.batches)), *work.x.shape)
         self._spare = work.x.new_empty(work.x.shape) if room < len(self.batches) else None
         self.full = torch.zeros_like(work.x)

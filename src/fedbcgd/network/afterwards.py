@@ -1,11 +1,10 @@
 """Any network applied to a run that is over: hours at each row of its metrics, hours to a target, who served which block.
 
-Watching changes nothing, so one run serves for all networks: `traffic.jsonl` in its folder says what was sent. Of a run
-whose own network closed rounds early, the same uploads are timed; who would have been late elsewhere is not asked.
+Watching changes nothing, so one run serves for all networks: `traffic.jsonl` in its folder says what was sent. A run whose
+own network did more than watch is tied to it: elsewhere others would have been late, or had other blocks.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +21,10 @@ from fedbcgd.runner import Folder
 Given = str | Mapping[str, Any] | Network | Links
 
 
+class Tied(UserError):
+    """The run went as its own network had it, so that no other tells its time."""
+
+
 def hours(folder: Path | str, network: Given | None = None) -> list[float]:
     """Hours since the beginning of the run, on the clock of `network`, at each row of its metrics.
 
@@ -33,9 +36,10 @@ def hours(folder: Path | str, network: Given | None = None) -> list[float]:
         own_network(place)
         return [row["hours"] for row in rows]
     links = _links(place, network)
+    _refuse_tied(place, links)
     at = [0.0]
     for sent in _rounds(place):
-        at.append(at[-1] + replace(sent, waited=0.0).seconds(links) / 3600)
+        at.append(at[-1] + sent.seconds(links) / 3600)
     if rows and rows[-1]["round"] >= len(at):
         raise UserError(
             f"{place.traffic} has {len(at) - 1} rounds and the metrics {rows[-1]['round']:g}: it is not whole"
@@ -53,6 +57,27 @@ def to_reach(rows: Sequence[Row], values: Sequence[float], metric: str, target: 
     """The value (hours, rounds, upload) at the first row whose metric reached the target; None if none did."""
     pairs = zip(rows, values, strict=True)
     return next((value for row, value in pairs if row.get(metric, -1.0) >= target), None)
+
+
+def check_target(target: float | None) -> None:
+    if target is not None and not 0 < target <= 1:
+        raise UserError(f"target: an accuracy above 0 and at most 1 is wanted, such as 0.8; given {target:g}")
+
+
+def _refuse_tied(place: Folder, links: Links) -> None:
+    config = _config(place)
+    own, algorithm = config.network, config.algorithm
+    if own is None:
+        return
+    ties = [name for name in ("deadline", "minimum", "absences", "dropout") if getattr(own, name)]
+    ties += ["oversample"] if own.oversample > 1 else []
+    if algorithm.get("uplink") == "matched" and (algorithm["haste"] or algorithm["divider"] == "links"):
+        ties.append("uplink = 'matched'")
+    if ties and own.links(len(links), config.run.seed).digest() != links.digest():
+        raise Tied(
+            f"{place.path}: {', '.join(ties)}: who was asked, in time, or had which block depended on its own network, so "
+            "that its hours on another one would mislead; run it with that one"
+        )
 
 
 def own_network(place: Folder) -> Network:

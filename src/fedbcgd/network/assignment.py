@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 
 _COHORTS = 200  # cohorts drawn to judge block sizes by
-_POWERS = np.linspace(0, 1.25, 26)
+_POWERS = np.linspace(0, 5, 101)
 
 
 SLACK = 0.01  # what nobody would notice: blocks that differ by an element need no sorting
@@ -57,28 +57,41 @@ def fastest(costs: np.ndarray, slots: Sequence[int], rng: np.random.Generator, s
 
 
 def fitted_sizes(
-    uplinks: np.ndarray, cohort: int, blocks: int, haste: float, rng: np.random.Generator
+    uplinks: np.ndarray,
+    cohort: int,
+    blocks: int,
+    haste: float,
+    rng: np.random.Generator,
+    fixed: np.ndarray | float = 0.0,
+    volume: float = 1.0,
 ) -> tuple[float, ...]:
-    """Relative block sizes, the smallest first, for which a round's slowest upload takes least on average.
+    """Relative block sizes, the smallest first, for which a round takes least on average.
 
-    Sort a cohort by its uplinks, slowest first, and cut it into as many groups as there are blocks; q_j is the mean of
-    the slowest uplink of group j. Blocks proportional to q take every group about equally long. But a share 1 − haste of
-    the rounds is dealt at random, where large blocks meet slow clients: so the sizes are q^p, with the p of a grid for
-    which the mean over drawn cohorts, of both kinds of rounds, is least. p = 0, even blocks, is on the grid.
+    A client takes `fixed` seconds whatever its block (download, computing, the shared block), and for its part of the
+    `volume` bytes of all blocks as long as its uplink says. Sort a cohort by its uplinks, slowest first, and cut it into as
+    many groups as there are blocks; q_j is the mean of the slowest uplink of group j. Blocks proportional to q take every
+    group about equally long. But what is fixed counts too, and a share 1 − haste of the rounds is dealt at random, where
+    large blocks meet slow clients: so the sizes are q^p, with the p of a grid for which the mean over drawn cohorts, of both
+    kinds of rounds, is least. p = 0, even blocks, is on the grid; of powers that nobody could tell apart by the time, the
+    smallest is taken, since it is the fairest.
     """
     size = max(cohort, blocks)
     enough = len(uplinks) >= size
-    drawn = np.array([rng.choice(uplinks, size, replace=not enough) for _ in range(_COHORTS)])
-    speeds = np.sort(drawn, axis=1)
+    drawn = np.array([rng.choice(len(uplinks), size, replace=not enough) for _ in range(_COHORTS)])
+    ordered = np.take_along_axis(drawn, np.argsort(uplinks[drawn], axis=1), axis=1)
     group = np.arange(size) * blocks // size
-    slowest = np.array([speeds[:, group == j].min(1).mean() for j in range(blocks)])
+    slowest = np.array([uplinks[ordered][:, group == j].min(1).mean() for j in range(blocks)])
+    always = np.broadcast_to(fixed, uplinks.shape)
 
     def seconds(power: float) -> float:
         sizes = (slowest / slowest.sum()) ** power
         sizes /= sizes.sum()
-        matched = (sizes[group] / speeds).max(1).mean()
-        dealt = (sizes[group] / drawn).max(1).mean()  # drawn is in random order
+        matched, dealt = (
+            (always[who] + volume * sizes[group] / uplinks[who]).max(1).mean() for who in (ordered, drawn)
+        )  # drawn is in random order
         return float(haste * matched + (1 - haste) * dealt)
 
-    best = (slowest / slowest.max()) ** min(_POWERS, key=seconds)
+    taken = np.array([seconds(power) for power in _POWERS])
+    power = _POWERS[np.argmax(taken <= taken.min() * (1 + SLACK))]
+    best = (slowest / slowest.max()) ** power
     return tuple(float(share) for share in best / best.sum())

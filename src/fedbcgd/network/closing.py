@@ -11,28 +11,32 @@ import numpy as np
 class Closing:
     seconds: float  # after the beginning of the round
     in_time: np.ndarray  # for each task, whether its upload is there by then
-    waited: bool  # whether the server waited to the deadline, for uploads that did not come
+    waited: bool  # whether the server waited beyond the last of these uploads, for others that did not come
 
 
 def close(
-    arrivals: np.ndarray, blocks: Sequence[int], gone: np.ndarray, minimum: int | None, deadline: float | None
+    moments: np.ndarray,
+    blocks: Sequence[int],
+    gone: np.ndarray,
+    minimum: int | None,
+    deadline: float | None,
+    damaged: np.ndarray | None = None,
 ) -> Closing:
-    """The end of a round whose uploads, one for each task, would be there after `arrivals` seconds.
+    """The end of a round. `moments`: for each task, after how many seconds its upload is there, or, for a client that is
+    `gone`, the server notices that the connection broke.
 
-    It closes as soon as each block has `minimum` uploads (without one: all that were asked for), at the deadline at the
-    latest. Clients that are `gone` never answer. Where a block can no longer have its minimum, the server waits for the
-    deadline; without one, for all that still come: a connection that breaks is noticed.
+    A block is done as soon as it has `minimum` uploads that are whole (`damaged` ones arrive and do not count); without a
+    minimum, and where it cannot have that many any more, when all of its clients have answered or are known to be gone. The
+    round closes when all blocks are done, at the deadline at the latest: so a deadline makes no round longer.
     """
-    limit = math.inf if deadline is None else deadline
     served = np.asarray(blocks)
-    enough = 0.0
+    whole = ~gone if damaged is None else ~(gone | damaged)
+    done = 0.0
     for block in np.unique(served):
         mine = served == block
-        coming = np.sort(arrivals[mine & ~gone])
-        need = mine.sum() if minimum is None else min(minimum, mine.sum())
-        enough = max(enough, float(coming[need - 1]) if len(coming) >= need else math.inf)
-    seconds = min(enough, limit)
-    waited = seconds == limit and enough > limit
-    if seconds == math.inf:  # nobody sets an end: all that come are waited for
-        seconds = float(arrivals[~gone].max(initial=0.0))
-    return Closing(seconds, (arrivals <= seconds) & ~gone, waited)
+        good = np.sort(moments[mine & whole])
+        last = float(moments[mine].max())
+        done = max(done, last if minimum is None or len(good) < minimum else float(good[minimum - 1]))
+    seconds = min(done, math.inf if deadline is None else deadline)
+    in_time = (moments <= seconds) & ~gone
+    return Closing(seconds, in_time, seconds > float(moments[in_time].max(initial=0.0)))

@@ -18,16 +18,33 @@ if TYPE_CHECKING:
     from fedbcgd.server import Server
 
 
-def dropped(tasks: Sequence[Task], share: float, seed: int) -> np.ndarray:
-    """Which of these clients vanish in this round."""
-    return np.array([share > 0 and stream(seed, "dropout", t.round, t.client).random() < share for t in tasks], bool)
+def dropped(tasks: Sequence[Task], share: float, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """Which of these clients vanish in this round; and when, as a share of the time until they would have answered: any
+    moment is as likely as another."""
+    if not share:
+        return np.zeros(len(tasks), bool), np.ones(len(tasks))
+    drawn = np.array([stream(seed, "dropout", t.round, t.client).random(2) for t in tasks]).reshape(-1, 2)
+    return drawn[:, 0] < share, drawn[:, 1]
+
+
+def spoilt(tasks: Sequence[Task], share: float, seed: int) -> np.ndarray:
+    """Whose uploads arrive damaged in this round."""
+    return np.array([_damage(t, share, seed) is not None for t in tasks], bool)
+
+
+def _damage(of: Task | Upload, share: float, seed: int) -> np.random.Generator | None:
+    """What chooses the damage, if there is to be any."""
+    if not share:
+        return None
+    rng = stream(seed, "corrupt", of.round, of.client)
+    return rng if rng.random() < share else None
 
 
 def damaged(upload: Upload, share: float, seed: int) -> Upload:
     """The upload as it arrives: with probability `share` its largest piece is cut short, or overwritten with ones (which
     are NaN in every float format). The server refuses both. A single flipped bit could not be told from a value."""
-    rng = stream(seed, "corrupt", upload.round, upload.client)
-    if rng.random() >= share:
+    rng = _damage(upload, share, seed)
+    if rng is None:
         return upload
     short = rng.random() < 0.5
     channel, k = max(

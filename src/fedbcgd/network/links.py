@@ -2,14 +2,18 @@
 
 import csv
 import hashlib
+import logging
 import math
 from dataclasses import dataclass
+from difflib import get_close_matches
 from pathlib import Path
 
 import numpy as np
 
 from fedbcgd.errors import UserError, unknown
 from fedbcgd.streams import stream
+
+log = logging.getLogger("fedbcgd")
 
 MBIT = 1e6 / 8  # bytes
 
@@ -77,13 +81,12 @@ def _rows(path: Path) -> list[dict[str, float]]:
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:
             reader = csv.reader(file, strict=True)
-            header = [name.strip() for name in next(reader, [])]
-            _check_header(path, header)
+            filled = (cells for cells in reader if "".join(cells).strip())
+            header = [name.strip() for name in next(filled, [])]
+            _check_header(path, reader.line_num, header)
             rows: list[dict[str, float]] = []
             seen: dict[float, int] = {}
-            for cells in reader:
-                if not cells or not "".join(cells).strip():
-                    continue
+            for cells in filled:
                 row = _row(path, reader.line_num, header, cells)
                 if "client" in row and seen.setdefault(row["client"], reader.line_num) != reader.line_num:
                     raise UserError(
@@ -106,17 +109,22 @@ def _rows(path: Path) -> list[dict[str, float]]:
     return rows
 
 
-def _check_header(path: Path, header: list[str]) -> None:
+def _check_header(path: Path, line: int, header: list[str]) -> None:
     if not any(header):
         raise UserError(f"{path} is empty: its first line must name the columns: {', '.join(COLUMNS)}")
-    for name in header:
-        if name not in (*COLUMNS, *_OPTIONAL):
-            raise UserError(f"{path}, line 1: {unknown('column', name, (*COLUMNS, *_OPTIONAL))}")
+    known = (*COLUMNS, *_OPTIONAL)
+    others = [name for name in header if name not in known]
+    for name in others:
+        if get_close_matches(name, known, cutoff=0.75):  # a slip of the pen, not a column of something else
+            raise UserError(f"{path}, line {line}: {unknown('column', name, known)}")
+    for name in known:
         if header.count(name) > 1:
-            raise UserError(f"{path}, line 1: column {name!r} stands twice")
+            raise UserError(f"{path}, line {line}: column {name!r} stands twice")
     for name in COLUMNS:
         if name not in header:
-            raise UserError(f"{path}, line 1: column {name!r} is missing; needed are {', '.join(COLUMNS)}")
+            raise UserError(f"{path}, line {line}: column {name!r} is missing; needed are {', '.join(COLUMNS)}")
+    if others:
+        log.warning("%s: nothing is read from the columns %s; known are %s", path, ", ".join(others), ", ".join(known))
 
 
 def _row(path: Path, line: int, header: list[str], cells: list[str]) -> dict[str, float]:
@@ -125,8 +133,10 @@ def _row(path: Path, line: int, header: list[str], cells: list[str]) -> dict[str
         raise UserError(f"{where}: {len(cells)} values for {len(header)} columns")
     row = {}
     for name, cell in zip(header, cells, strict=True):
+        if name not in (*COLUMNS, *_OPTIONAL):
+            continue
         try:
-            value = float(cell)
+            value = float(cell.replace("_", "no"))  # Python reads 1_0 as 10; nobody else does
         except ValueError:
             raise UserError(f"{where}: {name}: a number is wanted, given {cell.strip()!r}") from None
         if problem := _problem(name, value):

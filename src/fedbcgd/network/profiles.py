@@ -4,13 +4,14 @@ The named profiles are round figures of the usual order of magnitude, made to co
 any network; seconds per gradient are those of a small convolutional network (LeNet-5, a minibatch of ten).
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import NormalDist
 from typing import Any, Literal
 
 import numpy as np
 from pydantic import Field, model_validator
+from pydantic_core import PydanticCustomError
 
 from fedbcgd.errors import unknown
 from fedbcgd.network.links import COLUMNS, Links
@@ -22,9 +23,9 @@ _WIDTH = 2 * NormalDist().inv_cdf(0.95)  # from the 5th to the 95th percentile, 
 
 
 class Distribution(Section):
-    """A positive quantity over the clients. A plain number stands for the same value everywhere."""
+    """A quantity over the clients, never negative. A plain number stands for the same value everywhere."""
 
-    median: float = Field(gt=0, description="half of the clients have less")
+    median: float = Field(ge=0, description="half of the clients have less")
     spread: float = Field(
         1.0, ge=1, description="lognormal: the 95th percentile over the 5th; loguniform: the largest over the smallest"
     )
@@ -33,7 +34,11 @@ class Distribution(Section):
     @model_validator(mode="before")
     @classmethod
     def _number(cls, value: Any) -> Any:
-        return {"median": value} if isinstance(value, (int, float)) else value
+        if isinstance(value, (int, float)) and not isinstance(value, bool):
+            return {"median": value}
+        if not isinstance(value, (Mapping, Distribution)):
+            raise PydanticCustomError("wanted", "a number is wanted, or { median = 5.0, spread = 100.0 }")
+        return value
 
     def at(self, quantiles: np.ndarray) -> np.ndarray:
         """The values at these quantiles, each from 0 to 1."""
@@ -64,13 +69,14 @@ _4G = _kind((8, 25), (30, 20), (45, 4), (20, 5), 0.7)
 _BROADBAND = _kind((20, 10), (100, 10), (12, 4), (5, 4), 0.9)
 _DATACENTRE = _kind((1000, 2), (1000, 2), (1, 3), (2, 2), 1.0)
 
-# A share of the clients for each kind.
+# The kinds that clients are of, in turn. Of any so many clients of the mix in a row, 60, 30 and 10 % are of the three kinds,
+# to one client.
 Profile = Literal["4g", "broadband", "datacentre", "mix"]
-PROFILES: Mapping[str, list[tuple[float, Kind]]] = {
-    "4g": [(1.0, _4G)],
-    "broadband": [(1.0, _BROADBAND)],
-    "datacentre": [(1.0, _DATACENTRE)],
-    "mix": [(0.6, _4G), (0.3, _BROADBAND), (0.1, _DATACENTRE)],
+PROFILES: Mapping[str, Sequence[Kind]] = {
+    "4g": [_4G],
+    "broadband": [_BROADBAND],
+    "datacentre": [_DATACENTRE],
+    "mix": [_DATACENTRE, _4G, _BROADBAND, _4G, _4G, _BROADBAND, _4G, _4G, _BROADBAND, _4G],
 }
 
 
@@ -78,18 +84,19 @@ def draw(profile: str, clients: int, seed: int, instead: Mapping[str, Distributi
     """Links of every client. What `instead` names is drawn from that distribution for all of them.
 
     A client's uplink and downlink are at the same quantile of their distributions: a connection is good or bad. Its
-    latency and its speed are drawn apart. The links of a client depend on the seed and on its number alone.
+    latency and its speed are drawn apart. Kinds are dealt, not drawn, so that a small federation has its shares of them too;
+    the seed says with which the turn begins. So the links of a client depend on the seed and on its number alone.
     """
     if profile not in PROFILES:
         raise unknown("profile", profile, PROFILES)
     kinds = PROFILES[profile]
     quantiles = stream(seed, "network").random((clients, 4))  # row by row: more clients change nobody's links
-    which = np.searchsorted(np.cumsum([share for share, _ in kinds]), quantiles[:, 0], side="right")
-    which = np.minimum(which, len(kinds) - 1)
+    first = stream(seed, "network-kinds").integers(len(kinds))
+    which = (np.arange(clients) + first) % len(kinds)
     table = np.empty((clients, len(COLUMNS)))
     for k, name in enumerate(COLUMNS):
         at = quantiles[:, max(1, k)]  # 1 for both links
-        for index, (_, kind) in enumerate(kinds):
+        for index, kind in enumerate(kinds):
             rows = which == index
             table[rows, k] = (instead or {}).get(name, getattr(kind, name)).at(at[rows])
-    return Links.of_columns(table, np.array([kinds[index][1].availability for index in which]))
+    return Links.of_columns(table, np.array([kinds[index].availability for index in which]))

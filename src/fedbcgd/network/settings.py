@@ -1,23 +1,28 @@
 """The section `[network]` of a configuration: whose links, when a round closes, and what goes wrong on purpose."""
 
 from collections.abc import Mapping
+from math import inf
 from pathlib import Path
 from typing import Any
 
-from pydantic import Field, ValidationError, model_validator
+import numpy as np
+from pydantic import Field, ValidationError, ValidationInfo, field_validator, model_validator
+from pydantic_core import PydanticCustomError
 
 from fedbcgd.errors import UserError
 from fedbcgd.network.links import COLUMNS, Links, read_csv
 from fedbcgd.network.profiles import Distribution, Profile, draw
 from fedbcgd.parts import Section
+from fedbcgd.streams import stream
 
+_DEFAULT: Profile = "mix"
 NO_WORKERS = "crash: only worker processes of this machine can be killed; leave workers = 0 and carrier = 'ray' out"
 
 
 class Network(Section):
     """Without any of `deadline`, `oversample`, `minimum`, `absences`, `dropout`, `corrupt` it only watches."""
 
-    profile: Profile = Field("mix", description="4g, broadband, datacentre, or mix of the three")
+    profile: Profile = Field(_DEFAULT, description="4g, broadband, datacentre, or mix of the three")
     csv: str | None = Field(None, description="your measurements instead: uplink_mbit, downlink_mbit, latency_ms, …")
     uplink_mbit: Distribution | None = Field(
         None,
@@ -27,27 +32,47 @@ class Network(Section):
     latency_ms: Distribution | None = Field(None, description="likewise; one way")
     gradient_ms: Distribution | None = Field(None, description="likewise; of one minibatch")
     compute: float = Field(1.0, gt=0, le=1e6, description="times the seconds per gradient: for larger models")
-    availability: float | None = Field(None, gt=0, le=1, description="of every client, instead of the profile's")
+    availability: Distribution | None = Field(
+        None, description="instead of the profile's: a share of the rounds, or a distribution (never more than 1)"
+    )
     absences: bool = Field(False, description="clients are there only as often as their availability says")
     deadline: float | None = Field(None, gt=0, description="seconds after which a round closes")
     oversample: float = Field(1.0, ge=1, le=100, description="sample so many times the cohort")
     minimum: int | None = Field(
-        None, ge=1, description="a round closes when each block has so many uploads; with oversample: cohort / blocks"
+        None,
+        ge=1,
+        description="a round closes when each block has so many uploads; with oversample: cohort / blocks, rounded up",
     )
     dropout: float = Field(0.0, ge=0, lt=1, description="share of the asked clients that vanish in a round")
     corrupt: float = Field(0.0, ge=0, lt=1, description="share of the uploads that arrive damaged")
     crash: float = Field(0.0, ge=0, le=1, description="share of the rounds in which a worker process is killed")
 
+    @field_validator("uplink_mbit", "downlink_mbit", "availability")
+    @classmethod
+    def _positive(cls, value: Distribution | None, info: ValidationInfo) -> Distribution | None:
+        share = info.field_name == "availability"
+        if value is not None and not 0 < value.median <= (1 if share else inf):
+            wanted = "a share above 0 and at most 1 is wanted" if share else "more than 0 is wanted"
+            raise PydanticCustomError("wanted", wanted)
+        return value
+
     @model_validator(mode="after")
     def _consistent(self) -> "Network":
         if self.csv is not None and (own := [name for name in COLUMNS if getattr(self, name) is not None]):
             raise ValueError(f"{own[0]}: with csv the links are those of the file; leave one of the two out")
+        if self.csv is not None and "profile" in self.model_fields_set and self.profile != _DEFAULT:
+            raise ValueError("profile: with csv the links are those of the file; leave one of the two out")
         return self
 
     @property
     def closes(self) -> bool:
         """Whether a round may end without some of those who were asked."""
-        return self.deadline is not None or self.minimum is not None or self.oversample > 1 or self.dropout > 0
+        return self.times or self.dropout > 0
+
+    @property
+    def times(self) -> bool:
+        """Whether somebody may be late."""
+        return self.deadline is not None or self.minimum is not None or self.oversample > 1
 
     def sampled(self, cohort: int, clients: int) -> int:
         """How many clients are asked, so that `cohort` of them can be waited for."""
@@ -59,7 +84,9 @@ class Network(Section):
         else:
             own = {name: chosen for name in COLUMNS if (chosen := getattr(self, name)) is not None}
             made = draw(self.profile, clients, seed, own)
-        there = made.availability if self.availability is None else made.availability * 0 + self.availability
+        there = made.availability
+        if self.availability is not None:
+            there = np.minimum(1.0, self.availability.at(stream(seed, "network-availability").random(clients)))
         return Links(made.uplink, made.downlink, made.latency, made.gradient * self.compute, there)
 
 
@@ -70,7 +97,7 @@ def as_network(given: "str | Mapping[str, Any] | Network | None") -> Network | N
     if not isinstance(given, (str, Mapping)):
         raise UserError(f"network: the name of a profile or a dictionary of settings is wanted, given {given!r}")
     try:
-        return Network(**({"profile": given} if isinstance(given, str) else given))
+        return Network.model_validate({"profile": given} if isinstance(given, str) else dict(given))
     except ValidationError as error:
         from fedbcgd.config import explain
 

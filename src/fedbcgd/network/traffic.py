@@ -20,7 +20,7 @@ class Round:
     round: int
     asked: int  # clients that were asked
     download: int  # bytes of the broadcast, to each
-    waited: float  # seconds that the server waited, to the deadline, for uploads that did not come
+    waited: float  # seconds until the round closed, where the server waited for uploads that did not come; 0 otherwise
     clients: list[int]
     blocks: list[int]
     upload: list[int]  # bytes as encoded
@@ -46,12 +46,11 @@ class Round:
     def row(self) -> dict[str, Any]:
         return dict(vars(self))
 
-    def seconds(self, links: Links, deadline: float | None = None) -> float:
+    def seconds(self, links: Links) -> float:
         """How long it took: the slowest client that was waited for decides."""
         clients, evaluations, upload = (np.array(v, int) for v in (self.clients, self.evaluations, self.upload))
         slowest = float(links.seconds(clients, self.download, evaluations, upload).max(initial=0.0))
-        longest = max(slowest, self.waited)
-        return longest if deadline is None else min(longest, deadline)
+        return max(slowest, self.waited)
 
 
 def read(path: Path) -> Iterator[Round]:

@@ -43,6 +43,7 @@ LOOKS = {
     "fedbcgd": Look(*_VERMILION, SOLID, "s"),
     "qsgd+fedbcgd": Look(*_VERMILION, DASHED, "s"),
     "fedbcgd-frozen": Look(*_VERMILION, DOTTED, "s"),
+    "fedbcgd-matched": Look(*_VERMILION, MIXED, "s"),
     "fedbcgd+": Look(*_PURPLE, SOLID, "D"),
     "qsgd+fedbcgd+": Look(*_PURPLE, DASHED, "D"),
     "fedbcgd+derived": Look(*_PURPLE, DOTTED, "D"),
