@@ -83,8 +83,8 @@ def look(name: str, position: int = 0) -> Look:
 
 def families(algorithms: Sequence[str]) -> list[Look]:
     """A look for each of several lines, given the algorithm of each. Where algorithms are compared, variants of one have
-    shades of its colour and differ in dash and marker; where all lines are of one algorithm, the first has its look and the others
-    differ from it in everything.
+    shades of its colour and differ in dash and marker; where all lines are of one algorithm, the first has its look and the
+    others differ from it in everything.
 
     No two of up to MOST = 60 lines have the same dash and marker. Of more, the first 60 have; the others repeat shapes.
     """
