@@ -24,6 +24,7 @@ from fedbcgd.state import StateStore
 from fedbcgd.threads import threads
 
 FLOWER = "flower's simulation, two actors"
+COMPARED = ("logistic", "lenet5", "cnn")  # with Flower, whose start takes a while
 
 
 @contextmanager
@@ -91,7 +92,7 @@ def measure(console: Console, repeats: int = 5, names: tuple[str, ...] = tuple(W
             }
             if name == "logistic":
                 ways["fedbcgd: fedavg, together"] = stack.enter_context(federation(w, together=w.cohort // 2))
-            if installed():
+            if installed() and name in COMPARED:
                 flower = Flower(name, repeats + 1)
                 stack.callback(flower.close)
                 ways[FLOWER] = flower.turn
@@ -115,6 +116,9 @@ def measure(console: Console, repeats: int = 5, names: tuple[str, ...] = tuple(W
     return rows
 
 
+ROUNDS = {("lenet5", 1): 4, ("cnn", 1): 10, ("lenet5", 5): 2}  # the cohorts of rounds that are compared
+
+
 def measure_rounds(console: Console, repeats: int = 7) -> list[dict]:
     """A round of each algorithm beside FedAvg's with the same cohort; FedBCGD+ also with five epochs."""
     rows = []
@@ -123,7 +127,7 @@ def measure_rounds(console: Console, repeats: int = 7) -> list[dict]:
         ("cnn", 1, ("fedbcgd", "fedpaq", "topk", "fedbcgd+")),
         ("lenet5", 5, ("fedbcgd", "fedbcgd+")),
     ):
-        w = replace(WORKLOADS[name], cohort=10 if epochs == 1 else 4)
+        w = replace(WORKLOADS[name], cohort=ROUNDS[name, epochs])
         turns = repeats if epochs == 1 else 5
         console.print(f"rounds of {name}, E = {epochs}: {turns} turns", highlight=False)
         with ExitStack() as stack:
