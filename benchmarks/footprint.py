@@ -86,28 +86,38 @@ def checkpoints(console: Console, repeats: int = 7) -> list[dict]:
 
 
 def start_up(console: Console, repeats: int = 5) -> list[dict]:
-    """From the prompt to the answer, and to the end of a run's first round (one step of one client and an evaluation)."""
+    """From the prompt to the answer, to the end of a run's first round (one step of one client), and to the run's end."""
     console.print(f"start-up, {repeats} turns", highlight=False)
     rows = []
     with tempfile.TemporaryDirectory() as folder:
         toml = Path(folder) / "run.toml"
         toml.write_text("[algorithm]\nlocal_steps = 1\n[run]\nrounds = 1\ncohort = 1\n")
-        python = [sys.executable]
         commands = {
-            "python -c pass": [sys.executable, "-c", "pass"],
-            "import torch": [sys.executable, "-c", "import torch"],
-            "fedbcgd --help": [sys.executable, "-m", "fedbcgd", "--help"],
-            "fedbcgd run: a round of one step, and all files": [*python, "-m", "fedbcgd", "run", str(toml), "--quiet"],
+            "python -c pass": ["-c", "pass"],
+            "import torch": ["-c", "import torch"],
+            "fedbcgd --help": ["-m", "fedbcgd", "--help"],
         }
         for name, command in commands.items():
-            times = []
-            for k in range(repeats):
-                more = ["--out", f"{folder}/out-{k}"] if "run" in command else []
-                start = time.perf_counter()
-                subprocess.run([*command, *more], check=True, capture_output=True)
-                times.append(time.perf_counter() - start)
-            rows.append({"command": name, "s": statistics.median(times)})
+            rows.append({"command": name, "s": statistics.median(_first(command)[0] for _ in range(repeats))})
+        run = ["-m", "fedbcgd", "run", str(toml), "--quiet", "--out"]
+        times = [_first([*run, f"{folder}/{k}"], Path(folder) / str(k) / "traffic.jsonl") for k in range(repeats)]
+        for name, taken in zip(
+            ("first step and upload", "evaluation, all files"), zip(*times, strict=True), strict=True
+        ):
+            rows.append({"command": f"fedbcgd run: {name}", "s": statistics.median(taken)})
     return rows
+
+
+def _first(command: list[str], trace: Path | None = None) -> tuple[float, float]:
+    """Seconds until something is in this file (or until the end), and until the end."""
+    start = time.perf_counter()
+    process = subprocess.Popen([sys.executable, *command], stdout=subprocess.DEVNULL)
+    while process.poll() is None and (trace is None or not trace.exists() or not trace.stat().st_size):
+        time.sleep(0.005)
+    seen = time.perf_counter() - start
+    if process.wait():
+        raise subprocess.CalledProcessError(process.returncode, command)
+    return seen, time.perf_counter() - start
 
 
 if __name__ == "__main__":

@@ -119,7 +119,7 @@ def measure(console: Console, repeats: int = 5, names: tuple[str, ...] = tuple(W
 ROUNDS = {("lenet5", 1): 4, ("cnn", 1): 10, ("lenet5", 5): 2}  # the cohorts of rounds that are compared
 
 
-def measure_rounds(console: Console, repeats: int = 7) -> list[dict]:
+def measure_rounds(console: Console, repeats: int = 5) -> list[dict]:
     """A round of each algorithm beside FedAvg's with the same cohort; FedBCGD+ also with five epochs."""
     rows = []
     for name, epochs, others in (
@@ -128,7 +128,7 @@ def measure_rounds(console: Console, repeats: int = 7) -> list[dict]:
         ("lenet5", 5, ("fedbcgd", "fedbcgd+")),
     ):
         w = replace(WORKLOADS[name], cohort=ROUNDS[name, epochs])
-        turns = repeats if epochs == 1 else 5
+        turns = repeats
         console.print(f"rounds of {name}, E = {epochs}: {turns} turns", highlight=False)
         with ExitStack() as stack:
             ways = {a: stack.enter_context(federation(w, a, local_epochs=epochs)) for a in ("fedavg", *others)}

@@ -95,7 +95,7 @@ class Workload:
 
 WORKLOADS = {
     "logistic": Workload(lambda: Logistic(10, (1, 28, 28)), (1, 28, 28), 60, 10, 1000, 10, 20, False),
-    "lenet5": Workload(LeNet5, (3, 32, 32), 500, 50, 100, 6, usual=UsualLeNet5),
+    "lenet5": Workload(LeNet5, (3, 32, 32), 500, 50, 100, 4, usual=UsualLeNet5),
     "cnn": Workload(CNN, (3, 32, 32), 50, 10, 100, 50, usual=UsualCNN),
     "resnet18": Workload(lambda: ResNet18(10, (3, 32, 32), width=0.5), (3, 32, 32), 50, 50, 100, 4),
 }
