@@ -128,11 +128,10 @@ def measure_rounds(console: Console, repeats: int = 5) -> list[dict]:
         ("lenet5", 5, ("fedbcgd", "fedbcgd+")),
     ):
         w = replace(WORKLOADS[name], cohort=ROUNDS[name, epochs])
-        turns = repeats
-        console.print(f"rounds of {name}, E = {epochs}: {turns} turns", highlight=False)
+        console.print(f"rounds of {name}, E = {epochs}: {repeats} turns", highlight=False)
         with ExitStack() as stack:
             ways = {a: stack.enter_context(federation(w, a, local_epochs=epochs)) for a in ("fedavg", *others)}
-            seconds = interleaved(ways, turns)
+            seconds = interleaved(ways, repeats)
         speed = ratios(seconds, "fedavg")
         rows += [
             {
