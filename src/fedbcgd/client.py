@@ -9,11 +9,12 @@ import torch
 from torch import Tensor, nn
 
 from fedbcgd.algorithm import RESIDUAL, Algorithm
+from fedbcgd.codecs.codec import room
 from fedbcgd.data.sources import Source
 from fedbcgd.flat import FlatModel, Layout
-from fedbcgd.local.stack import Rows, Stack, offer
-from fedbcgd.local.work import Gradient, Lend, Progress, Work
-from fedbcgd.messages import BUFFERS, Broadcast, StateUpdate, Task, Upload
+from fedbcgd.local.stack import Rows, Stack
+from fedbcgd.local.work import Gradients, Progress, Work
+from fedbcgd.messages import BUFFERS, Broadcast, Lend, StateUpdate, Task, Upload
 from fedbcgd.objective import Objective
 from fedbcgd.onednn import keep_within_bounds
 from fedbcgd.streams import stream, torch_seed
@@ -33,7 +34,7 @@ class Client:
         self.seed = seed
         self.model = FlatModel(module, layout)
         self.seconds: dict[str, float] = {}  # where the time of the last `fit` went
-        self._gradient = Gradient(self.model)
+        self._gradients = Gradients(self.model.vector[: layout.dim], layout)
         self._rows: Rows | None = None  # for clients computed together
         # Parts that a user keeps in evaluation mode (a frozen BatchNorm) stay so, unless the whole model came that way.
         self._evaluating = [m for m in module.modules() if not m.training] if module.training else []
@@ -70,7 +71,7 @@ class Client:
             slices,
             rng,
             draws,
-            self._gradient,
+            self._gradients,
             self._lent(lend),
         )
         self._training_mode()
@@ -78,7 +79,7 @@ class Client:
             rule.train(work)
         self.model.gather_buffers()
         trained = time.perf_counter()
-        made = self._made(work, broadcast, task, len(data))
+        made = self._made(work, broadcast, task, len(data), lend)
         self.seconds = {"local": trained - start, "codec": time.perf_counter() - trained}
         return made
 
@@ -99,25 +100,26 @@ class Client:
             for n in self.algorithm.state_names
         }
         rngs = [stream(self.seed, "batches", task.round, task.client) for task in tasks]
-        stacked_gradient = offer(self.model.module)
-        assert stacked_gradient is not None
         x, controls, round = broadcast.x, broadcast.controls, broadcast.round
-        stack = Stack(rule, self.layout, stacked_gradient, x, controls, mine, data, round, rngs, self._rows)
+        stack = Stack(rule, self.layout, self.model.module, x, controls, mine, data, round, rngs, self._rows)
         rule.train(stack)
         stack.sum_up()
         trained = time.perf_counter()
         made = []
         for k, task in enumerate(tasks):
             one = stack.client(k, self.layout.slices(task.block), self._lent(lend[k]))
-            made.append(self._made(one, broadcast, task, stack.examples))
+            made.append(self._made(one, broadcast, task, stack.examples, lend[k]))
         self.seconds = {"local": trained - start, "codec": time.perf_counter() - trained}
         return made
 
     def _lent(self, lend: Lend | None) -> Lend | None:
+        """Where the changes themselves are what is sent, they are made where they will be."""
         return lend if self.algorithm.codec.in_place else None
 
-    def _made(self, work: Progress, broadcast: Broadcast, task: Task, examples: int) -> tuple[Upload, StateUpdate]:
-        payload, values = self._encode(work, broadcast, task)
+    def _made(
+        self, work: Progress, broadcast: Broadcast, task: Task, examples: int, lend: Lend | None
+    ) -> tuple[Upload, StateUpdate]:
+        payload, values = self._encode(work, broadcast, task, lend)
         upload = Upload(
             task.round, task.client, task.block, payload, examples, work.steps, work.evaluations, work.mean_loss
         )
@@ -129,10 +131,10 @@ class Client:
             part.training = False
 
     def _zeros(self) -> Tensor:
-        return torch.zeros_like(self._gradient.vector)
+        return torch.zeros_like(self.model.vector[: self.layout.dim])
 
     def _encode(
-        self, work: Progress, broadcast: Broadcast, task: Task
+        self, work: Progress, broadcast: Broadcast, task: Task, lend: Lend | None
     ) -> tuple[dict[str, list[Tensor]], dict[str, list[tuple[slice, Tensor]]]]:
         """The payload, and the new state on the uploaded coordinates: what the server will add is added here too."""
         rule, codec, dtype = self.algorithm.local, self.algorithm.codec, self.layout.dtype
@@ -145,7 +147,7 @@ class Client:
             for channel, change in rule.changes(work, s).items():
                 # Error feedback: what an earlier upload left out is added, what this one leaves out is kept.
                 owed = change.add_(work.mine[RESIDUAL][s]).clone() if codec.residual and channel == "dx" else None
-                data = codec.encode(change, rng)
+                data = codec.encode(change, rng, lend)
                 payload[channel].append(data)
                 if self.algorithm.state_names:
                     sent[channel] = codec.decode(data, s.stop - s.start, dtype)
@@ -158,16 +160,23 @@ class Client:
         if codec.residual:
             values[RESIDUAL] = residual
         if self.layout.size > self.layout.dim:
-            payload[BUFFERS] = [self.model.vector[self.layout.buffer_slice].clone().view(torch.uint8)]
+            buffers = self.model.vector[self.layout.buffer_slice].view(torch.uint8)
+            payload[BUFFERS] = [room(len(buffers), lend, buffers.device).copy_(buffers)]
         return payload, values
 
 
 @contextmanager
 def _seeded(seed: int, device: torch.device) -> Iterator[None]:
     """torch's own generators seeded within, and as they were afterwards."""
-    with torch.random.fork_rng([device] if device.type == "cuda" else []):
+    before = torch.default_generator.get_state()
+    there = torch.cuda.get_rng_state(device) if device.type == "cuda" else None
+    try:
         _seed(seed, device)
         yield
+    finally:
+        torch.default_generator.set_state(before)
+        if there is not None:
+            torch.cuda.set_rng_state(there, device)
 
 
 def _seed(seed: int, device: torch.device) -> None:

@@ -134,6 +134,7 @@ class FlatModel:
         self.parameters = [tensors[e.name] for e in layout.parameters]
         self.views = [replaced[id(p)] for p in self.parameters]  # the parameters' memory, without autograd
         self._address = [view.data_ptr() for view in self.views]
+        self.strides = [view.stride() for view in self.views]
         for p, view in zip(self.parameters, self.views, strict=True):
             p.data = view  # ties stay: they are one Parameter object, which only changes its memory
         for owner, key, tensor in _all_buffers(module):
@@ -159,6 +160,8 @@ class FlatModel:
 
     def reattach(self) -> None:
         """Bring parameters whose memory the module replaced (`p.data = …`) back into the vector, with their values."""
+        if list(map(Tensor.data_ptr, self.parameters)) == self._address:  # asked at every step: no loop of Python's
+            return
         for p, view, address in zip(self.parameters, self.views, self._address, strict=True):
             if p.data_ptr() != address:
                 view.copy_(p.data)

@@ -14,8 +14,7 @@ from fedbcgd.data.sources import Parts, Source, as_source, on_device
 from fedbcgd.errors import UserError
 from fedbcgd.evaluation import Batch, evaluate_span
 from fedbcgd.flat import Layout
-from fedbcgd.local.work import Lend
-from fedbcgd.messages import Broadcast, StateUpdate, Task, Upload
+from fedbcgd.messages import Broadcast, Lend, StateUpdate, Task, Upload
 from fedbcgd.objective import Objective
 
 

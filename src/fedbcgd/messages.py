@@ -1,11 +1,13 @@
 """What passes between server and clients. A payload is bytes by channel and slice; no message knows an algorithm."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from torch import Tensor
 
 BUFFERS = "buffers"  # the channel of BatchNorm statistics and the like: sent plain, averaged plainly
+
+Lend = Callable[[int], Tensor]  # memory for so many bytes of an upload, which is written there once and for all
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from fedbcgd.carriers import Carrier, InProcess, Workers
 from fedbcgd.carriers.inprocess import Transport
 from fedbcgd.carriers.where import Where
 from fedbcgd.carriers.workers import cores
-from fedbcgd.data.sources import Pooled, as_source, to_device
+from fedbcgd.data.sources import as_source, in_channels_last, pooled, to_device
 from fedbcgd.errors import Diverged, UserError
 from fedbcgd.flat import Layout
 from fedbcgd.job import Job
@@ -175,10 +175,13 @@ def make_job(
         raise UserError("channels_last: not with a 1×1 convolution that has a stride and fewer than 8 input channels")
     if channels_last:
         module = module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        clients = in_channels_last(clients)
     layout = algorithm.uplink.layout(module)
     if algorithm.uplink.pooled:
-        clients = [Pooled([as_source(c, f"client {i}") for i, c in enumerate(clients)])]
+        clients = [pooled(clients)]
     data = None if test is None else as_source(test, "test")
+    if channels_last and data is not None:
+        data = in_channels_last([data])[0]
     if together is not None:
         _check_together(together, algorithm, layout, module, goal, clients)
     job = Job(algorithm, layout, module, goal, seed, clients, data, together)
@@ -341,7 +344,7 @@ def likes_channels_last(module: nn.Module, clients: Sequence[Any], goal: Objecti
     if not len(clients):
         return True
     probe = copy.deepcopy(module).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-    data = as_source(clients[0], "client 0")
+    data = in_channels_last([clients[0]])[0]
     device = next(module.parameters()).device
     try:
         with torch.random.fork_rng([]), one_thread():
@@ -350,7 +353,8 @@ def likes_channels_last(module: nn.Module, clients: Sequence[Any], goal: Objecti
     except RuntimeError as error:
         if "view size is not compatible" in str(error):
             log.info(
-                "the model uses .view on convolutions' outputs, so it is not computed in channels_last (reshape can be)"
+                "the model uses .view on images or what convolutions give, so it is not computed in channels_last (reshape "
+                "can be)"
             )
             return False
     except Exception:

@@ -298,6 +298,49 @@ def test_the_longest_of_the_next_tasks_goes_first(monkeypatch):
     assert all(torch.equal(a, b) for a, b in zip(ends[0].parameters(), ends[1].parameters(), strict=True))
 
 
+def test_a_worker_has_its_next_short_task_before_it_has_done_the_last(toys, net, monkeypatch):
+    """But the last tasks of a round go to whoever is free, and long ones are never handed out ahead."""
+    held = {}
+    tell = workers_module._Worker.tell
+
+    def watched(self, *words):
+        if words[0] == "fit":
+            held.setdefault(words[2][0].round, []).append(len(self.doing))
+        tell(self, *words)
+
+    monkeypatch.setattr(workers_module._Worker, "tell", watched)
+    results = {}
+    for short in (0.0, 1e9):
+        held.clear()
+        monkeypatch.setattr(workers_module, "SHORT", short)
+        results[short] = state(go(net, lambda *a: toys(*a) * 2, cohort=12, rounds=2, workers=2))
+        assert [len(told) for told in held.values()] == [12, 12]
+        assert max(held[1]) == (1 if short else 0)
+        if short:
+            assert held[1][:4] == [0, 0, 1, 1]
+            assert held[1][-1] == 0
+    assert same(results[0.0], results[1e9])
+
+
+def test_a_worker_killed_with_two_tasks_in_hand(toys, net, monkeypatch, caplog):
+    monkeypatch.setattr(workers_module, "SHORT", 1e9)
+    tell, killed = workers_module._Worker.tell, []
+
+    def watched(self, *words):
+        tell(self, *words)
+        if len(self.doing) == 2 and not killed:
+            killed.append(self.process.pid)
+            os.kill(self.process.pid, signal.SIGKILL)
+
+    monkeypatch.setattr(workers_module._Worker, "tell", watched)
+    settings = {"cohort": 12, "rounds": 3}
+    disturbed = go(net, lambda *a: toys(*a) * 2, **settings)
+    assert killed
+    assert "its task runs again" in caplog.text
+    assert same(state(disturbed), state(go(net, lambda *a: toys(*a) * 2, workers=0, **settings)))
+    assert disturbed.ledger.lost == disturbed.ledger.refused == 0
+
+
 class Words:
     """What the workers were told, in order."""
 

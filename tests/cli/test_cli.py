@@ -31,6 +31,26 @@ def test_help_names_the_commands():
     assert "--budget" in run("demo", "--help").stdout
 
 
+@pytest.mark.parametrize("args", [(), ("data",)])
+def test_no_command_shows_the_help(args):
+    done = run(*args)
+    assert done.returncode == 2
+    assert done.stdout == run(*args, "--help").stdout
+    assert "Commands:" in done.stdout
+
+
+def test_help_says_what_each_command_does_in_full():
+    text = " ".join(run("--help").stdout.split())
+    assert "Train LeNet-5 on Fashion-MNIST with FedAvg, FedBCGD and FedPAQ under the same upload budget." in text
+
+
+def test_help_does_not_wait_for_what_draws_it():
+    code = "import sys; from fedbcgd.cli import main; sys.argv = ['fedbcgd', '--help']\n"
+    code += "try: main()\nexcept SystemExit: pass\n"
+    code += "sys.exit(bool({'torch', 'numpy', 'rich.markdown', 'matplotlib'} & set(sys.modules)))"
+    assert subprocess.run([sys.executable, "-c", code], stdout=subprocess.DEVNULL).returncode == 0
+
+
 def test_help_does_not_wait_for_torch():
     code = "import sys, fedbcgd.cli; sys.exit('torch' in sys.modules or 'numpy' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0

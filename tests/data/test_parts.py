@@ -7,14 +7,15 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch.utils.data import Subset, TensorDataset
 
 from fedbcgd import UserError, make_algorithm, simulate
 from fedbcgd.carriers.shared import _Freeze
 from fedbcgd.data.images import Images, crop_and_flip, crop_and_flip_there
-from fedbcgd.data.sources import Parts, Tensors, as_source, on_device, split
+from fedbcgd.data.sources import Items, Parts, Tensors, as_source, in_channels_last, on_device, pooled, split
 from fedbcgd.evaluation import evaluate_span
 from fedbcgd.flat import FlatModel
-from fedbcgd.local.work import Gradient, Minibatch, Work
+from fedbcgd.local.work import Gradients, Minibatch, Work
 from fedbcgd.models import LeNet5, Logistic
 from fedbcgd.objective import objective
 from fedbcgd.simulation import make_job
@@ -109,7 +110,21 @@ def test_a_step_on_a_device_stays_there():
     x = torch.empty(layout.size, device=META)
     rule = algorithm.local
     work = Work(
-        *(rule, model, objective(), x, {}, {}, data, 0, layout.slices(0), stream(0, "b"), None, Gradient(model), None)
+        *(
+            rule,
+            model,
+            objective(),
+            x,
+            {},
+            {},
+            data,
+            0,
+            layout.slices(0),
+            stream(0, "b"),
+            None,
+            Gradients(model.vector[: layout.dim], layout),
+            None,
+        )
     )
     rule.train(work)
     assert work.steps == 25
@@ -159,3 +174,51 @@ def test_metrics_of_parts_are_those_of_a_list():
     for k in range(2):
         listed = as_source(list(parts)[k], "client")
         assert evaluate_span(model, objective(), parts[k], 0, 25) == evaluate_span(model, objective(), listed, 0, 25)
+
+
+def test_images_of_users_are_gathered_in_channels_last():
+    """Laid out once; clients that share a data set go on sharing it, and what is no image stays as it is."""
+    x, y = torch.randn(9, 3, 4, 5), torch.arange(9)
+    whole = TensorDataset(x, y)
+    given = [Subset(whole, [3, 1]), Subset(whole, [0, 8]), {"pixels": x, "other": torch.randn(9, 7)}, Items([1, 2])]
+    one, two, mapped, items = in_channels_last(given)
+    assert one.tensors is two.tensors
+    for source, rows in ((one, [1, 0]), (two, [1, 1, 0])):
+        at = source.rows[torch.tensor(rows)]
+        images, labels = source.gather(torch.tensor(rows), stream(0, "a"))
+        assert torch.equal(images, x[at])
+        assert torch.equal(labels, y[at])
+        assert images.is_contiguous(memory_format=torch.channels_last)
+    assert mapped.gather(torch.arange(2), stream(0, "a"))["pixels"].is_contiguous(memory_format=torch.channels_last)
+    assert mapped.tensors["other"] is given[2]["other"]
+    assert items is given[3]
+    bytes_ = torch.zeros(2, 3, 4, 5, dtype=torch.uint8)
+    assert in_channels_last([(bytes_, y[:2])])[0].tensors[0].stride() == bytes_.stride()
+
+
+def pools():
+    whole, tensors = images(30), (torch.randn(30, 4), torch.arange(30))
+    rows = [np.arange(0, 7), np.arange(7, 20), np.arange(20, 30)]
+    yield split(whole, rows)
+    yield [whole.subset(torch.from_numpy(r)) for r in rows]
+    yield [Subset(TensorDataset(*tensors), r.tolist()) for r in rows]  # data sets of their own over the same tensors
+    yield [tuple(t[r] for t in tensors) for r in rows]
+    shared = Tensors(tensors)
+    yield [shared.subset(torch.from_numpy(r)) for r in rows]
+
+
+@pytest.mark.parametrize("clients", list(pools()))
+def test_all_data_in_one_place(clients):
+    one = pooled(clients)
+    order = torch.randperm(30, generator=torch.Generator().manual_seed(0))
+    got = one.gather(order, stream(0, "a"))
+    each = [as_source(c, "c").gather(torch.arange(len(as_source(c, "c"))), stream(0, "a")) for c in clients]
+    for column, parts in zip(got, zip(*each, strict=True), strict=True):
+        assert torch.equal(column, torch.cat(parts)[order])
+
+
+def test_data_of_one_set_is_pooled_without_visits_to_the_host():
+    there = split(images(30, augment=True), [np.arange(10), np.arange(10, 30)]).to(META)
+    for clients in (there, list(there)):
+        x, y = pooled(clients).gather(torch.arange(5, device=META), stream(0, "a"))
+        assert x.device == y.device == META

@@ -7,6 +7,7 @@ from torch import nn
 
 from fedbcgd import UserError, algorithm_names, make_algorithm, simulate
 from fedbcgd.data.images import Images
+from fedbcgd.local.stack import Rows, Stack
 from fedbcgd.messages import Task
 from fedbcgd.models import BinaryLogistic, BinarySigmoid, Logistic
 from fedbcgd.simulation import make_job
@@ -89,6 +90,50 @@ def test_the_stated_tolerance_in_single_precision():
         values(simulate(Logistic(10, (1, 28, 28)), data, "fedbcgd", together=k, **options)) for k in (None, 4)
     )
     assert 0 < (together - alone).abs().max() <= 1e-5 * alone.abs().max()
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_an_offered_step_is_the_gradient_and_a_step(model):
+    chosen, draw = MODELS[model], torch.Generator().manual_seed(3)
+    start = {
+        name: torch.randn(4, *p.shape, generator=draw, dtype=torch.float64)
+        for name, p in chosen(2, (1, 3, 4)).named_parameters()
+    }
+    x = torch.randn(4, 5, 1, 3, 4, generator=draw, dtype=torch.float64)
+    y = torch.randint(0, 2, (4, 5), generator=draw)
+    eta, decay = 0.3, 0.2
+    gradients = {name: torch.empty_like(v) for name, v in start.items()}
+    losses = chosen.stacked_gradient(start, x, y, gradients)
+    stepped = {name: v.clone() for name, v in start.items()}
+    assert torch.allclose(chosen.stacked_step(stepped, x, y, eta, decay), losses)
+    for name, v in start.items():
+        assert torch.allclose(stepped[name], v - eta * (gradients[name] + decay * v), rtol=1e-12)
+
+
+def test_a_model_may_offer_gradients_alone(monkeypatch):
+    expected = values(go(together=3))
+    monkeypatch.delattr(Logistic, "stacked_step")
+    assert torch.allclose(values(go(together=3)), expected, rtol=1e-12)
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_clients_together_stay_on_their_device(model):
+    """On a device without values: whatever asked for one would fail."""
+    meta, chosen = torch.device("meta"), MODELS[model]
+    module = chosen(2, (1, 3, 4))
+    algorithm = make_algorithm("fedbcgd", blocks=2, divider="even", batch_size=3, local_epochs=2)
+    layout = algorithm.uplink.layout(module)
+    pixels = torch.zeros(20, 3, 4, 1, dtype=torch.uint8).permute(0, 3, 1, 2)
+    whole = Images(pixels, torch.zeros(20, dtype=torch.int64), torch.zeros(1), torch.ones(1)).to(meta)
+    sources = [whole.subset(torch.arange(10, device=meta)) for _ in range(2)]
+    rngs = [np.random.default_rng(k) for k in range(2)]
+    x = torch.empty(layout.size, device=meta)
+    stack = Stack(algorithm.local, layout, module, x, {}, {}, sources, 0, rngs, Rows(layout, 2, meta))
+    algorithm.local.train(stack)
+    stack.sum_up()
+    assert stack.steps == 8
+    assert stack.losses.device == meta
+    assert all(batch.rows.device == meta for batch in stack._epoch())
 
 
 def test_train_loss_is_the_mean_over_steps():

@@ -24,20 +24,19 @@ def upload_room(algorithm: Algorithm, layout: Layout) -> int:
 class Slot:
     """Room for one upload, filled from its start on."""
 
-    def __init__(self, memory: mmap.mmap, at: int, dtype: torch.dtype):
+    def __init__(self, memory: mmap.mmap, at: int):
         self._memory = memory
         self._at = at
-        self._dtype = dtype
         self._lent: dict[int, int] = {}  # address of what was lent → its offset
 
-    def lend(self, count: int) -> Tensor:
-        """Memory for so many values, to be written by whoever makes them."""
-        values = torch.empty(0, dtype=self._dtype)
-        if count:
-            values = torch.frombuffer(self._memory, dtype=self._dtype, count=count, offset=self._at)
-            self._lent[values.data_ptr()] = self._at
-            self._at += aligned(values.nbytes)
-        return values
+    def lend(self, nbytes: int) -> Tensor:
+        """Memory for so many bytes, to be written by whoever makes them."""
+        if not nbytes:
+            return torch.empty(0, dtype=torch.uint8)
+        lent = torch.frombuffer(self._memory, dtype=torch.uint8, count=nbytes, offset=self._at)
+        self._lent[lent.data_ptr()] = self._at
+        self._at += aligned(nbytes)
+        return lent
 
     def put(self, upload: Upload) -> Where:
         """Where the payload is: what was written into lent memory stays, everything else is copied."""
@@ -86,7 +85,7 @@ class Memory:
         return Broadcast(round, epoch, self.x, self.controls)
 
     def slot(self, place: int) -> "Slot":
-        return Slot(self._memory, self._slots + place * self._room, self.x.dtype)
+        return Slot(self._memory, self._slots + place * self._room)
 
     def get(self, where: Where) -> dict[str, list[Tensor]]:
         """A payload as views of its slot."""

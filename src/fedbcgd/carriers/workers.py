@@ -1,23 +1,26 @@
 """Worker processes on this machine: the default carrier. One per core, one thread each, started as fresh interpreters.
 
 Tasks go out as workers come free, in the order of the plan but the longest first among the next few, so that no core waits
-long at the end of a round; and no further ahead than there are upload slots. A worker that dies is replaced and its task run
-again: every draw comes from (seed, round, client), so the result is the same.
+long at the end of a round; and no further ahead than there are upload slots. Where tasks are short a worker has its next one
+before it has done the last, so that nobody waits for words. A worker that dies is replaced and its task run again: every
+draw comes from (seed, round, client), so the result is the same.
 """
 
 import contextlib
 import logging
+import math
 import mmap
 import os
 import pickle
+import select
 import signal
 import socket
 import subprocess
 import sys
 from bisect import bisect_left
 from collections import Counter, deque
-from collections.abc import Callable
-from multiprocessing.connection import Connection, wait
+from collections.abc import Callable, Iterable
+from multiprocessing.connection import Connection
 from typing import Any, Protocol
 
 from torch import Tensor
@@ -36,6 +39,7 @@ log = logging.getLogger("fedbcgd")
 
 AHEAD = 1 << 28  # bytes of uploads that may wait for earlier ones
 TRIES = 3  # workers that one task may take down before the run gives up
+SHORT = 0.02  # seconds of a task that is worth handing out before it can be begun
 
 # One thread; and glibc keeps the memory of activations instead of mapping and unmapping it at every step.
 ENVIRONMENT = {
@@ -59,11 +63,11 @@ def room(job: Job) -> int:
 
 
 class _Worker:
-    """One process and the connection to it. `doing` is what it was last told to do."""
+    """One process and the connection to it. `doing` is what it was told to do and has not answered yet."""
 
     def __init__(self, number: int, arguments: list[int], fds: list[int]):
         self.number = number
-        self.doing: tuple[Any, ...] | None = None
+        self.doing: deque[tuple[Any, ...]] = deque()
         ours, theirs = socket.socketpair()
         # Ctrl-C is the parent's to handle: it is blocked in the child from its first moment on.
         blocked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
@@ -81,7 +85,7 @@ class _Worker:
         self.connection.send(sys.path)
 
     def tell(self, *words: Any) -> None:
-        self.doing = words
+        self.doing.append(words)
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # a dead one shows when its answer is read
             self.connection.send(words)
 
@@ -105,6 +109,9 @@ class _Queue(Protocol):
     """Words for workers, as they come free."""
 
     def next(self) -> tuple[Any, ...] | None: ...
+
+    def ahead(self, workers: int) -> bool:
+        """Whether to hand out more than one at a time."""
 
     def again(self, words: tuple[Any, ...]) -> None:
         """A worker died of them, or with them."""
@@ -135,6 +142,10 @@ class _Round:
     @property
     def finished(self) -> bool:
         return not self._left
+
+    def ahead(self, workers: int) -> bool:
+        # The last ones go to whoever is free: one that waits behind another would make a round longer.
+        return self._carrier.lately < SHORT and len(self._todo) + len(self._near) >= workers
 
     def next(self) -> tuple[Any, ...] | None:
         # A slot is held until all earlier uploads are in: within this window there is one for everybody.
@@ -170,6 +181,7 @@ class _Round:
             self._held[position] = place
         self._places.extend(self._held.pop(p) for p in list(self._held) if p < server.settled)
         self._left -= 1
+        carrier.lately = sum(seconds.values())
         carrier.clock.add(seconds)
 
 
@@ -183,6 +195,9 @@ class _Evaluation:
     @property
     def finished(self) -> bool:
         return None not in self._results
+
+    def ahead(self, workers: int) -> bool:
+        return False
 
     def next(self) -> tuple[Any, ...] | None:
         if not self._todo:
@@ -207,11 +222,13 @@ class Workers:
         self.job = job
         self.store = store
         self.clock = Clock()
+        self.lately = math.inf  # seconds that the last task took
         self._places = max(4 * workers * (job.together or 1), min(cohort, AHEAD // room(job)))
         size = Memory.size(job.algorithm, job.layout, self._places)
         self._fds = [nameless(size)]
         self._memory = Memory(mmap.mmap(self._fds[0], size), job.algorithm, job.layout)
         self._workers: list[_Worker] = []
+        self._watched: set[int] = set()
         self._deaths: Counter[Any] = Counter()
         self._evaluation: _Evaluation | None = None
         try:
@@ -245,7 +262,7 @@ class Workers:
 
     def carry(self, server: Server, plan: Plan) -> None:
         # Of a round that was broken off nobody may still read the broadcast or write into a slot.
-        self._work(None, lambda: not any(w.doing and w.doing[0] == "fit" for w in self._workers), None)
+        self._work(None, lambda: not any(words[0] == "fit" for w in self._workers for words in w.doing), None)
         self._memory.publish(plan.broadcast)
         todo = _Round(self, server, plan, self._places)
         self._work(todo, lambda: todo.finished, "waiting")
@@ -277,32 +294,44 @@ class Workers:
         self._deaths.clear()
         queues: dict[str, _Queue | None] = {"fit": round, "evaluate": self._evaluation}
         while not finished():
-            for worker in self._workers:
-                if worker.ready and worker.doing is None:
-                    words = next((w for queue in queues.values() if queue is not None and (w := queue.next())), None)
-                    if words is not None:
-                        worker.tell(*words)
-            open_now = {worker.connection: k for k, worker in enumerate(self._workers)}
+            for held in (0, 1):  # first whoever has nothing to do
+                for worker in self._workers:
+                    if worker.ready and len(worker.doing) == held:
+                        given = (
+                            q for q in queues.values() if q is not None and (not held or q.ahead(len(self._workers)))
+                        )
+                        words = next((w for queue in given if (w := queue.next())), None)
+                        if words is not None:
+                            worker.tell(*words)
+            at = {worker.connection.fileno(): k for k, worker in enumerate(self._workers)}
+            if at.keys() != self._watched:
+                self._watch(at.keys())
             with self.clock.timing(waiting) if waiting else contextlib.nullcontext():
-                ready = wait(list(open_now))
-            for connection in ready:
-                k = open_now[connection]  # type: ignore[index]
+                heard = self._poll.poll()
+            for k in [at[fd] for fd, _ in heard]:
                 worker = self._workers[k]
                 try:
                     word, *answer = worker.connection.recv()
                 except (EOFError, OSError):
-                    if worker.doing is not None and (queue := queues[worker.doing[0]]) is not None:
-                        queue.again(worker.doing)
-                    self._replace(k, worker.doing)
+                    for words in worker.doing:
+                        if (queue := queues[words[0]]) is not None:
+                            queue.again(words)
+                    self._replace(k, worker.doing[0] if worker.doing else None)
                     continue
                 if word == "failed":
                     self.raise_here(*answer)
                 elif word == "ready":
                     worker.ready = True
                 else:
-                    worker.doing = None
+                    worker.doing.popleft()
                     if (queue := queues[word]) is not None:
                         queue.done(*answer)
+
+    def _watch(self, descriptors: Iterable[int]) -> None:
+        """Who is listened to from now on."""
+        self._poll, self._watched = select.poll(), set(descriptors)
+        for fd in self._watched:
+            self._poll.register(fd, select.POLLIN)
 
     def _replace(self, k: int, doing: tuple[Any, ...] | None) -> None:
         worker = self._workers[k]

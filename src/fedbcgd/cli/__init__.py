@@ -3,6 +3,7 @@
 import sys
 from typing import Annotated, Any
 
+import click
 import typer
 from typer.core import TyperGroup
 
@@ -11,6 +12,25 @@ from fedbcgd.version import __version__
 
 class Commands(TyperGroup):
     """A user's mistake is one message and exit code 2, never a traceback."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        if not args and self.no_args_is_help and not ctx.resilient_parsing:
+            print(ctx.get_help())
+            ctx.exit(2)
+        return super().parse_args(ctx, args)
+
+    def format_help(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """As click writes it: what typer draws frames with takes longer to import than everything else here."""
+        click.Group.format_help(self, ctx, formatter)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Each with the first line of its description, whole."""
+        commands = ((name, self.get_command(ctx, name)) for name in self.list_commands(ctx))
+        rows = [
+            (name, (c.help or "").split("\n\n")[0].replace("\n", " ")) for name, c in commands if c and not c.hidden
+        ]
+        with formatter.section("Commands"):
+            formatter.write_dl(rows)
 
     def invoke(self, ctx: Any) -> Any:
         from fedbcgd.errors import Diverged, UserError, WorkerLost

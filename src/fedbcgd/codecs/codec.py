@@ -6,6 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedbcgd.messages import Lend
 from fedbcgd.parts import Part
 
 
@@ -22,11 +23,16 @@ class Codec(Part):
         """Whether `n` values can have been encoded in so many bytes."""
         return nbytes == self.nbytes(n, dtype)
 
-    def encode(self, values: Tensor, rng: np.random.Generator) -> Tensor:
-        """The values as a uint8 tensor. May reuse the memory of `values`."""
+    def encode(self, values: Tensor, rng: np.random.Generator, lend: Lend | None = None) -> Tensor:
+        """The values as a uint8 tensor: in memory that was lent, if any was. May reuse the memory of `values`."""
         raise NotImplementedError
 
     def decode(self, data: Tensor, n: int, dtype: torch.dtype) -> Tensor:
         """The `n` values in `data`, whose length was checked. What is not finite shows as NaN or infinity; what cannot
         have been encoded is a ValueError."""
         raise NotImplementedError
+
+
+def room(nbytes: int, lend: Lend | None, device: torch.device) -> Tensor:
+    """Where to write so many bytes."""
+    return lend(nbytes) if lend else torch.empty(nbytes, dtype=torch.uint8, device=device)

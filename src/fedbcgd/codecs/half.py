@@ -5,7 +5,8 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from fedbcgd.codecs.codec import Codec
+from fedbcgd.codecs.codec import Codec, room
+from fedbcgd.messages import Lend
 
 _TOP = 2.0**15
 
@@ -16,12 +17,15 @@ class Half(Codec):
     def nbytes(self, n: int, dtype: torch.dtype) -> int:
         return self._buckets(n) * dtype.itemsize + 2 * n
 
-    def encode(self, values: Tensor, rng: np.random.Generator) -> Tensor:
+    def encode(self, values: Tensor, rng: np.random.Generator, lend: Lend | None = None) -> Tensor:
+        n, dtype = values.numel(), values.dtype
+        out, head = room(self.nbytes(n, dtype), lend, values.device), self._buckets(n) * dtype.itemsize
         rows = self._rows(values)
         largest = rows.abs().amax(1) if rows.numel() else rows.new_zeros(0)
         divisor = torch.where(largest.isfinite() & (largest > 0), largest, 1)
-        code = (rows / divisor[:, None] * _TOP).view(-1)[: values.numel()].half()
-        return torch.cat([largest.to(values.dtype).view(torch.uint8), code.view(torch.uint8)])
+        out[:head].view(dtype).copy_(largest)
+        out[head:].view(torch.float16).copy_((rows / divisor[:, None]).mul_(_TOP).view(-1)[:n])
+        return out
 
     def decode(self, data: Tensor, n: int, dtype: torch.dtype) -> Tensor:
         head = self._buckets(n) * dtype.itemsize

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from fedbcgd.codecs.codec import Codec
+from fedbcgd.messages import Lend
 
 
 class Plain(Codec):
@@ -16,7 +17,7 @@ class Plain(Codec):
     def nbytes(self, n: int, dtype: torch.dtype) -> int:
         return n * dtype.itemsize
 
-    def encode(self, values: Tensor, rng: np.random.Generator) -> Tensor:
+    def encode(self, values: Tensor, rng: np.random.Generator, lend: Lend | None = None) -> Tensor:
         return values.contiguous().view(torch.uint8)
 
     def decode(self, data: Tensor, n: int, dtype: torch.dtype) -> Tensor:

@@ -16,8 +16,9 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from fedbcgd.codecs.codec import Codec
+from fedbcgd.codecs.codec import Codec, room
 from fedbcgd.codecs.packing import pack, packed_bytes, unpack
+from fedbcgd.messages import Lend
 
 _CACHED = 1 << 16  # values worked on at a time
 _MANY = 1 << 19  # the same where each pass is one call
@@ -35,10 +36,10 @@ class QSGD(Codec):
     def nbytes(self, n: int, dtype: torch.dtype) -> int:
         return self._buckets(n) * dtype.itemsize + packed_bytes(n, self.bits)
 
-    def encode(self, values: Tensor, rng: np.random.Generator) -> Tensor:
+    def encode(self, values: Tensor, rng: np.random.Generator, lend: Lend | None = None) -> Tensor:
         n, dtype = values.numel(), values.dtype
         head = self._buckets(n) * dtype.itemsize
-        out = torch.empty(self.nbytes(n, dtype), dtype=torch.uint8, device=values.device)
+        out = room(self.nbytes(n, dtype), lend, values.device)
         quick = self.bits <= 8 and dtype != torch.float64
         done = self._encode_many(values, rng, out[:head].view(dtype), out[head:]) if quick else 0
         for piece, buckets, codes in self._pieces(n, dtype, head):

@@ -12,8 +12,9 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from fedbcgd.codecs.codec import Codec
+from fedbcgd.codecs.codec import Codec, room
 from fedbcgd.codecs.packing import pack, packed_bytes, unpack
+from fedbcgd.messages import Lend
 
 _BITMAP = 255
 _SAMPLED = 1 << 17  # vectors of this length and more have their largest values found by way of a sample
@@ -34,14 +35,16 @@ class TopK(Codec):
     def fits(self, nbytes: int, n: int, dtype: torch.dtype) -> bool:
         return 1 + self.count(n) * dtype.itemsize <= nbytes <= self.nbytes(n, dtype)
 
-    def encode(self, values: Tensor, rng: np.random.Generator) -> Tensor:
+    def encode(self, values: Tensor, rng: np.random.Generator, lend: Lend | None = None) -> Tensor:
         n, k = values.numel(), self.count(values.numel())
-        places = torch.from_numpy(_largest(values.cpu().float().numpy(), k)).to(values.device)
-        kind, coded = _write_places(places.cpu().numpy(), n)
-        kept = values[places].contiguous().view(torch.uint8)
-        return torch.cat([torch.tensor([kind], dtype=torch.uint8), kept.cpu(), torch.from_numpy(coded)]).to(
-            values.device
-        )
+        places = _largest(values.cpu().float().numpy(), k)
+        kind, coded = _write_places(places, n)
+        kept = values.index_select(0, torch.from_numpy(places).to(values.device)).view(torch.uint8)
+        out = room(1 + len(kept) + len(coded), lend, values.device)
+        out[0] = kind
+        out[1 : 1 + len(kept)] = kept
+        out[1 + len(kept) :] = torch.from_numpy(coded)
+        return out
 
     def decode(self, data: Tensor, n: int, dtype: torch.dtype) -> Tensor:
         k = self.count(n)

@@ -96,13 +96,27 @@ class Images:
         return self.labels.device
 
     @property
+    def positions(self) -> Tensor:
+        """Of its images, among the resident ones."""
+        return torch.arange(len(self.labels), device=self.device) if self.rows is None else self.rows
+
+    def like(self, other: "Images") -> bool:
+        """Whether both show images of one data set in one way."""
+        how = ("resident", "augment", "resize", "crop")
+        return all(getattr(self, name) == getattr(other, name) for name in how)
+
+    def of_all(self, rows: Tensor) -> "Images":
+        """These of the resident images, shown in the same way."""
+        return self._with(rows=rows)
+
+    @property
     def plain(self) -> bool:
         """Whether images are shown as they are."""
         return not self.augment and self.resize is None and self.crop is None
 
     def gather(self, rows: Tensor, rng: np.random.Generator) -> tuple[Tensor, Tensor]:
         rows = rows.to(self.device)
-        at = rows if self.rows is None else self.rows[rows]
+        at = rows if self.rows is None else self.rows.index_select(0, rows)
         pixels = self.resident.pixels(at)
         if self.augment and self.device.type == "cpu":
             pixels = torch.from_numpy(crop_and_flip(pixels.numpy(), rng))
@@ -114,7 +128,7 @@ class Images:
             x = F.interpolate(x, (self.resize, self.resize), mode="bilinear", antialias=smaller)
         if self.crop is not None:
             x = self._cropped(x, self.crop, rng)
-        return x, self.labels[at]
+        return x, self.labels.index_select(0, at)
 
     def _cropped(self, x: Tensor, side: int, rng: np.random.Generator) -> Tensor:
         down, right = x.shape[2] - side, x.shape[3] - side

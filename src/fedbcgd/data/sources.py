@@ -1,6 +1,7 @@
 """What a client holds: something with a length that gives the batch of some rows."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from math import prod
 from typing import Any, Protocol, overload, runtime_checkable
 
 import numpy as np
@@ -26,7 +27,7 @@ class Tensors:
     def __init__(self, tensors: Sequence[Tensor] | Mapping[str, Tensor], rows: Tensor | None = None):
         self.tensors = tensors
         self.rows = rows
-        first = next(iter(tensors.values())) if isinstance(tensors, Mapping) else tensors[0]
+        first = next(iter(self._columns()))
         self._length = len(first) if rows is None else len(rows)
 
     def __len__(self) -> int:
@@ -41,10 +42,21 @@ class Tensors:
 
     def gather(self, rows: Tensor, rng: np.random.Generator) -> Any:
         rows = rows.to(self.device)
-        at = rows if self.rows is None else self.rows[rows]
+        at = rows if self.rows is None else self.rows.index_select(0, rows)
         if isinstance(self.tensors, Mapping):
-            return {key: t[at] for key, t in self.tensors.items()}
-        return tuple(t[at] for t in self.tensors)
+            return {key: _rows_of(t, at) for key, t in self.tensors.items()}
+        return tuple([_rows_of(t, at) for t in self.tensors])
+
+    def channels_last(self) -> "Tensors":
+        """The same with images laid out so that a batch of them is in channels_last."""
+        if isinstance(self.tensors, Mapping):
+            return Tensors({key: _laid_out_last(t) for key, t in self.tensors.items()}, self.rows)
+        return Tensors(tuple(map(_laid_out_last, self.tensors)), self.rows)
+
+    @property
+    def positions(self) -> Tensor:
+        """Of its examples, in the tensors."""
+        return torch.arange(self._length, device=self.device) if self.rows is None else self.rows
 
     def subset(self, rows: Tensor) -> "Tensors":
         return Tensors(self.tensors, rows if self.rows is None else self.rows[rows])
@@ -53,6 +65,17 @@ class Tensors:
         """The same on a device; `tensors` are there already."""
         rows = None if self.rows is None else self.rows.to(device)
         return Tensors(to_device(self.tensors, device) if tensors is None else tensors, rows)
+
+
+def _laid_out_last(t: Tensor) -> Tensor:
+    images = t.ndim == 4 and t.is_floating_point()
+    return t.contiguous(memory_format=torch.channels_last) if images else t
+
+
+def _rows_of(t: Tensor, at: Tensor) -> Tensor:
+    if t.ndim == 4 and not t.is_contiguous() and t.is_contiguous(memory_format=torch.channels_last):
+        return t.permute(0, 2, 3, 1).index_select(0, at).permute(0, 3, 1, 2)  # as it lies in memory
+    return t.index_select(0, at)
 
 
 class Items:
@@ -66,6 +89,19 @@ class Items:
 
     def gather(self, rows: Tensor, rng: np.random.Generator) -> Any:
         return default_collate([self.dataset[i] for i in rows.tolist()])
+
+
+def pooled(clients: Sequence[Any]) -> Source:
+    """The data of all clients as one source."""
+    if isinstance(clients, Parts):
+        return clients.data.subset(clients.rows)
+    sources = [as_source(data, f"client {k}") for k, data in enumerate(clients)]
+    first = sources[0]
+    if isinstance(first, Images) and all(isinstance(s, Images) and s.like(first) for s in sources):
+        return first.of_all(torch.cat([s.positions for s in sources]))  # type: ignore[attr-defined]
+    if isinstance(first, Tensors) and all(isinstance(s, Tensors) and s.tensors is first.tensors for s in sources):
+        return Tensors(first.tensors, torch.cat([s.positions for s in sources]))  # type: ignore[attr-defined]
+    return Pooled(sources)
 
 
 class Pooled:
@@ -98,8 +134,9 @@ def _joined(pieces: list[Any], order: Tensor) -> Any:
     return tuple(_joined(list(column), order) for column in zip(*pieces, strict=True))
 
 
-def together(sources: Sequence[Source], device: torch.device) -> Callable[[Tensor], tuple[Tensor, Tensor]]:
-    """For sources of equal length: the examples at a row of positions for each of them, (x, y) with a source per row.
+def together(sources: Sequence[Source], device: torch.device) -> tuple[Callable[[Tensor], tuple[Tensor, Tensor]], int]:
+    """For sources of equal length: the examples at a row of positions for each of them, (x, y) with a source per row; and
+    the size of an example.
 
     Where all look into one data set they are gathered at once.
     """
@@ -115,18 +152,19 @@ def together(sources: Sequence[Source], device: torch.device) -> Callable[[Tenso
         resident = first.resident
 
         def gather(rows: Tensor) -> tuple[Tensor, Tensor]:
-            chosen = at.gather(1, rows.to(at.device))
-            x = resident.floats(resident.pixels(chosen.flatten()))
-            return to_device((x.unflatten(0, chosen.shape), resident.labels[chosen]), device)
+            chosen = at.gather(1, rows.to(at.device)).view(-1)
+            x = resident.floats(resident.pixels(chosen))
+            pair = x.unflatten(0, rows.shape), resident.labels.index_select(0, chosen).view(rows.shape)
+            return to_device(pair, device)
 
-        return gather
+        return gather, prod(resident.size)
     unused = np.random.default_rng(0)  # for augmentation, and clients that augment are not computed together
 
     def gather_each(rows: Tensor) -> tuple[Tensor, Tensor]:
         pairs = [source.gather(r, unused) for source, r in zip(sources, rows, strict=True)]
         return to_device((torch.stack([x for x, _ in pairs]), torch.stack([y for _, y in pairs])), device)
 
-    return gather_each
+    return gather_each, first.gather(torch.arange(1), unused)[0].numel()
 
 
 class Parts(Sequence["Images | Tensors"]):
@@ -186,6 +224,25 @@ def _on_device(source: Source, device: torch.device, moved: dict[int, Any]) -> S
         there = source.to(device)
         moved[id(shared)] = shared, there.resident if isinstance(there, Images) else there.tensors
     return source.to(device, moved[id(shared)][1])
+
+
+def in_channels_last(clients: Sequence[Any]) -> Sequence[Any]:
+    """Images among the clients' tensors laid out as convolutions in channels_last read them, once instead of with every
+    batch. (Our own images lie so from the start.)"""
+    if isinstance(clients, Parts):
+        return Parts(_laid_out(clients.data, {}), clients.rows, clients.ends)
+    if not isinstance(clients, (list, tuple)):
+        return clients
+    done: dict[int, Any] = {}  # data sets that clients share stay shared
+    return [_laid_out(as_source(data, f"client {k}"), done) for k, data in enumerate(clients)]
+
+
+def _laid_out(source: Any, done: dict[int, Any]) -> Any:
+    if not isinstance(source, Tensors):
+        return source
+    if id(source.tensors) not in done:
+        done[id(source.tensors)] = source.tensors, source.channels_last().tensors
+    return Tensors(done[id(source.tensors)][1], source.rows)
 
 
 def as_source(data: Any, where: str) -> Source:

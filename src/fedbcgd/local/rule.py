@@ -60,7 +60,7 @@ class LocalRule(Part):
 
     def changes(self, work: Progress, s: slice) -> Channels:
         """The channels to send, on one slice. Fresh tensors: a codec may reuse their memory."""
-        return {"dx": torch.sub(work.y[s], work.x[s], out=work.lend(s.stop - s.start))}
+        return {"dx": torch.sub(work.y[s], work.x[s], out=work.room(s.stop - s.start))}
 
     def keep(self, work: Progress, parts: Sequence[tuple[slice, Channels]]) -> dict[str, list[tuple[slice, Tensor]]]:
         """The client's new controls on what it uploaded: it adds just what the server will add."""

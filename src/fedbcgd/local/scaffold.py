@@ -4,9 +4,10 @@ As published it sends y − x and Δc = c_i⁺ − c_i: 2d floats. But Δc follo
 sends d and computes Δc at both ends.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import ClassVar
 
+import torch
 from pydantic import Field
 from torch import Tensor
 
@@ -32,13 +33,15 @@ class Scaffold(LocalRule):
     def changes(self, work: Progress, s: slice) -> Channels:
         sent = super().changes(work, s)
         if not self.derived:
-            sent["dc"] = control_change(sent["dx"], work.controls["c"][s], work.eta, work.steps)
+            sent["dc"] = control_change(sent["dx"], work.controls["c"][s], work.eta, work.steps, work.room)
         return sent
 
     def complete(self, sent: Channels, controls: Mapping[str, Tensor], rate: float, steps: int) -> Channels:
         return sent | {"dc": control_change(sent["dx"], controls["c"], rate, steps)} if self.derived else sent
 
 
-def control_change(dx: Tensor, c: Tensor, rate: float, steps: int) -> Tensor:
+def control_change(
+    dx: Tensor, c: Tensor, rate: float, steps: int, room: Callable[[int], Tensor] | None = None
+) -> Tensor:
     """Δc = −c + (x − y)/(Tη)."""
-    return dx.div(-rate * steps).sub_(c)
+    return torch.div(dx, -rate * steps, out=room(len(dx)) if room else None).sub_(c)

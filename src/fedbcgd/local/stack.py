@@ -6,7 +6,11 @@ rule works row by row. The clients are of equal size, so that they step together
     stacked_gradient(values, x, y, out) → losses
 
 where `values` and `out` hold for each parameter a tensor with a client in each row, x and y a minibatch in each row. It
-writes the gradients of each client's mean loss into `out` and gives the loss of each example.
+writes the gradients of each client's mean loss into `out` and gives the loss of each example. It may offer plain steps too,
+
+    stacked_step(values, x, y, eta, decay) → losses
+
+which moves each v in `values` to v − eta·(gradient + decay·v): a multiplication can do that as it writes its result.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -20,7 +24,8 @@ from torch import Tensor, nn
 
 from fedbcgd.data.sources import Source, together
 from fedbcgd.flat import Layout
-from fedbcgd.local.work import Lend, Minibatch, Progress, Work
+from fedbcgd.local.work import Gradient, Gradients, Minibatch, Progress, Work
+from fedbcgd.messages import Lend
 
 if TYPE_CHECKING:
     from fedbcgd.local.rule import LocalRule
@@ -29,6 +34,7 @@ AT_ONCE = 1 << 20  # values that are gathered ahead of their steps: they stay in
 
 Stacked = dict[str, Tensor]
 Offer = Callable[[Stacked, Tensor, Tensor, Stacked], Tensor]
+Step = Callable[[Stacked, Tensor, Tensor, float, float], Tensor]
 
 
 def offer(module: nn.Module) -> Offer | None:
@@ -36,15 +42,15 @@ def offer(module: nn.Module) -> Offer | None:
     return getattr(module, "stacked_gradient", None)
 
 
-class Rows:
+class Rows(Gradients):
     """Memory for so many clients: their models and gradients, whole and by parameter."""
 
     def __init__(self, layout: Layout, clients: int, device: torch.device):
         self.y = torch.empty(clients, layout.dim, dtype=layout.dtype, device=device)
-        self.g = torch.empty_like(self.y)
+        super().__init__(self.y)
         self.values, self.gradients = (
             {e.name: t[:, e.offset : e.offset + e.numel].view(clients, *e.shape) for e in layout.parameters}
-            for t in (self.y, self.g)
+            for t in (self.y, self.newest.vector)
         )
 
 
@@ -64,7 +70,7 @@ class Stack(Work):
         self,
         rule: "LocalRule",
         layout: Layout,
-        stacked_gradient: Offer,
+        module: nn.Module,
         x: Tensor,
         controls: Mapping[str, Tensor],
         mine: Mapping[str, Tensor],
@@ -77,12 +83,14 @@ class Stack(Work):
         anchor = x[: layout.dim].expand(clients, -1)
         Progress.__init__(self, anchor, rows.y.copy_(anchor), controls, mine, (), rule.rate(round), x.new_zeros(()))
         self._rule = rule
+        stacked_gradient = offer(module)
+        assert stacked_gradient is not None
         self._stacked_gradient = stacked_gradient
-        self._gather = together(sources, x.device)
+        self._stacked_step: Step | None = getattr(module, "stacked_step", None)
+        self._gather, self._example = together(sources, x.device)
         self._examples = len(sources[0])
         self._rngs = rngs
-        self._rows = rows
-        self._g = rows.g
+        self._rows = self._gradients = rows
         self._losses: list[Tensor] = []  # of each example, minibatch by minibatch
 
     def sum_up(self) -> None:
@@ -96,25 +104,34 @@ class Stack(Work):
 
     def _epoch(self) -> list[Minibatch]:
         order = torch.from_numpy(np.stack([rng.permutation(self._examples) for rng in self._rngs]))
+        order = order.to(self.y.device)  # once an epoch, not with every batch
         size = self._rule.batch_size
-        batches: list[Minibatch] = [_Batch(rows) for rows in order.split(size, dim=1)]
-        x, _ = self._gather(order[:, :1])
-        if order.numel() * x[0].numel() <= AT_ONCE:
-            x, y = self._gather(order)
-            parts = zip(batches, x.split(size, dim=1), y.split(size, dim=1), strict=True)
-            batches = [_Batch(batch.rows, examples=(x, y)) for batch, x, y in parts]
-        return batches
+        parts = order.split(size, dim=1)
+        if order.numel() * self._example > AT_ONCE:
+            return [_Batch(rows) for rows in parts]
+        x, y = self._gather(order)
+        examples = zip(x.split(size, dim=1), y.split(size, dim=1), strict=True)
+        return [_Batch(rows, examples=pair) for rows, pair in zip(parts, examples, strict=True)]
 
-    def gradient(self, batch: Minibatch, out: Tensor | None = None, bare: bool = False) -> Tensor:
+    def _of(self, batch: Minibatch) -> tuple[Tensor, Tensor]:
         assert isinstance(batch, _Batch)
-        x, y = batch.examples or self._gather(batch.rows)
-        self._losses.append(self._stacked_gradient(self._rows.values, x, y, self._rows.gradients))
         self.evaluations += 1
-        g = self._g if bare else self._finished(self._g)
-        return g if out is None else out.copy_(g)
+        return batch.examples or self._gather(batch.rows)
+
+    def gradient(self, batch: Minibatch, out: Gradient | None = None, bare: bool = False) -> Tensor:
+        x, y = self._of(batch)
+        self._losses.append(self._stacked_gradient(self._rows.values, x, y, self._rows.gradients))
+        g = self._rows.newest.vector if bare else self._finished(self._rows.newest.vector)
+        return g if out is None else out.vector.copy_(g)
 
     def descend(self, batch: Minibatch, *more: tuple[float, Tensor]) -> None:
-        self.add((1.0, self.gradient(batch)), *more)
+        rule = self._rule
+        if self._stacked_step is None or rule.clip_norm is not None:
+            self.add((1.0, self.gradient(batch)), *more)
+            return
+        x, y = self._of(batch)
+        self._losses.append(self._stacked_step(self._rows.values, x, y, self.eta, rule.weight_decay))
+        self.add(*more)
 
     def client(self, k: int, slices: tuple[slice, ...], lend: Lend | None) -> Progress:
         """One client of the stack, trained."""

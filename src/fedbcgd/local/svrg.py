@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from fedbcgd.local.rule import Channels, LocalRule
 from fedbcgd.local.scaffold import control_change
-from fedbcgd.local.work import Minibatch, Progress, Work
+from fedbcgd.local.work import Gradient, Minibatch, Progress, Work
 
 
 class SVRG(LocalRule):
@@ -142,7 +142,9 @@ class SVRGControl(SVRG):
 
     def changes(self, work: Progress, s: slice) -> Channels:
         sent = super().changes(work, s)
-        return sent if self.derived else sent | {"dc": work.notes["full"][s] - work.mine["c"][s]}
+        if not self.derived:
+            sent["dc"] = torch.sub(work.notes["full"][s], work.mine["c"][s], out=work.room(s.stop - s.start))
+        return sent
 
     def complete(self, sent: Channels, controls: Mapping[str, Tensor], rate: float, steps: int) -> Channels:
         return sent | {"dc": control_change(sent["dx"], controls["c"], rate, steps)} if self.derived else sent
@@ -167,18 +169,21 @@ class _Anchor:
         self.work = work
         self.batches = work.partition()
         self._bare = bare
-        self._kept = work.x.new_empty(min(room, len(self.batches)), *work.x.shape)
-        self._spare = work.x.new_empty(work.x.shape) if room < len(self.batches) else None
+        self._room = min(room, len(self.batches))
+        self._kept = work.keep(self._room)
         self.full = torch.zeros_like(work.x)
         for k, batch in enumerate(self.batches):  # y = x still, so no model has to be put aside
-            g = work.gradient(batch, self._kept[k] if k < room else self._spare, bare)
+            g = work.gradient(batch, self._kept[k] if k < self._room else self._spare, bare)
             self.full.add_(g, alpha=batch.size / work.examples)
 
     def gradient(self, batch: Minibatch) -> Tensor:
         """∇f_i(x; ζ): kept, or computed again to the same bits."""
         assert batch.draw is not None
-        if batch.draw < len(self._kept):
-            return self._kept[batch.draw]
-        if self._spare is None:
-            self._spare = torch.empty_like(self.full)
+        if batch.draw < self._room:
+            return self._kept[batch.draw].vector
         return self.work.gradient_at_anchor(batch, self._spare, self._bare)
+
+    @property
+    def _spare(self) -> Gradient:
+        """For those that are not kept."""
+        return self.work.keep(self._room + 1)[-1]

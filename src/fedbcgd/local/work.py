@@ -10,7 +10,8 @@ from torch import Tensor
 
 from fedbcgd.data.sources import Source, to_device
 from fedbcgd.errors import UserError
-from fedbcgd.flat import FlatModel
+from fedbcgd.flat import FlatModel, Layout
+from fedbcgd.messages import Lend
 from fedbcgd.objective import Objective
 
 if TYPE_CHECKING:
@@ -19,7 +20,6 @@ if TYPE_CHECKING:
 _CACHED = 1 << 15  # values worked on at a time
 
 Draws = Callable[[int], np.random.Generator]  # seeds everything that is drawn for one minibatch
-Lend = Callable[[int], Tensor]  # memory for so many values of an upload
 
 
 @dataclass(frozen=True)
@@ -35,11 +35,35 @@ class Minibatch:
 
 
 class Gradient:
-    """One flat vector for gradients, and where each parameter has its place in it."""
+    """A flat vector for a gradient, and where each parameter has its place in it."""
 
-    def __init__(self, model: FlatModel):
-        self.vector = torch.empty_like(model.vector[: model.layout.dim])
-        self.views = [e.view(self.vector) for e in model.layout.parameters]
+    def __init__(self, vector: Tensor, layout: Layout | None = None):
+        self.vector = vector
+        self.views = [e.view(vector) for e in layout.parameters] if layout else []
+
+
+class Gradients:
+    """Memory for gradients that lasts from client to client."""
+
+    def __init__(self, like: Tensor, layout: Layout | None = None):
+        self._like = like
+        self._layout = layout
+        self._kept: list[Gradient] = []
+        self._aside: Tensor | None = None
+        self.newest = self._new()  # of the step that is being taken
+
+    def keep(self, count: int) -> list[Gradient]:
+        self._kept += [self._new() for _ in range(count - len(self._kept))]
+        return self._kept[:count]
+
+    def put_aside(self, y: Tensor) -> Tensor:
+        """A copy, until the next call."""
+        if self._aside is None:
+            self._aside = torch.empty_like(y)
+        return self._aside.copy_(y)
+
+    def _new(self) -> Gradient:
+        return Gradient(torch.empty_like(self._like), self._layout)
 
 
 class Progress:
@@ -62,11 +86,15 @@ class Progress:
         self.mine = mine  # c_i
         self.slices = slices  # what will be uploaded
         self.eta = eta
-        self.lend = lend or y.new_empty
+        self._lend = lend
         self.losses = losses  # the sum over the minibatches
         self.steps = 0
         self.evaluations = 0
         self.notes: dict[str, Tensor] = {}  # what a rule's `train` leaves for its `changes`
+
+    def room(self, count: int) -> Tensor:
+        """Memory for so many values of an upload."""
+        return self._lend(count * self.y.element_size()).view(self.y.dtype) if self._lend else self.y.new_empty(count)
 
     @property
     def mean_loss(self) -> float:
@@ -87,7 +115,7 @@ class Work(Progress):
         slices: tuple[slice, ...],
         rng: np.random.Generator,
         draws: Draws,
-        gradient: Gradient,
+        gradients: Gradients,
         lend: Lend | None,
     ):
         dim = model.layout.dim
@@ -100,8 +128,7 @@ class Work(Progress):
         self._data = data
         self._rng = rng
         self._draws = draws
-        self._g = gradient.vector
-        self._views = gradient.views
+        self._gradients = gradients
 
     @property
     def examples(self) -> int:
@@ -127,7 +154,11 @@ class Work(Progress):
         order = order.to(getattr(self._data, "device", "cpu"))  # once an epoch, not with every batch
         return [Minibatch(rows) for rows in order.split(self._rule.batch_size)]
 
-    def gradient(self, batch: Minibatch, out: Tensor | None = None, bare: bool = False) -> Tensor:
+    def keep(self, count: int) -> list[Gradient]:
+        """Memory for so many gradients, until the next client."""
+        return self._gradients.keep(count)
+
+    def gradient(self, batch: Minibatch, out: Gradient | None = None, bare: bool = False) -> Tensor:
         """∇f_i(y; ζ) as one flat vector, weight decay included, then clipped. Without `out` the next call overwrites it.
 
         `bare` leaves out weight decay and clipping."""
@@ -136,10 +167,10 @@ class Work(Progress):
     def descend(self, batch: Minibatch, *more: tuple[float, Tensor]) -> None:
         """y ← y − η·(∇f_i(y; ζ) + Σ a·v) for (a, v) in `more`; the gradient parameter by parameter, which saves a pass."""
         parts = self._parts(batch)
-        if self._rule.clip_norm is not None or any(g is None for g in parts):
+        if self._rule.clip_norm is not None or not _complete(parts):
             self.y.add_(self._whole(parts), alpha=-self.eta)
         else:
-            _step(self._model.views, list(parts), self.eta, self._rule.weight_decay)  # type: ignore[arg-type]
+            _step(self._model, list(parts), self.eta, self._rule.weight_decay)  # type: ignore[arg-type]
         self.add(*more)
 
     def add(self, *more: tuple[float, Tensor]) -> None:
@@ -154,7 +185,7 @@ class Work(Progress):
     def _parts(self, batch: Minibatch) -> tuple[Tensor | None, ...]:
         """The gradient of the loss alone for each parameter."""
         rng = self._rng if batch.draw is None else self._draws(batch.draw)
-        inputs = to_device(self._data.gather(batch.rows, rng), self._g.device)
+        inputs = to_device(self._data.gather(batch.rows, rng), self.y.device)
         loss = self._objective.loss(self._model.module, inputs)
         parts = _gradients(loss, self._model.parameters)
         self._model.reattach()
@@ -162,11 +193,10 @@ class Work(Progress):
         self.losses += loss.detach()
         return parts
 
-    def _whole(self, parts: tuple[Tensor | None, ...], out: Tensor | None = None, bare: bool = False) -> Tensor:
-        views = self._views if out is None else [e.view(out) for e in self._model.layout.parameters]
-        _put(parts, views)
-        g = self._g if out is None else out
-        return g if bare else self._finished(g)
+    def _whole(self, parts: tuple[Tensor | None, ...], out: Gradient | None = None, bare: bool = False) -> Tensor:
+        out = out or self._gradients.newest
+        _put(parts, out.views)
+        return out.vector if bare else self._finished(out.vector)
 
     def _finished(self, g: Tensor) -> Tensor:
         if self._rule.weight_decay:
@@ -176,19 +206,21 @@ class Work(Progress):
             g.mul_((self._rule.clip_norm / norm.clamp(min=1e-12)).clamp(max=1))
         return g
 
-    def gradient_at_anchor(self, batch: Minibatch, out: Tensor, bare: bool = False) -> Tensor:
+    def gradient_at_anchor(self, batch: Minibatch, out: Gradient, bare: bool = False) -> Tensor:
         """∇f_i(x; ζ), wherever y is."""
-        here = self.y.clone()
+        here = self._gradients.put_aside(self.y)
         self.y.copy_(self.x)
-        self.gradient(batch, out, bare)
+        g = self.gradient(batch, out, bare)
         self.y.copy_(here)
-        return out
+        return g
 
 
-def _step(values: list[Tensor], gradients: list[Tensor], eta: float, decay: float) -> None:
-    """v ← v − η·(g + w·v) for each, to the bits of torch.optim.SGD: in one pass where PyTorch has one."""
+def _step(model: FlatModel, gradients: list[Tensor], eta: float, decay: float) -> None:
+    """v ← v − η·(g + w·v) for each parameter, to the bits of torch.optim.SGD: in one pass where PyTorch has one."""
+    values = model.views
     known = values[0].device.type in ("cpu", "cuda") and values[0].dtype in (torch.float32, torch.float64)
-    if known and all(map(_laid_out_alike, values, gradients)):
+    alike = list(map(Tensor.stride, gradients)) == model.strides or all(map(_laid_out_alike, values, gradients))
+    if known and alike:
         torch._fused_sgd_(
             values,
             gradients,
@@ -215,13 +247,18 @@ def _laid_out_alike(a: Tensor, b: Tensor) -> bool:
     )
 
 
+def _complete(grads: tuple[Tensor | None, ...]) -> bool:
+    """Whether the loss uses every parameter."""
+    return type(None) not in set(map(type, grads))
+
+
 def _put(grads: tuple[Tensor | None, ...], views: list[Tensor]) -> None:
     """Gradients into a flat vector; a parameter that the loss does not use has gradient zero."""
-    if any(g is None for g in grads):
-        for view, g in zip(views, grads, strict=True):
-            view.zero_() if g is None else view.copy_(g)
-    else:
+    if _complete(grads):
         torch._foreach_copy_(views, list(grads))  # type: ignore[arg-type]
+        return
+    for view, g in zip(views, grads, strict=True):
+        view.zero_() if g is None else view.copy_(g)
 
 
 def _gradients(loss: object, parameters: list[Tensor]) -> tuple[Tensor | None, ...]:
@@ -230,7 +267,7 @@ def _gradients(loss: object, parameters: list[Tensor]) -> tuple[Tensor | None, .
         raise UserError(f"the loss must be a tensor with one number, such as a mean over the batch; it is {what}")
     if loss.requires_grad:
         grads = torch.autograd.grad(loss, parameters, allow_unused=True)
-        if any(g is not None for g in grads):
+        if set(map(type, grads)) != {type(None)}:
             return grads
     raise UserError(
         "the loss does not depend on any trainable parameter of the model it was given: nothing would be trained"

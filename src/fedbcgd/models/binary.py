@@ -40,11 +40,25 @@ class _Score(nn.Module):
     @classmethod
     def stacked_gradient(cls, values: dict[str, Tensor], x: Tensor, y: Tensor, out: dict[str, Tensor]) -> Tensor:
         """For many clients at once (local.stack)."""
-        x, sign = x.flatten(2), (2 * y - 1).to(x.dtype)
-        margin = torch.bmm(x, values["fc.weight"].mT).squeeze(2).mul_(sign)
-        losses = cls.criterion(margin)
-        torch.bmm(cls.slope(margin).mul_(sign)[:, None].div_(x.shape[1]), x, out=out["fc.weight"])
+        x = x.flatten(2)
+        losses, slopes = cls._slopes(values, x, y)
+        torch.bmm(slopes.div_(x.shape[1]), x, out=out["fc.weight"])
         return losses
+
+    @classmethod
+    def stacked_step(cls, values: dict[str, Tensor], x: Tensor, y: Tensor, eta: float, decay: float) -> Tensor:
+        """The same as a step: the multiplication adds to the weights."""
+        x = x.flatten(2)
+        losses, slopes = cls._slopes(values, x, y)
+        values["fc.weight"].baddbmm_(slopes, x, beta=1 - eta * decay, alpha=-eta / x.shape[1])
+        return losses
+
+    @classmethod
+    def _slopes(cls, values: dict[str, Tensor], x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        """The loss of each example, and its derivative by the score."""
+        sign = (2 * y - 1).to(x.dtype)
+        margin = torch.bmm(x, values["fc.weight"].mT).squeeze(2).mul_(sign)
+        return cls.criterion(margin), cls.slope(margin).mul_(sign)[:, None]
 
     @classmethod
     def own_loss(cls, model: nn.Module, batch: Any) -> Tensor:
