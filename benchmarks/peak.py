@@ -5,7 +5,7 @@ import time
 import torch
 from rich.console import Console
 
-from fedbcgd.carriers.workers import cores
+from fedbcgd.processes import cores
 from fedbcgd.threads import threads
 
 

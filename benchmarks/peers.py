@@ -17,8 +17,8 @@ from workloads import DECAY, LR, WORKLOADS, Workload
 
 from fedbcgd import make_algorithm
 from fedbcgd.carriers.where import Where
-from fedbcgd.carriers.workers import cores
 from fedbcgd.loop import Loop, Stop
+from fedbcgd.processes import cores
 from fedbcgd.simulation import make_carrier, make_job, make_server
 from fedbcgd.state import StateStore
 from fedbcgd.threads import threads

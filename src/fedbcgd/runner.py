@@ -16,13 +16,13 @@ import numpy
 import torch
 
 from fedbcgd import config as configuration
-from fedbcgd.carriers.workers import cores
 from fedbcgd.checkpoint import Checkpoints
 from fedbcgd.config import Config
 from fedbcgd.errors import Diverged, UserError
 from fedbcgd.files import as_json, make_folder, write_tensors, write_text
 from fedbcgd.loop import Callback, Loop, Outcome, RoundInfo, Stop
 from fedbcgd.network.watch import Watch, fit_to_links
+from fedbcgd.processes import cores
 from fedbcgd.server import Server
 from fedbcgd.signals import uninterrupted
 from fedbcgd.simulation import export, make_carrier, make_job, make_server, try_out

@@ -17,7 +17,6 @@ from fedbcgd.algorithm import Algorithm, make_algorithm
 from fedbcgd.carriers import Carrier, InProcess, Workers
 from fedbcgd.carriers.inprocess import Transport
 from fedbcgd.carriers.where import Where
-from fedbcgd.carriers.workers import cores
 from fedbcgd.data.sources import as_source, in_channels_last, pooled, to_device
 from fedbcgd.errors import Diverged, UserError
 from fedbcgd.flat import Layout
@@ -28,6 +27,7 @@ from fedbcgd.network.settings import NO_WORKERS, Network, as_network
 from fedbcgd.network.watch import Watch, fit_to_links
 from fedbcgd.objective import Loss, Metrics, Objective, objective
 from fedbcgd.onednn import keep_within_bounds, writes_astray
+from fedbcgd.processes import cores, start_early
 from fedbcgd.report.progress import single
 from fedbcgd.server import Server
 from fedbcgd.state import StateStore
@@ -121,6 +121,8 @@ def simulate(
     where.check()
     if conditions is not None and conditions.crash and (where.workers == 0 or carrier == "ray"):
         raise UserError(f"network.{NO_WORKERS}")
+    if carrier == "workers" and where.workers != 0 and str(device) == "cpu":
+        start_early()
     algorithm = fit_to_links(algorithm, conditions, model, clients, cohort, seed)
     job = make_job(model, clients, algorithm, test, seed, loss, metrics, weights, where.home, channels_last, together)
     watch = None if conditions is None else Watch(job, conditions)

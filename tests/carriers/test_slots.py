@@ -35,16 +35,19 @@ def fitted(name: str, options: dict, norm: bool):
     return job, Broadcast(0, 0, x, controls), Task(0, 0, job.layout.blocks - 1), state
 
 
-CASES = [(name, {}) for name in algorithm_names()] + [
-    ("fedbcgd+", {"codec": codec}) for codec in ("float16", "qsgd", "topk")
+CASES = [
+    (name, options, norm)
+    for name, options in [
+        *((name, {}) for name in algorithm_names()),
+        *(("fedbcgd+", {"codec": codec}) for codec in ("float16", "qsgd", "topk")),
+    ]
+    for norm in (False, True)
+    if not make_algorithm(name, **options).local.refuses(Net(norm))
 ]
 
 
-@pytest.mark.parametrize(("name", "options"), CASES)
-@pytest.mark.parametrize("norm", [False, True])
+@pytest.mark.parametrize(("name", "options", "norm"), CASES)
 def test_nothing_is_copied_into_a_slot(name, options, norm):
-    if norm and make_algorithm(name, **options).local.refuses(Net(norm)):
-        pytest.skip("the rule refuses BatchNorm")
     job, broadcast, task, state = fitted(name, options, norm)
     size = Memory.size(job.algorithm, job.layout, 2)
     memory = mmap.mmap(-1, size)

@@ -285,14 +285,14 @@ def test_the_longest_of_the_next_tasks_goes_first(monkeypatch):
     clients = [(torch.randn(n, 4), torch.randint(3, (n,))) for n in (2, 2, 2, 2, 2, 40, 2, 2)]
     net = nn.Sequential(nn.Linear(4, 5), nn.ReLU(), nn.Linear(5, 3))
     told = []
-    tell = workers_module._Worker.tell
+    tell = workers_module.Worker.tell
 
     def watched(self, *words):
         if words[0] == "fit":
             told.extend(task.client for task in words[2])
         tell(self, *words)
 
-    monkeypatch.setattr(workers_module._Worker, "tell", watched)
+    monkeypatch.setattr(workers_module.Worker, "tell", watched)
     ends = [simulate(net, clients, rounds=2, blocks=2, cohort=8, workers=w, batch_size=2).module for w in (0, 2)]
     assert (len(told), told[0], told[8]) == (16, 5, 5)
     assert all(torch.equal(a, b) for a, b in zip(ends[0].parameters(), ends[1].parameters(), strict=True))
@@ -301,14 +301,14 @@ def test_the_longest_of_the_next_tasks_goes_first(monkeypatch):
 def test_a_worker_has_its_next_short_task_before_it_has_done_the_last(toys, net, monkeypatch):
     """But the last tasks of a round go to whoever is free, and long ones are never handed out ahead."""
     held = {}
-    tell = workers_module._Worker.tell
+    tell = workers_module.Worker.tell
 
     def watched(self, *words):
         if words[0] == "fit":
             held.setdefault(words[2][0].round, []).append(len(self.doing))
         tell(self, *words)
 
-    monkeypatch.setattr(workers_module._Worker, "tell", watched)
+    monkeypatch.setattr(workers_module.Worker, "tell", watched)
     results = {}
     for short in (0.0, 1e9):
         held.clear()
@@ -324,15 +324,15 @@ def test_a_worker_has_its_next_short_task_before_it_has_done_the_last(toys, net,
 
 def test_a_worker_killed_with_two_tasks_in_hand(toys, net, monkeypatch, caplog):
     monkeypatch.setattr(workers_module, "SHORT", 1e9)
-    tell, killed = workers_module._Worker.tell, []
+    tell, killed = workers_module.Worker.tell, []
 
     def watched(self, *words):
         tell(self, *words)
         if len(self.doing) == 2 and not killed:
-            killed.append(self.process.pid)
-            os.kill(self.process.pid, signal.SIGKILL)
+            killed.append(self.pid)
+            os.kill(self.pid, signal.SIGKILL)
 
-    monkeypatch.setattr(workers_module._Worker, "tell", watched)
+    monkeypatch.setattr(workers_module.Worker, "tell", watched)
     settings = {"cohort": 12, "rounds": 3}
     disturbed = go(net, lambda *a: toys(*a) * 2, **settings)
     assert killed
@@ -346,13 +346,13 @@ class Words:
 
     def __init__(self, monkeypatch):
         self.told = []
-        tell = workers_module._Worker.tell
+        tell = workers_module.Worker.tell
 
         def watched(worker, *words):
             self.told.append(words[0] if words[0] == "evaluate" else words[2][0].round)
             tell(worker, *words)
 
-        monkeypatch.setattr(workers_module._Worker, "tell", watched)
+        monkeypatch.setattr(workers_module.Worker, "tell", watched)
 
 
 def test_evaluation_goes_on_beside_the_next_round(net, toys, monkeypatch):
@@ -382,15 +382,15 @@ def test_a_callback_sees_each_row_with_its_round(net, toys):
 
 
 def test_a_worker_killed_while_it_evaluates_beside_a_round(net, toys, monkeypatch, caplog):
-    tell, killed = workers_module._Worker.tell, []
+    tell, killed = workers_module.Worker.tell, []
 
     def watched(worker, *words):
         tell(worker, *words)
         if words[0] == "evaluate" and not killed:
-            killed.append(worker.process.pid)
-            os.kill(worker.process.pid, signal.SIGKILL)
+            killed.append(worker.pid)
+            os.kill(worker.pid, signal.SIGKILL)
 
-    monkeypatch.setattr(workers_module._Worker, "tell", watched)
+    monkeypatch.setattr(workers_module.Worker, "tell", watched)
     with caplog.at_level(logging.WARNING, "fedbcgd"):
         disturbed = go(net, toys)
     assert "while evaluating" in caplog.text
@@ -431,7 +431,7 @@ def test_answers_of_a_round_that_was_broken_off_do_not_count(net, toys):
                 queue = workers_module._Round(carrier, server, plan, 8)
                 for worker in carrier._workers:
                     while not worker.ready:
-                        worker.connection.recv()
+                        worker.line.recv()
                         worker.ready = True
                     worker.tell(*queue.next())
             for _ in range(3):

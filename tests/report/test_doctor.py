@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from fedbcgd.carriers.workers import ENVIRONMENT
+from fedbcgd.processes import ENVIRONMENT
 from fedbcgd.report import doctor
 
 

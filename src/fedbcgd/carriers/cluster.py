@@ -12,8 +12,8 @@ from contextlib import contextmanager
 from typing import Any
 
 from fedbcgd.carriers.where import Where
-from fedbcgd.carriers.workers import cores
 from fedbcgd.errors import UserError
+from fedbcgd.processes import cores
 
 _users = 0
 _ours = False  # whether it was this module that called ray.init

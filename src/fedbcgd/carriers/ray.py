@@ -25,12 +25,13 @@ from torch import Tensor
 from fedbcgd.carriers import cluster
 from fedbcgd.carriers.shared import freeze
 from fedbcgd.carriers.shares import Record, as_bytes, as_tensor
-from fedbcgd.carriers.workers import ENVIRONMENT, TRIES, Workers, cores
+from fedbcgd.carriers.workers import TRIES, Workers
 from fedbcgd.clock import Clock
 from fedbcgd.errors import UserError, WorkerLost
 from fedbcgd.evaluation import Batch, combine, spans
 from fedbcgd.job import Job
 from fedbcgd.messages import Plan, StateUpdate, Upload
+from fedbcgd.processes import ENVIRONMENT, cores
 from fedbcgd.server import Server
 from fedbcgd.state import StateStore
 

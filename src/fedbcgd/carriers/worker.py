@@ -1,45 +1,119 @@
 """A worker process: does clients' work as it is told, one task at a time, with one thread.
 
-Started by `carriers.workers` as a fresh interpreter. What it needs comes through inherited descriptors: the job (frozen),
-the memory shared with the server (broadcast and upload slots), the slots of client state, and a connection for words.
+Started by `fedbcgd.processes`, as a fork of the nursery, which is this module too, or as an interpreter of its own. What it
+needs comes as descriptors: the job (frozen), the memory shared with the server (broadcast and upload slots), and the slots
+of client state.
 """
 
 import contextlib
+import gc
 import mmap
 import os
 import pickle
 import signal
+import socket
 import sys
+import time
 import traceback
-from multiprocessing.connection import Connection
 from typing import Any
+
+from fedbcgd.processes import Line
 
 
 def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # blocked already; ignored also by whatever a user's code starts
-    parent, connection_fd, job_fd, job_size, job_length, shared_fd, state_fd = map(int, sys.argv[1:])
+    parent, descriptor, how = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3:]
     _die_with(parent)
-    connection = Connection(connection_fd)
-    try:
-        desk = _Desk(job_fd, job_size, job_length, shared_fd, state_fd, connection.recv())
-        connection.send(("ready",))
-    except BaseException as error:
-        connection.send(failure(error))
-        return
+    line = Line(socket.socket(fileno=descriptor))
     with contextlib.suppress(EOFError, BrokenPipeError, ConnectionResetError):  # the parent is gone: so are we
-        while True:
-            word, *arguments = connection.recv()
-            try:
-                answer = (word, *getattr(desk, word)(*arguments))
-            except BaseException as error:
-                answer = failure(error)
-            connection.send(answer)
+        serve(line if how == ["alone"] else nurse(line, float(how[1])))
+
+
+def nurse(line: Line, idle: float) -> Line:
+    """Make forks of this process when asked to. It returns in each of them, with the line to listen to."""
+    import torch
+
+    torch.set_num_threads(1)
+    import fedbcgd.carriers.desk
+    import fedbcgd.carriers.shared
+    import fedbcgd.job
+    import fedbcgd.models
+    import fedbcgd.state  # noqa: F401
+
+    gc.collect()
+    gc.freeze()  # what is there now stays, and stays shared
+    mine = os.getpid()
+    forks: set[int] = set()
+    while True:
+        if not line.heard(idle):
+            if forks:
+                continue
+            sys.exit()
+        said = line.recv()
+        if said[0] == "ended":
+            forks.discard(said[1])
+            line.send(_ended(said[1]))
+            continue
+        (_, environment, folder, streams), (descriptor, *there) = said
+        fork = os.fork()
+        if not fork:
+            _die_with(mine)
+            line.close()
+            for stream, now in zip(streams, there, strict=True):
+                os.dup2(now, stream)
+                os.close(now)
+            _as_the_parent(environment, folder)
+            return Line(socket.socket(fileno=descriptor))
+        for each in (descriptor, *there):
+            os.close(each)
+        forks.add(fork)
+        line.send(fork)
+
+
+def _ended(fork: int, seconds: float = 10) -> int | None:
+    """The exit code of a fork, as subprocess has them; None if it does not end."""
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        done, status = os.waitpid(fork, os.WNOHANG)
+        if done:
+            return os.waitstatus_to_exitcode(status)
+        time.sleep(0.001)
+    return None
+
+
+def _as_the_parent(environment: dict[str, str], folder: str) -> None:
+    import numpy as np
+
+    os.environ.clear()
+    os.environ.update(environment)
+    with contextlib.suppress(OSError):
+        os.chdir(folder)
+    np.random.seed()  # noqa: NPY002  (for users' code: forks would draw the same)
+
+
+def serve(line: Line) -> None:
+    (path, sizes), descriptors = line.recv()
+    try:
+        desk = _Desk(path, *sizes, *descriptors)
+        line.send(("ready",))
+    except BaseException as error:
+        line.send(failure(error))
+        return
+    while True:
+        word, *arguments = line.recv()
+        try:
+            answer = (word, *getattr(desk, word)(*arguments))
+        except BaseException as error:
+            answer = failure(error)
+        line.send(answer)
 
 
 class _Desk:
     """The job thawed, and the shared memory laid out as the parent has it."""
 
-    def __init__(self, job_fd: int, job_size: int, job_length: int, shared_fd: int, state_fd: int, path: list[str]):
+    def __init__(
+        self, path: list[str], job_size: int, job_length: int, job_fd: int, shared_fd: int, state_fd: int | None = None
+    ):
         sys.path[:] = path  # the user's modules are found as in the parent
         import torch
 
@@ -49,11 +123,9 @@ class _Desk:
         from fedbcgd.state import SlotFile
 
         self.job = thaw(job_fd, job_size, job_length)
-        layout = self.job.layout
+        layout, names = self.job.layout, self.job.algorithm.state_names
         self.memory = Memory(mmap.mmap(shared_fd, 0), self.job.algorithm, layout)
-        self.state = (
-            SlotFile(state_fd, self.job.algorithm.state_names, layout.dim, layout.dtype) if state_fd >= 0 else None
-        )
+        self.state = None if state_fd is None else SlotFile(state_fd, names, layout.dim, layout.dtype)
         self.job.client  # noqa: B018  (build the flat model now, not within the first task)
 
     def fit(self, unit: Any, tasks: Any, epoch: int, places: Any, old: Any, new: Any) -> tuple[Any, ...]:

@@ -1,4 +1,4 @@
-"""Worker processes on this machine: the default carrier. One per core, one thread each, started as fresh interpreters.
+"""Worker processes on this machine: the default carrier. One per core, one thread each.
 
 Tasks go out as workers come free, in the order of the plan but the longest first among the next few, so that no core waits
 long at the end of a round; and no further ahead than there are upload slots. Where tasks are short a worker has its next one
@@ -13,14 +13,9 @@ import mmap
 import os
 import pickle
 import select
-import signal
-import socket
-import subprocess
-import sys
 from bisect import bisect_left
 from collections import Counter, deque
 from collections.abc import Callable, Iterable
-from multiprocessing.connection import Connection
 from typing import Any, Protocol
 
 from torch import Tensor
@@ -32,6 +27,7 @@ from fedbcgd.errors import UserError, WorkerLost
 from fedbcgd.evaluation import Batch, combine, spans
 from fedbcgd.job import Job
 from fedbcgd.messages import Plan, Task, Upload
+from fedbcgd.processes import Nursery, Worker, start
 from fedbcgd.server import Server
 from fedbcgd.state import StateStore
 
@@ -41,68 +37,10 @@ AHEAD = 1 << 28  # bytes of uploads that may wait for earlier ones
 TRIES = 3  # workers that one task may take down before the run gives up
 SHORT = 0.02  # seconds of a task that is worth handing out before it can be begun
 
-# One thread; and glibc keeps the memory of activations instead of mapping and unmapping it at every step.
-ENVIRONMENT = {
-    "OMP_NUM_THREADS": "1",
-    "MKL_NUM_THREADS": "1",
-    "OMP_PROC_BIND": "false",  # or every worker would sit on the first core
-    "MALLOC_MMAP_THRESHOLD_": "1073741824",
-    "MALLOC_TRIM_THRESHOLD_": "4294967296",
-    "MALLOC_TOP_PAD_": "268435456",
-}
-
-
-def cores() -> int:
-    """The cores this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
 
 def room(job: Job) -> int:
     """Bytes of an upload while it waits: in its slot, or decoded."""
     return max(upload_room(job.algorithm, job.layout), job.layout.size * job.layout.dtype.itemsize)
-
-
-class _Worker:
-    """One process and the connection to it. `doing` is what it was told to do and has not answered yet."""
-
-    def __init__(self, number: int, arguments: list[int], fds: list[int]):
-        self.number = number
-        self.doing: deque[tuple[Any, ...]] = deque()
-        ours, theirs = socket.socketpair()
-        # Ctrl-C is the parent's to handle: it is blocked in the child from its first moment on.
-        blocked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-        with theirs, contextlib.ExitStack() as stack:
-            stack.callback(signal.pthread_sigmask, signal.SIG_SETMASK, blocked)
-            self.process = subprocess.Popen(
-                [sys.executable, "-P", "-m", "fedbcgd.carriers.worker"]
-                + [str(n) for n in (os.getpid(), theirs.fileno(), *arguments)],
-                pass_fds=[theirs.fileno(), *fds],
-                env={**os.environ, **ENVIRONMENT, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)},
-                stdin=subprocess.DEVNULL,
-            )
-        self.connection = Connection(ours.detach())
-        self.ready = False
-        self.connection.send(sys.path)
-
-    def tell(self, *words: Any) -> None:
-        self.doing.append(words)
-        with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # a dead one shows when its answer is read
-            self.connection.send(words)
-
-    def end(self) -> None:
-        self.connection.close()
-        if self.process.poll() is None:
-            self.process.kill()
-        self.process.wait()
-
-    def how_it_ended(self) -> str:
-        try:
-            code = self.process.wait(10)
-        except subprocess.TimeoutExpired:
-            return "closed its connection"
-        if code < 0:
-            return f"was ended by {signal.Signals(-code).name}"
-        return f"left with exit code {code}"
 
 
 class _Queue(Protocol):
@@ -227,9 +165,10 @@ class Workers:
         size = Memory.size(job.algorithm, job.layout, self._places)
         self._fds = [nameless(size)]
         self._memory = Memory(mmap.mmap(self._fds[0], size), job.algorithm, job.layout)
-        self._workers: list[_Worker] = []
+        self._workers: list[Worker] = []
         self._watched: set[int] = set()
         self._deaths: Counter[Any] = Counter()
+        self._lost: set[Nursery | None] = set()
         self._evaluation: _Evaluation | None = None
         try:
             try:
@@ -239,24 +178,25 @@ class Workers:
                     f"the model, the loss or the data cannot be sent to worker processes ({error}); with workers=0 they stay"
                 ) from error
             self._fds.append(job_fd)
-            state = [] if store.file is None else [store.file.fd]
-            self._arguments = [job_fd, job_size, job_length, self._fds[0], *(state or [-1])]
-            self._inherited = [*self._fds, *state]
-            for number in range(workers):
-                self._workers.append(self._start(number))
+            self._given = [job_fd, self._fds[0], *([] if store.file is None else [store.file.fd])]
+            self._sizes = job_size, job_length
+            for _ in range(workers):
+                self._workers.append(self._start())
         except BaseException:
             self.close()
             raise
 
-    def _start(self, number: int) -> _Worker:
-        return _Worker(number, self._arguments, self._inherited)
+    def _start(self) -> Worker:
+        worker = start()
+        worker.give(self._sizes, self._given)
+        return worker
 
     def upload(self, task: Task, where: Any, told: Any) -> Upload:
         """What a worker has put into a slot, where it is."""
         return Upload(task.round, task.client, task.block, self._memory.get(where), *told)
 
     def pids(self) -> list[int]:
-        return [worker.process.pid for worker in self._workers]
+        return [worker.pid for worker in self._workers]
 
     # -- a round ------------------------------------------------------------------------------------------------------
 
@@ -292,6 +232,7 @@ class Workers:
     def _work(self, round: "_Queue | None", finished: Callable[[], bool], waiting: str | None) -> None:
         """Keep every worker busy until it is finished: with the round, and with the evaluation when that has nothing."""
         self._deaths.clear()
+        self._lost.clear()
         queues: dict[str, _Queue | None] = {"fit": round, "evaluate": self._evaluation}
         while not finished():
             for held in (0, 1):  # first whoever has nothing to do
@@ -303,7 +244,7 @@ class Workers:
                         words = next((w for queue in given if (w := queue.next())), None)
                         if words is not None:
                             worker.tell(*words)
-            at = {worker.connection.fileno(): k for k, worker in enumerate(self._workers)}
+            at = {worker.line.fileno(): k for k, worker in enumerate(self._workers)}
             if at.keys() != self._watched:
                 self._watch(at.keys())
             with self.clock.timing(waiting) if waiting else contextlib.nullcontext():
@@ -311,7 +252,7 @@ class Workers:
             for k in [at[fd] for fd, _ in heard]:
                 worker = self._workers[k]
                 try:
-                    word, *answer = worker.connection.recv()
+                    word, *answer = worker.line.recv()
                 except (EOFError, OSError):
                     for words in worker.doing:
                         if (queue := queues[words[0]]) is not None:
@@ -340,16 +281,20 @@ class Workers:
             clients = ", ".join(str(task.client) for task in doing[2]) if doing[0] == "fit" else ""
             what = f"while client {clients} trained" if clients else "while evaluating"
         ended = worker.how_it_ended()
-        pid = worker.process.pid
-        self._deaths[doing[:3] if doing else what] += 1
+        cause: Any = doing[:3] if doing else what
+        if worker.orphaned:  # all go at once, and none of them is the cause
+            cause = "nursery"
+            self._lost.add(worker.nursery)
+            self._deaths[cause] = len(self._lost) - 1
+        self._deaths[cause] += 1
         worker.end()
-        if self._deaths[doing[:3] if doing else what] >= TRIES:
+        if self._deaths[cause] >= TRIES:
             raise WorkerLost(
                 f"{TRIES} worker processes in a row ended {what} (the last one {ended}). Out of memory? "
                 "Fewer workers need less; workers=0 computes in this process and shows errors directly"
             )
-        log.warning("worker %d (pid %d) %s %s; it is replaced%s", k, pid, ended, what, _redone(doing))
-        self._workers[k] = self._start(k)
+        log.warning("worker %d (pid %d) %s %s; it is replaced%s", k, worker.pid, ended, what, _redone(doing))
+        self._workers[k] = self._start()
 
     @staticmethod
     def raise_here(body: bytes, text: str) -> None:

@@ -1,6 +1,7 @@
 """What commands share: options, and how progress and results are shown."""
 
 import signal
+import tomllib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -85,6 +86,21 @@ def terminable() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGTERM, before)
+
+
+def expect_workers(config: Path, sets: list[str] | None) -> None:
+    """Have worker processes prepared while this one imports what it needs, if the file looks like a run that has some.
+    Whatever is wrong with it is said later."""
+    from fedbcgd.processes import start_early
+
+    try:
+        run = tomllib.loads(config.read_text(encoding="utf-8")).get("run", {})
+    except (OSError, ValueError):
+        return
+    given = {key.strip(): value.strip(" '\"") for key, _, value in (text.partition("=") for text in sets or [])}
+    chosen = {key: given.get(f"run.{key}", str(run.get(key, ""))) for key in ("workers", "carrier", "device")}
+    if chosen["workers"] != "0" and chosen["carrier"] in ("", "workers") and chosen["device"] in ("", "cpu"):
+        start_early()
 
 
 def say_json(**values: Any) -> None:

@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from fedbcgd.cli import app
-from fedbcgd.cli.common import ConfigFile, Json, Out, Quiet, Sets, display, say_json, terminable
+from fedbcgd.cli.common import ConfigFile, Json, Out, Quiet, Sets, display, expect_workers, say_json, terminable
 
 
 @app.command()
@@ -33,6 +33,7 @@ def compare(
     in the folder are kept and not run again; unfinished ones go on where they stopped. Writes compare.csv, compare.png and
     reach.csv: what it took to reach an accuracy, in rounds, upload, and hours under each network profile.
     """
+    expect_workers(config, set_)
     from fedbcgd import config as configuration
     from fedbcgd.experiments import compare as experiment
     from fedbcgd.experiments import reach
@@ -87,6 +88,7 @@ def sweep(
 
     The test set is never looked at. Writes sweep.csv and best.toml, which `fedbcgd run` takes. Finished runs are kept.
     """
+    expect_workers(config, set_)
     from fedbcgd import config as configuration
     from fedbcgd.experiments import sweep as experiment
     from fedbcgd.files import make_folder

@@ -21,6 +21,9 @@ def demo(
     100 clients with 100 images each, labels unevenly spread (Dirichlet 0.6); 10 clients train in each round. The images
     come with the package: nothing is downloaded. Takes a few minutes on two cores.
     """
+    from fedbcgd.processes import start_early
+
+    start_early()
     from fedbcgd.experiments import demo as experiment
     from fedbcgd.files import make_folder
     from fedbcgd.report.progress import wide_console

@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from fedbcgd.cli import app
-from fedbcgd.cli.common import ConfigFile, Json, Out, Quiet, Sets, display, say_json, terminable
+from fedbcgd.cli.common import ConfigFile, Json, Out, Quiet, Sets, display, expect_workers, say_json, terminable
 
 
 @app.command()
@@ -26,6 +26,7 @@ def run(
     and checkpoint/. After Ctrl-C, a crash or a power cut, --resume goes on to the same model as an undisturbed run. With
     --resume, run.rounds, run.budget and run.target may be extended.
     """
+    expect_workers(config, set_)
     from fedbcgd import config as configuration
     from fedbcgd.network.show import told
     from fedbcgd.report.progress import wide_console

@@ -170,7 +170,8 @@ class Work(Progress):
         if self._rule.clip_norm is not None or not _complete(parts):
             self.y.add_(self._whole(parts), alpha=-self.eta)
         else:
-            _step(self._model, list(parts), self.eta, self._rule.weight_decay)  # type: ignore[arg-type]
+            model, decay = self._model, self._rule.weight_decay
+            _step(model.views, model.strides, list(parts), self.eta, decay)  # type: ignore[arg-type]
         self.add(*more)
 
     def add(self, *more: tuple[float, Tensor]) -> None:
@@ -215,11 +216,12 @@ class Work(Progress):
         return g
 
 
-def _step(model: FlatModel, gradients: list[Tensor], eta: float, decay: float) -> None:
-    """v ← v − η·(g + w·v) for each parameter, to the bits of torch.optim.SGD: in one pass where PyTorch has one."""
-    values = model.views
+def _step(
+    values: list[Tensor], strides: list[tuple[int, ...]], gradients: list[Tensor], eta: float, decay: float
+) -> None:
+    """v ← v − η·(g + w·v) for each, to the bits of torch.optim.SGD: in one pass where PyTorch has one."""
     known = values[0].device.type in ("cpu", "cuda") and values[0].dtype in (torch.float32, torch.float64)
-    alike = list(map(Tensor.stride, gradients)) == model.strides or all(map(_laid_out_alike, values, gradients))
+    alike = list(map(Tensor.stride, gradients)) == strides or all(map(_laid_out_alike, values, gradients))
     if known and alike:
         torch._fused_sgd_(
             values,

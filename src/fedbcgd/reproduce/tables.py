@@ -9,11 +9,11 @@ from typing import Any
 
 import torch
 
-from fedbcgd.carriers.workers import cores
 from fedbcgd.errors import UserError
 from fedbcgd.experiments.batch import as_csv
 from fedbcgd.files import as_json, make_folder, write_text
 from fedbcgd.loop import Outcome
+from fedbcgd.processes import cores
 from fedbcgd.reproduce import figures
 from fedbcgd.reproduce.claims import judge
 from fedbcgd.reproduce.engine import Asked

@@ -1,0 +1,250 @@
+"""Worker processes: one thread each, with nothing of this process in them but the job that they are given.
+
+Most of a worker's start would be the import of torch. So one process has imported it, the nursery, and workers are forks of
+it, made in milliseconds, that share its memory. It is a fresh interpreter which never computes and sees no code of a user's.
+It is started before it is needed where that can be foreseen (`start_early`), serves the runs that follow, and leaves when
+nobody has asked for anything for a while. Where forks are not safe (macOS) every worker is an interpreter of its own.
+"""
+
+import atexit
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from multiprocessing.connection import Connection
+from typing import Any
+from weakref import WeakSet
+
+from fedbcgd.errors import WorkerLost
+
+FORKS = sys.platform == "linux"
+IDLE = 30.0  # seconds after which a nursery without workers leaves
+
+# One thread; and glibc keeps the memory of activations instead of mapping and unmapping it at every step.
+ENVIRONMENT = {
+    "OMP_NUM_THREADS": "1",
+    "MKL_NUM_THREADS": "1",
+    "OMP_PROC_BIND": "false",  # or every worker would sit on the first core
+    "MALLOC_MMAP_THRESHOLD_": "1073741824",
+    "MALLOC_TRIM_THRESHOLD_": "4294967296",
+    "MALLOC_TOP_PAD_": "268435456",
+}
+
+
+def cores() -> int:
+    """The cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+class Line:
+    """A connection for words that also carries descriptors."""
+
+    def __init__(self, end: socket.socket):
+        self._socket = end
+        self._words = Connection(os.dup(end.fileno()))
+
+    def send(self, words: Any, descriptors: Sequence[int] = ()) -> None:
+        self._words.send((words, len(descriptors)))
+        if descriptors:
+            socket.send_fds(self._socket, [b"."], list(descriptors))
+
+    def recv(self) -> Any:
+        """The words; followed by the descriptors, where some came along."""
+        words, count = self._words.recv()
+        if not count:
+            return words
+        return words, socket.recv_fds(self._socket, 1, count)[1]
+
+    def heard(self, seconds: float) -> bool:
+        return self._words.poll(seconds)
+
+    def fileno(self) -> int:
+        return self._words.fileno()
+
+    def close(self) -> None:
+        self._words.close()
+        self._socket.close()
+
+
+class Worker:
+    """One process and the line to it. `doing` is what it was told to do and has not answered yet."""
+
+    def __init__(self, pid: int, end: socket.socket, wait: Callable[[], int | None], nursery: "Nursery | None"):
+        self.pid = pid
+        self.line = Line(end)
+        self.doing: deque[tuple[Any, ...]] = deque()
+        self.ready = False
+        self.nursery = nursery
+        self._wait = wait
+        self._code: int | None = None
+
+    def give(self, sizes: tuple[int, ...], descriptors: Sequence[int]) -> None:
+        """Its job, as descriptors of memory. It says when it is ready for work."""
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # a dead one shows when its answer is read
+            self.line.send((sys.path, sizes), descriptors)
+
+    def tell(self, *words: Any) -> None:
+        self.doing.append(words)
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+            self.line.send(words)
+
+    @property
+    def orphaned(self) -> bool:
+        """Whether it went because the nursery did."""
+        return self.nursery is not None and not self.nursery.there
+
+    def end(self) -> None:
+        self.line.close()
+        if self._code is None and not self.orphaned:  # until it was waited for, its number is nobody else's
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.pid, signal.SIGKILL)
+            self._code = self._wait()
+
+    def how_it_ended(self) -> str:
+        self._code = None if self.orphaned else self._wait()
+        if self._code is None:
+            return "ended with the process that made it" if self.orphaned else "closed its connection"
+        if self._code < 0:
+            return f"was ended by {signal.Signals(-self._code).name}"
+        return f"left with exit code {self._code}"
+
+
+def start() -> Worker:
+    """A worker, that waits for its job."""
+    ours, theirs = socket.socketpair()
+    with theirs:
+        if not FORKS:
+            process = _spawn(theirs, "alone")
+            return Worker(process.pid, ours, lambda: _within(process, 10), None)
+        try:
+            nursery = _nursery()
+            pid = nursery.make(theirs)
+        except Gone:  # it may have left just as it was asked
+            try:
+                nursery = _nursery()
+                pid = nursery.make(theirs)
+            except Gone as error:
+                ours.close()
+                raise WorkerLost(
+                    f"no worker process could be started: {error}; workers=0 computes in this one"
+                ) from None
+    return Worker(pid, ours, lambda: nursery.ended(pid), nursery)
+
+
+def start_early() -> None:
+    """There will be workers: have their imports done meanwhile."""
+    if FORKS:
+        _nursery()
+
+
+class Gone(Exception):
+    pass
+
+
+class Nursery:
+    def __init__(self) -> None:
+        ours, theirs = socket.socketpair()
+        with theirs:
+            self._process = _spawn(theirs, "nursery", str(IDLE))
+        self._owner = os.getpid()
+        self._line = Line(ours)
+        self._lock = threading.Lock()
+
+    @property
+    def there(self) -> bool:
+        return self._owner == os.getpid() and self._process.poll() is None
+
+    def make(self, end: socket.socket) -> int:
+        """A fork that listens to this end of a line: its process number. It writes to where this process writes."""
+        environment = {**os.environ, **_environment()}
+        streams = [fd for fd in (1, 2) if _open(fd)]
+        return self._ask(("make", environment, os.getcwd(), streams), [end.fileno(), *streams])
+
+    def ended(self, pid: int) -> int | None:
+        """The exit code of a fork; None if it does not end."""
+        try:
+            return self._ask(("ended", pid))
+        except Gone:
+            return None
+
+    def _ask(self, words: Any, descriptors: Sequence[int] = ()) -> Any:
+        with self._lock:
+            try:
+                self._line.send(words, descriptors)
+                return self._line.recv()
+            except (EOFError, OSError) as error:
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    self._process.wait(10)
+                code = self._process.poll()
+                self.end()
+                raise Gone(f"the process that makes them left with exit code {code}") from error
+            except BaseException:  # interrupted: the answer would be taken for another one's
+                self.end()
+                raise
+
+    def end(self) -> None:
+        if self._owner == os.getpid():
+            self._line.close()
+            self._process.kill()
+            self._process.wait()
+
+    def __del__(self) -> None:
+        with contextlib.suppress(Exception):
+            self.end()
+
+
+# One for each thread: a process started by a thread is ended by the system when that thread ends.
+_mine = threading.local()
+_all: WeakSet[Nursery] = WeakSet()
+
+
+def _nursery() -> Nursery:
+    found: Nursery | None = getattr(_mine, "nursery", None)
+    if found is None or not found.there:
+        found = _mine.nursery = Nursery()
+        _all.add(found)
+    return found
+
+
+@atexit.register
+def _end_all() -> None:
+    for nursery in list(_all):
+        nursery.end()
+
+
+def _spawn(theirs: socket.socket, *how: str) -> "subprocess.Popen[bytes]":
+    # Ctrl-C is the parent's to handle: it is blocked in the child from its first moment on.
+    blocked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        return subprocess.Popen(
+            [sys.executable, "-P", "-m", "fedbcgd.carriers.worker", str(os.getpid()), str(theirs.fileno()), *how],
+            pass_fds=[theirs.fileno()],
+            env={**os.environ, **_environment()},
+            stdin=subprocess.DEVNULL,
+        )
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
+
+
+def _environment() -> dict[str, str]:
+    return {**ENVIRONMENT, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
+
+
+def _within(process: "subprocess.Popen[bytes]", seconds: float) -> int | None:
+    try:
+        return process.wait(seconds)
+    except subprocess.TimeoutExpired:
+        return None
+
+
+def _open(fd: int) -> bool:
+    try:
+        os.fstat(fd)
+    except OSError:
+        return False
+    return True
