@@ -9,6 +9,7 @@ nobody has asked for anything for a while. Where forks are not safe (macOS) ever
 import atexit
 import contextlib
 import os
+import resource
 import signal
 import socket
 import subprocess
@@ -45,6 +46,7 @@ class Line:
     """A connection for words that also carries descriptors."""
 
     def __init__(self, end: socket.socket):
+        end.setblocking(True)  # whatever the default timeout of this process is
         self._socket = end
         self._words = Connection(os.dup(end.fileno()))
 
@@ -116,23 +118,22 @@ class Worker:
 
 def start() -> Worker:
     """A worker, that waits for its job."""
-    ours, theirs = socket.socketpair()
+    ours, theirs = _pair()
     with theirs:
         if not FORKS:
             process = _spawn(theirs, "alone")
             return Worker(process.pid, ours, lambda: _within(process, 10), None)
-        try:
-            nursery = _nursery()
-            pid = nursery.make(theirs)
-        except Gone:  # it may have left just as it was asked
+        for last in (False, True):
             try:
                 nursery = _nursery()
                 pid = nursery.make(theirs)
-            except Gone as error:
-                ours.close()
-                raise WorkerLost(
-                    f"no worker process could be started: {error}; workers=0 computes in this one"
-                ) from None
+                break
+            except Gone as error:  # it may have left just as it was asked: so once more
+                if last:
+                    ours.close()
+                    raise WorkerLost(
+                        f"no worker process could be started: {error}; workers=0 computes in this one"
+                    ) from None
     return Worker(pid, ours, lambda: nursery.ended(pid), nursery)
 
 
@@ -148,10 +149,11 @@ class Gone(Exception):
 
 class Nursery:
     def __init__(self) -> None:
-        ours, theirs = socket.socketpair()
+        ours, theirs = _pair()
         with theirs:
-            self._process = _spawn(theirs, "nursery", str(IDLE))
+            self._process = _spawn(theirs, "nursery", str(IDLE), stdout=subprocess.DEVNULL)
         self._owner = os.getpid()
+        self.circumstances = _circumstances()
         self._line = Line(ours)
         self._lock = threading.Lock()
 
@@ -163,7 +165,13 @@ class Nursery:
         """A fork that listens to this end of a line: its process number. It writes to where this process writes."""
         environment = {**os.environ, **_environment()}
         streams = [fd for fd in (1, 2) if _open(fd)]
-        return self._ask(("make", environment, os.getcwd(), streams), [end.fileno(), *streams])
+        folder = ""
+        with contextlib.suppress(OSError):  # it may have been deleted
+            folder = os.getcwd()
+        made = self._ask(("make", environment, folder, streams), [end.fileno(), *streams])
+        if isinstance(made, int):
+            return made
+        raise Gone(made)
 
     def ended(self, pid: int) -> int | None:
         """The exit code of a fork; None if it does not end."""
@@ -205,6 +213,8 @@ _all: WeakSet[Nursery] = WeakSet()
 
 def _nursery() -> Nursery:
     found: Nursery | None = getattr(_mine, "nursery", None)
+    if found is not None and found.there and found.circumstances != _circumstances():
+        found.end()  # its forks would not have those of this process
     if found is None or not found.there:
         found = _mine.nursery = Nursery()
         _all.add(found)
@@ -217,7 +227,23 @@ def _end_all() -> None:
         nursery.end()
 
 
-def _spawn(theirs: socket.socket, *how: str) -> "subprocess.Popen[bytes]":
+def _pair() -> tuple[socket.socket, socket.socket]:
+    ours, theirs = socket.socketpair()
+    theirs.setblocking(True)
+    return ours, theirs
+
+
+def _circumstances() -> Any:
+    """What a process has from its parent, and could not be told."""
+    limits = [resource.getrlimit(getattr(resource, name)) for name in dir(resource) if name.startswith("RLIMIT_")]
+    umask = ""
+    with contextlib.suppress(OSError), open("/proc/self/status") as status:
+        umask = next((line for line in status if line.startswith("Umask")), "")
+    cpus = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else None
+    return limits, umask, cpus, os.getpriority(os.PRIO_PROCESS, 0)
+
+
+def _spawn(theirs: socket.socket, *how: str, stdout: int | None = None) -> "subprocess.Popen[bytes]":
     # Ctrl-C is the parent's to handle: it is blocked in the child from its first moment on.
     blocked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
@@ -226,6 +252,7 @@ def _spawn(theirs: socket.socket, *how: str) -> "subprocess.Popen[bytes]":
             pass_fds=[theirs.fileno()],
             env={**os.environ, **_environment()},
             stdin=subprocess.DEVNULL,
+            stdout=stdout,
         )
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, blocked)

@@ -17,7 +17,7 @@ from fedbcgd.algorithm import Algorithm, make_algorithm
 from fedbcgd.carriers import Carrier, InProcess, Workers
 from fedbcgd.carriers.inprocess import Transport
 from fedbcgd.carriers.where import Where
-from fedbcgd.data.sources import as_source, in_channels_last, pooled, to_device
+from fedbcgd.data.sources import Source, as_source, batch_in_channels_last, in_channels_last, pooled, to_device
 from fedbcgd.errors import Diverged, UserError
 from fedbcgd.flat import Layout
 from fedbcgd.job import Job
@@ -177,13 +177,13 @@ def make_job(
         raise UserError("channels_last: not with a 1×1 convolution that has a stride and fewer than 8 input channels")
     if channels_last:
         module = module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-        clients = in_channels_last(clients)
     layout = algorithm.uplink.layout(module)
+    data = None if test is None else as_source(test, "test")
+    if channels_last and takes_channels_last(module, clients, data, goal):
+        clients = in_channels_last(clients)
+        data = None if data is None else in_channels_last([data])[0]
     if algorithm.uplink.pooled:
         clients = [pooled(clients)]
-    data = None if test is None else as_source(test, "test")
-    if channels_last and data is not None:
-        data = in_channels_last([data])[0]
     if together is not None:
         _check_together(together, algorithm, layout, module, goal, clients)
     job = Job(algorithm, layout, module, goal, seed, clients, data, together)
@@ -346,7 +346,7 @@ def likes_channels_last(module: nn.Module, clients: Sequence[Any], goal: Objecti
     if not len(clients):
         return True
     probe = copy.deepcopy(module).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-    data = in_channels_last([clients[0]])[0]
+    data = as_source(clients[0], "client 0")
     device = next(module.parameters()).device
     try:
         with torch.random.fork_rng([]), one_thread():
@@ -355,10 +355,32 @@ def likes_channels_last(module: nn.Module, clients: Sequence[Any], goal: Objecti
     except RuntimeError as error:
         if "view size is not compatible" in str(error):
             log.info(
-                "the model uses .view on images or what convolutions give, so it is not computed in channels_last (reshape "
-                "can be)"
+                "the model uses .view on convolutions' outputs, so it is not computed in channels_last (reshape can be)"
             )
             return False
     except Exception:
         pass  # whatever else is wrong will show, and be explained, in training
+    return True
+
+
+def takes_channels_last(module: nn.Module, clients: Sequence[Any], test: Source | None, goal: Objective) -> bool:
+    """Whether loss and metrics also take images that lie in channels_last themselves, and not only weights that do."""
+    if not len(clients):
+        return False
+    probe, device = copy.deepcopy(module), next(module.parameters()).device
+    keep_within_bounds(probe)
+
+    def some(source: Source) -> Any:
+        rows = torch.arange(min(2, len(source)))
+        return to_device(batch_in_channels_last(source.gather(rows, stream(0, "probe"))), device)
+
+    try:
+        with torch.random.fork_rng([]), one_thread():
+            goal.loss(probe, some(as_source(clients[0], "client 0"))).backward()
+            if test is not None:
+                probe.eval()
+                with torch.no_grad():
+                    goal.metrics(probe, some(test))
+    except Exception:
+        return False
     return True

@@ -70,7 +70,7 @@ def test_one_nursery_serves_several_runs_and_its_workers_are_all_gone(net, toys,
     pids, started = [], []
     start, spawn = processes.start, processes._spawn
     monkeypatch.setattr("fedbcgd.carriers.workers.start", lambda: pids.append(start()) or pids[-1])
-    monkeypatch.setattr(processes, "_spawn", lambda *a: started.append(spawn(*a)) or started[-1])
+    monkeypatch.setattr(processes, "_spawn", lambda *a, **k: started.append(spawn(*a, **k)) or started[-1])
     for _ in range(3):
         go(net, toys)
     assert (len(pids), len(started)) == (6, 1)

@@ -182,7 +182,7 @@ def test_images_of_users_are_gathered_in_channels_last():
     whole = TensorDataset(x, y)
     given = [Subset(whole, [3, 1]), Subset(whole, [0, 8]), {"pixels": x, "other": torch.randn(9, 7)}, Items([1, 2])]
     one, two, mapped, items = in_channels_last(given)
-    assert one.tensors is two.tensors
+    assert one.like(two)
     for source, rows in ((one, [1, 0]), (two, [1, 1, 0])):
         at = source.rows[torch.tensor(rows)]
         images, labels = source.gather(torch.tensor(rows), stream(0, "a"))

@@ -22,6 +22,9 @@ from fedbcgd.processes import Line
 
 def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # blocked already; ignored also by whatever a user's code starts
+    signal.signal(
+        signal.SIGCHLD, signal.SIG_DFL
+    )  # a parent that ignores it hands that down, and forks could not be waited for
     parent, descriptor, how = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3:]
     _die_with(parent)
     line = Line(socket.socket(fileno=descriptor))
@@ -55,7 +58,11 @@ def nurse(line: Line, idle: float) -> Line:
             line.send(_ended(said[1]))
             continue
         (_, environment, folder, streams), (descriptor, *there) = said
-        fork = os.fork()
+        try:
+            fork = os.fork()
+        except OSError as error:
+            fork = -1
+            line.send(f"a process cannot be made: {error.strerror}")
         if not fork:
             _die_with(mine)
             line.close()
@@ -66,8 +73,9 @@ def nurse(line: Line, idle: float) -> Line:
             return Line(socket.socket(fileno=descriptor))
         for each in (descriptor, *there):
             os.close(each)
-        forks.add(fork)
-        line.send(fork)
+        if fork > 0:
+            forks.add(fork)
+            line.send(fork)
 
 
 def _ended(fork: int, seconds: float = 10) -> int | None:

@@ -29,6 +29,7 @@ from fedbcgd.job import Job
 from fedbcgd.messages import Plan, Task, Upload
 from fedbcgd.processes import Nursery, Worker, start
 from fedbcgd.server import Server
+from fedbcgd.signals import uninterrupted
 from fedbcgd.state import StateStore
 
 log = logging.getLogger("fedbcgd")
@@ -83,7 +84,10 @@ class _Round:
 
     def ahead(self, workers: int) -> bool:
         # The last ones go to whoever is free: one that waits behind another would make a round longer.
-        return self._carrier.lately < SHORT and len(self._todo) + len(self._near) >= workers
+        small = (
+            self._carrier.job.together or 1
+        ) <= 256  # what is told and answered fits into the line, whoever reads first
+        return small and self._carrier.lately < SHORT and len(self._todo) + len(self._near) >= workers
 
     def next(self) -> tuple[Any, ...] | None:
         # A slot is held until all earlier uploads are in: within this window there is one for everybody.
@@ -237,7 +241,7 @@ class Workers:
         while not finished():
             for held in (0, 1):  # first whoever has nothing to do
                 for worker in self._workers:
-                    if worker.ready and len(worker.doing) == held:
+                    if worker.ready and len(worker.doing) == held and not (held and worker.doing[0][0] == "evaluate"):
                         given = (
                             q for q in queues.values() if q is not None and (not held or q.ahead(len(self._workers)))
                         )
@@ -270,9 +274,10 @@ class Workers:
 
     def _watch(self, descriptors: Iterable[int]) -> None:
         """Who is listened to from now on."""
-        self._poll, self._watched = select.poll(), set(descriptors)
-        for fd in self._watched:
+        self._poll = select.poll()
+        for fd in descriptors:
             self._poll.register(fd, select.POLLIN)
+        self._watched = set(descriptors)
 
     def _replace(self, k: int, doing: tuple[Any, ...] | None) -> None:
         worker = self._workers[k]
@@ -306,12 +311,13 @@ class Workers:
         raise error
 
     def close(self) -> None:
-        for worker in self._workers:
-            worker.end()
-        self._workers = []
-        for fd in self._fds:
-            os.close(fd)
-        self._fds = []
+        with uninterrupted():
+            for worker in self._workers:
+                worker.end()
+            self._workers = []
+            for fd in self._fds:
+                os.close(fd)
+            self._fds = []
 
 
 def _redone(doing: tuple[Any, ...] | None) -> str:

@@ -97,6 +97,8 @@ def expect_workers(config: Path, sets: list[str] | None) -> None:
         run = tomllib.loads(config.read_text(encoding="utf-8")).get("run", {})
     except (OSError, ValueError):
         return
+    if not isinstance(run, dict):
+        return
     given = {key.strip(): value.strip(" '\"") for key, _, value in (text.partition("=") for text in sets or [])}
     chosen = {key: given.get(f"run.{key}", str(run.get(key, ""))) for key in ("workers", "carrier", "device")}
     if chosen["workers"] != "0" and chosen["carrier"] in ("", "workers") and chosen["device"] in ("", "cpu"):

@@ -1,5 +1,6 @@
 """What a client holds: something with a length that gives the batch of some rows."""
 
+import contextlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from math import prod
 from typing import Any, Protocol, overload, runtime_checkable
@@ -11,6 +12,8 @@ from torch.utils.data import Subset, TensorDataset, default_collate
 
 from fedbcgd.data.images import Images
 from fedbcgd.errors import UserError
+
+LAID_OUT = 1 << 32  # bytes of users' images that are copied into another layout
 
 
 @runtime_checkable
@@ -47,12 +50,6 @@ class Tensors:
             return {key: _rows_of(t, at) for key, t in self.tensors.items()}
         return tuple([_rows_of(t, at) for t in self.tensors])
 
-    def channels_last(self) -> "Tensors":
-        """The same with images laid out so that a batch of them is in channels_last."""
-        if isinstance(self.tensors, Mapping):
-            return Tensors({key: _laid_out_last(t) for key, t in self.tensors.items()}, self.rows)
-        return Tensors(tuple(map(_laid_out_last, self.tensors)), self.rows)
-
     @property
     def positions(self) -> Tensor:
         """Of its examples, in the tensors."""
@@ -61,15 +58,27 @@ class Tensors:
     def subset(self, rows: Tensor) -> "Tensors":
         return Tensors(self.tensors, rows if self.rows is None else self.rows[rows])
 
-    def to(self, device: torch.device, tensors: Any = None) -> "Tensors":
-        """The same on a device; `tensors` are there already."""
+    def changed(self, change: Callable[[Tensor], Tensor], rows: Tensor | None = None) -> "Tensors":
+        """The same with each tensor changed, and other rows, if any are given."""
+        rows = self.rows if rows is None else rows
+        if isinstance(self.tensors, Mapping):
+            return Tensors({key: change(t) for key, t in self.tensors.items()}, rows)
+        return Tensors(tuple([change(t) for t in self.tensors]), rows)
+
+    def like(self, other: "Tensors") -> bool:
+        """Whether both look into the same tensors."""
+        if (
+            isinstance(self.tensors, Mapping)
+            and isinstance(other.tensors, Mapping)
+            and [*self.tensors] != [*other.tensors]
+        ):
+            return False
+        mine, theirs = [*self._columns()], [*other._columns()]
+        return type(self.tensors) is type(other.tensors) and list(map(id, mine)) == list(map(id, theirs))
+
+    def to(self, device: torch.device) -> "Tensors":
         rows = None if self.rows is None else self.rows.to(device)
-        return Tensors(to_device(self.tensors, device) if tensors is None else tensors, rows)
-
-
-def _laid_out_last(t: Tensor) -> Tensor:
-    images = t.ndim == 4 and t.is_floating_point()
-    return t.contiguous(memory_format=torch.channels_last) if images else t
+        return self.changed(lambda t: to_device(t, device), rows)
 
 
 def _rows_of(t: Tensor, at: Tensor) -> Tensor:
@@ -97,9 +106,9 @@ def pooled(clients: Sequence[Any]) -> Source:
         return clients.data.subset(clients.rows)
     sources = [as_source(data, f"client {k}") for k, data in enumerate(clients)]
     first = sources[0]
-    if isinstance(first, Images) and all(isinstance(s, Images) and s.like(first) for s in sources):
+    if type(first) is Images and all(type(s) is Images and s.like(first) for s in sources):
         return first.of_all(torch.cat([s.positions for s in sources]))  # type: ignore[attr-defined]
-    if isinstance(first, Tensors) and all(isinstance(s, Tensors) and s.tensors is first.tensors for s in sources):
+    if type(first) is Tensors and all(type(s) is Tensors and s.like(first) for s in sources):
         return Tensors(first.tensors, torch.cat([s.positions for s in sources]))  # type: ignore[attr-defined]
     return Pooled(sources)
 
@@ -212,37 +221,75 @@ def on_device(clients: Sequence[Any], device: torch.device) -> Sequence[Any]:
         return clients.to(device)
     if not isinstance(clients, (list, tuple)):
         return clients
-    moved: dict[int, Any] = {}  # data sets that clients share stay shared
-    return [_on_device(as_source(data, f"client {k}"), device, moved) for k, data in enumerate(clients)]
+    move, residents = _once(lambda t: to_device(t, device)), {}  # what clients share stays shared
 
-
-def _on_device(source: Source, device: torch.device, moved: dict[int, Any]) -> Source:
-    if not isinstance(source, (Images, Tensors)):
+    def moved(source: Source) -> Source:
+        if isinstance(source, Images):
+            resident = source.resident
+            if id(resident) not in residents:
+                residents[id(resident)] = resident, resident.to(device)
+            return source.to(device, residents[id(resident)][1])
+        if isinstance(source, Pooled):
+            return _united([moved(s) for s in source.sources])
+        if type(source) is Tensors:
+            return source.changed(move, None if source.rows is None else source.rows.to(device))
         return source
-    shared = source.resident if isinstance(source, Images) else source.tensors
-    if id(shared) not in moved:
-        there = source.to(device)
-        moved[id(shared)] = shared, there.resident if isinstance(there, Images) else there.tensors
-    return source.to(device, moved[id(shared)][1])
+
+    return [moved(as_source(data, f"client {k}")) for k, data in enumerate(clients)]
+
+
+def _united(sources: list[Source]) -> Source:
+    """All that they hold as one set of tensors, where they hold tensors that fit."""
+    if all(type(s) is Tensors for s in sources):
+        whole: list[Any] = [s.gather(s.positions, np.random.default_rng(0)) for s in sources]  # type: ignore[attr-defined]
+        with contextlib.suppress(RuntimeError, KeyError, ValueError):  # of other shapes, or with other names
+            order = torch.arange(sum(map(len, sources)), device=sources[0].device)  # type: ignore[attr-defined]
+            return Tensors(_joined(whole, order))
+    return Pooled(sources)
 
 
 def in_channels_last(clients: Sequence[Any]) -> Sequence[Any]:
     """Images among the clients' tensors laid out as convolutions in channels_last read them, once instead of with every
-    batch. (Our own images lie so from the start.)"""
+    batch; unless that would take gigabytes. (Our own images lie so from the start.)"""
     if isinstance(clients, Parts):
-        return Parts(_laid_out(clients.data, {}), clients.rows, clients.ends)
+        return Parts(in_channels_last([clients.data])[0], clients.rows, clients.ends)
     if not isinstance(clients, (list, tuple)):
         return clients
-    done: dict[int, Any] = {}  # data sets that clients share stay shared
-    return [_laid_out(as_source(data, f"client {k}"), done) for k, data in enumerate(clients)]
+    sources = [as_source(data, f"client {k}") for k, data in enumerate(clients)]
+    images = {_identity(t): t.nbytes for s in sources if type(s) is Tensors for t in s._columns() if _images(t)}
+    if sum(images.values()) > LAID_OUT:
+        return clients
+    lay_out = _once(lambda t: t.contiguous(memory_format=torch.channels_last) if _images(t) else t)
+    return [s.changed(lay_out) if type(s) is Tensors else s for s in sources]
 
 
-def _laid_out(source: Any, done: dict[int, Any]) -> Any:
-    if not isinstance(source, Tensors):
-        return source
-    if id(source.tensors) not in done:
-        done[id(source.tensors)] = source.tensors, source.channels_last().tensors
-    return Tensors(done[id(source.tensors)][1], source.rows)
+def batch_in_channels_last(batch: Any) -> Any:
+    if isinstance(batch, Tensor):
+        return batch.contiguous(memory_format=torch.channels_last) if _images(batch) else batch
+    if isinstance(batch, Mapping):
+        return {key: batch_in_channels_last(value) for key, value in batch.items()}
+    return tuple(map(batch_in_channels_last, batch)) if isinstance(batch, (tuple, list)) else batch
+
+
+def _images(t: Tensor) -> bool:
+    return t.ndim == 4 and t.is_floating_point()
+
+
+def _identity(t: Tensor) -> Any:
+    return t.data_ptr(), t.shape, t.stride(), t.dtype, t.device
+
+
+def _once(change: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+    """The same change, but of tensors over the same memory only once: they become one."""
+    done: dict[Any, tuple[Tensor, Tensor]] = {}  # with the first one, so that its memory is nobody else's
+
+    def changed(t: Tensor) -> Tensor:
+        key = _identity(t)
+        if key not in done:
+            done[key] = t, change(t)
+        return done[key][1]
+
+    return changed
 
 
 def as_source(data: Any, where: str) -> Source:
@@ -252,7 +299,8 @@ def as_source(data: Any, where: str) -> Source:
     elif type(data) is TensorDataset:  # a subclass may do more in __getitem__
         source = Tensors(data.tensors)
     elif type(data) is Subset and type(data.dataset) is TensorDataset:
-        source = Tensors(data.dataset.tensors, torch.as_tensor(data.indices))
+        rows = torch.as_tensor(data.indices)
+        source = Tensors(data.dataset.tensors, torch.where(rows < 0, rows + len(data.dataset), rows))
     elif isinstance(data, Mapping):
         source = Tensors(_columns(data, where))
     elif isinstance(data, (tuple, list)) and data and _array(data[0]) and (isinstance(data, tuple) or len(data) == 2):

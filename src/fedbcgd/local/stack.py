@@ -42,6 +42,16 @@ def offer(module: nn.Module) -> Offer | None:
     return getattr(module, "stacked_gradient", None)
 
 
+def offered_step(module: nn.Module) -> Step | None:
+    """Its own step, unless a subclass has another gradient since."""
+    for owner in (module, *type(module).__mro__):
+        if "stacked_step" in vars(owner):
+            return getattr(module, "stacked_step")  # noqa: B009
+        if "stacked_gradient" in vars(owner):
+            break
+    return None
+
+
 class Rows(Gradients):
     """Memory for so many clients: their models and gradients, whole and by parameter."""
 
@@ -86,8 +96,9 @@ class Stack(Work):
         stacked_gradient = offer(module)
         assert stacked_gradient is not None
         self._stacked_gradient = stacked_gradient
-        self._stacked_step: Step | None = getattr(module, "stacked_step", None)
+        self._stacked_step = offered_step(module)
         self._gather, self._example = together(sources, x.device)
+        self._home = getattr(sources[0], "device", "cpu")
         self._examples = len(sources[0])
         self._rngs = rngs
         self._rows = self._gradients = rows
@@ -104,7 +115,7 @@ class Stack(Work):
 
     def _epoch(self) -> list[Minibatch]:
         order = torch.from_numpy(np.stack([rng.permutation(self._examples) for rng in self._rngs]))
-        order = order.to(self.y.device)  # once an epoch, not with every batch
+        order = order.to(self._home)  # once an epoch, not with every batch
         size = self._rule.batch_size
         parts = order.split(size, dim=1)
         if order.numel() * self._example > AT_ONCE:

@@ -1,5 +1,6 @@
 """Faults on purpose, all from the seed: clients that vanish, uploads that arrive damaged, workers that are killed."""
 
+import contextlib
 import dataclasses
 import os
 import signal
@@ -78,7 +79,8 @@ class Door:
     def receive(self, upload: Upload) -> Receipt:
         if self._victim is not None:
             pids: list[int] = self._carrier.pids()  # type: ignore[attr-defined]
-            os.kill(int(self._victim.choice(pids)), signal.SIGKILL)
+            with contextlib.suppress(ProcessLookupError):  # gone already
+                os.kill(int(self._victim.choice(pids)), signal.SIGKILL)
             self._victim = None
         return self._server.receive(damaged(upload, self._corrupt, self._seed))
 
