@@ -118,10 +118,11 @@ def test_threads_have_nurseries_of_their_own(net, toys, fresh):
     """One that ends takes its processes with it, and nobody else's."""
     expected, results = weights(go(net, toys, workers=0)), []
 
-    def run():
-        results.append(weights(go(net, toys)))
+    def run(made):
+        results.append(weights(go(lambda: made, toys)))
 
-    threads = [threading.Thread(target=run) for _ in range(2)]
+    # Made here: torch's generator, that weights are drawn from, is one for all threads.
+    threads = [threading.Thread(target=run, args=(net(),)) for _ in range(2)]
     for thread in threads:
         thread.start()
     for thread in threads:
