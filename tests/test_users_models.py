@@ -53,6 +53,72 @@ def test_channels_last_is_used_where_it_can_be():
     assert seen[-1] == (9, 1, 3, 1)
 
 
+def in_colour(n=6, clients=3):
+    g = torch.Generator().manual_seed(0)
+    return [(torch.randn(n, 3, 8, 8, generator=g), torch.randint(3, (n,), generator=g)) for _ in range(clients)]
+
+
+class Colours(Tutorial):
+    def __init__(self):
+        super().__init__()
+        self.conv = nn.Conv2d(3, 4, 3)
+
+    def forward(self, x):
+        return self.fc(F.max_pool2d(F.relu(self.conv(x)), 2).flatten(1))
+
+
+def plain_loss(model, batch):
+    """Looks at the images by `.view`, as an autoencoder's would."""
+    return F.cross_entropy(model(batch[0]), batch[1]) + 0 * batch[0].view(len(batch[0]), -1).mean()
+
+
+def plain_metrics(model, batch):
+    return {"brightness": batch[0].view(len(batch[0]), -1).mean()}
+
+
+@pytest.mark.parametrize("goal", [{}, {"loss": plain_loss}, {"metrics": plain_metrics}])
+@pytest.mark.parametrize("given", [None, True])
+def test_images_lie_in_channels_last_only_where_loss_and_metrics_take_them(goal, given):
+    """The weights do all the same."""
+    clients = in_colour()
+    test = clients[0]
+    job = make_job(
+        Colours(), clients, fedbcgd.make_algorithm("fedavg"), test, 0, *map(goal.get, ("loss", "metrics")),
+        channels_last=given,
+    )  # fmt: skip
+    assert job.module.conv.weight.is_contiguous(memory_format=torch.channels_last)
+    held = [fedbcgd.data.sources.as_source(data, "client").tensors[0] for data in (*job.clients, job.test)]
+    assert [x.is_contiguous() for x in held] == [bool(goal)] * 4
+    result = simulate(Colours(), clients, "fedavg", rounds=2, workers=0, test=test, channels_last=given, **goal)
+    assert result.rounds == 2
+
+
+def test_metrics_count_only_where_there_is_something_to_measure():
+    job = make_job(Colours(), in_colour(), fedbcgd.make_algorithm("fedavg"), None, 0, metrics=plain_metrics)
+    assert not job.clients[0].tensors[0].is_contiguous()
+
+
+def test_trying_channels_last_out_leaves_no_trace():
+    """Neither in the model that is trained nor among the draws of whoever calls."""
+
+    class Normed(Colours):
+        def __init__(self):
+            super().__init__()
+            self.norm = nn.BatchNorm2d(3)
+
+        def forward(self, x):
+            return super().forward(F.dropout(self.norm(x)))
+
+    torch.manual_seed(0)
+    model = Normed()
+    draws = torch.get_rng_state()
+    job = make_job(model, in_colour(), fedbcgd.make_algorithm("fedavg"), in_colour()[0], 0)
+    assert torch.equal(torch.get_rng_state(), draws)
+    assert job.module.norm.running_mean.abs().max() == 0
+    assert job.module.training
+    assert all(p.grad is None for p in job.module.parameters())
+
+
 class Narrow(nn.Module):
     """With a shortcut of a few channels, whose backward pass in channels_last damages memory on some machines."""
 

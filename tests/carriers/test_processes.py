@@ -1,7 +1,10 @@
 """Where worker processes come from."""
 
 import os
+import resource
+import select
 import signal
+import socket
 import subprocess
 import sys
 import textwrap
@@ -111,6 +114,173 @@ def test_a_nursery_that_cannot_start_is_one_message(fresh, monkeypatch, tmp_path
     monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
     with pytest.raises(WorkerLost, match=r"no worker process could be started.*exit code 7.*workers=0"):
         processes.start()
+
+
+@linux
+def test_a_nursery_that_cannot_fork_is_one_message_too(fresh, monkeypatch, tmp_path):
+    """It stays, for when there is room again."""
+    (tmp_path / "sitecustomize.py").write_text(
+        "import errno, os, sys\n"
+        "def fork(made=os.fork):\n"
+        f"    if os.path.exists({str(tmp_path / 'full')!r}):\n"
+        "        raise BlockingIOError(errno.EAGAIN, 'no room')\n"
+        "    return made()\n"
+        "os.fork = fork\n"
+    )
+    (tmp_path / "full").touch()
+    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
+    before = len(os.listdir("/proc/self/fd"))
+    with pytest.raises(WorkerLost, match=r"no worker process could be started.*cannot be made: no room.*workers=0"):
+        processes.start()
+    nursery = processes._mine.nursery
+    assert len(os.listdir("/proc/self/fd")) <= before + 2, "the line to the nursery"
+    (tmp_path / "full").unlink()
+    worker = processes.start()
+    assert worker.nursery is nursery
+    worker.end()
+
+
+@linux
+def test_a_parent_that_ignores_its_children(fresh):
+    """What it ignores its children would ignore too, and a nursery waits for its forks."""
+    before = signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    try:
+        killed = processes.start()
+        os.kill(killed.pid, signal.SIGKILL)
+        assert killed.how_it_ended() == "was ended by SIGKILL"
+        assert killed.nursery.there
+    finally:
+        signal.signal(signal.SIGCHLD, before)
+    killed.end()
+
+
+@pytest.fixture
+def impatient():
+    before = socket.getdefaulttimeout()
+    socket.setdefaulttimeout(5)
+    yield
+    socket.setdefaulttimeout(before)
+
+
+@pytest.mark.parametrize("forks", [pytest.param(True, marks=linux), False])
+def test_a_timeout_for_sockets_is_not_for_ours(fresh, impatient, monkeypatch, forks):
+    monkeypatch.setattr(processes, "FORKS", forks)
+    worker = processes.start()
+    assert os.get_blocking(worker.line.fileno())
+    time.sleep(0.3)  # it waits for its job
+    worker.line.close()
+    assert worker.how_it_ended() == "left with exit code 0"
+
+
+@linux
+def test_a_folder_that_is_deleted(net, toys, fresh, monkeypatch, tmp_path):
+    processes.start().end()
+    here = tmp_path / "here"
+    here.mkdir()
+    monkeypatch.chdir(here)
+    here.rmdir()
+    assert torch.equal(weights(go(net, toys)), weights(go(net, toys, workers=0)))
+
+
+def in_a_thread(what):
+    """Affinity and niceness belong to a thread, and end with it."""
+    failed = []
+
+    def run():
+        try:
+            what()
+        except BaseException as error:
+            failed.append(error)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join(60)
+    for error in failed:
+        raise error
+
+
+def lower_limit():
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (soft - 1, hard))
+
+
+CHANGES = {
+    "limits": (lower_limit, lambda pid: resource.prlimit(pid, resource.RLIMIT_NOFILE)),
+    "umask": (
+        lambda: os.umask(0o27),
+        lambda pid: Path(f"/proc/{pid}/status").read_text().split("Umask:")[1].split()[0],
+    ),
+    "cores": (lambda: os.sched_setaffinity(0, {min(os.sched_getaffinity(0))}), os.sched_getaffinity),
+    "niceness": (lambda: os.nice(1), lambda pid: os.getpriority(os.PRIO_PROCESS, pid)),
+}
+
+
+@linux
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_nursery_that_began_in_other_circumstances_is_replaced(fresh, change):
+    make, seen = CHANGES[change]
+    if change == "cores" and processes.cores() == 1:
+        pytest.skip("there is one core")
+    limit, umask = resource.getrlimit(resource.RLIMIT_NOFILE), os.umask(0o22)
+
+    def check():
+        first = processes._nursery()
+        assert processes._nursery() is first
+        before = seen(first._process.pid)
+        make()
+        second = processes._nursery()
+        assert not first.there
+        assert processes._nursery() is second
+        mine = seen(threading.get_native_id())
+        assert seen(second._process.pid) == mine != before
+        second.end()
+
+    try:
+        in_a_thread(check)
+    finally:
+        os.umask(umask)
+        resource.setrlimit(resource.RLIMIT_NOFILE, limit)
+
+
+@linux
+def test_a_run_goes_on_when_its_nursery_is_replaced(net, toys, fresh):
+    """By another run within it, in other circumstances."""
+    umask = os.umask(0o22)
+    inner = []
+
+    def callback(info):
+        if not inner:
+            os.umask(0o27)
+            inner.append(weights(go(net, toys)))
+
+    try:
+        outer = weights(go(net, toys, callbacks=[callback]))
+    finally:
+        os.umask(umask)
+    expected = weights(go(net, toys, workers=0))
+    assert torch.equal(outer, expected)
+    assert torch.equal(inner[0], expected)
+
+
+@linux
+def test_a_nursery_does_not_hold_the_output_open(fresh):
+    """Whoever reads it from a pipe sees its end when this process closes it, not when the nursery leaves."""
+    reading, writing = os.pipe()
+    output = os.dup(1)
+    os.dup2(writing, 1)
+    try:
+        nursery = processes._nursery()
+    finally:
+        os.dup2(output, 1)
+        os.close(output)
+        os.close(writing)
+    try:
+        assert nursery.there
+        assert select.select([reading], [], [], 1)[0], "nobody writes any more"
+        assert os.read(reading, 1) == b""
+    finally:
+        os.close(reading)
+        nursery.end()
 
 
 @linux

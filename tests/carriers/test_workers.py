@@ -8,6 +8,7 @@ import sys
 import textwrap
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -341,6 +342,50 @@ def test_a_worker_killed_with_two_tasks_in_hand(toys, net, monkeypatch, caplog):
     assert disturbed.ledger.lost == disturbed.ledger.refused == 0
 
 
+def test_a_unit_of_many_clients_is_not_handed_out_ahead(net, toys):
+    """Two processes that both write more than the line between them holds would wait for each other."""
+    algorithm = fedbcgd.make_algorithm("fedavg")
+    job = make_job(net(), toys(), algorithm, None, 0)
+    server = make_server(job, 5, Stop(rounds=9))
+    plan = server.plan()
+    for together, ahead in ((None, True), (256, True), (257, False)):
+        job.together = together
+        carrier = SimpleNamespace(job=job, lately=0.0)
+        assert workers_module._Round(carrier, server, plan, 8).ahead(1) is ahead
+
+
+def test_no_task_waits_behind_an_evaluation(toys, net, monkeypatch):
+    """However short tasks are: a batch of an evaluation is not."""
+    monkeypatch.setattr(workers_module, "SHORT", 1e9)
+    algorithm = fedbcgd.make_algorithm("fedavg", batch_size=3, local_epochs=1)
+    job = make_job(net(), toys(), algorithm, toys((700,))[0], 0)
+    store = StateStore((), job.layout.dim, job.layout.dtype)
+    server = make_server(job, 5, Stop(rounds=9))
+    carrier = workers_module.Workers(job, store, 1, 5)
+    tell, held = workers_module.Worker.tell, []
+
+    def watched(self, *words):
+        held.append((*(each[0] for each in self.doing), words[0]))
+        tell(self, *words)
+
+    monkeypatch.setattr(workers_module.Worker, "tell", watched)
+    try:
+        carrier.lately = 0.0
+        carrier.begin_evaluation(server.x)
+        worker = carrier._workers[0]
+        worker.ready = worker.line.recv() == ("ready",)
+        worker.tell(*carrier._evaluation.next())
+        carrier.carry(server, server.plan())
+        assert server.commit().accepted == 5
+        assert carrier.finish_evaluation()["loss"] > 0
+    finally:
+        carrier.close()
+        store.close()
+    assert held[:2] == [("evaluate",), ("fit",)]
+    assert ("fit", "fit") in held
+    assert ("evaluate", "fit") not in held
+
+
 class Words:
     """What the workers were told, in order."""
 
@@ -444,3 +489,44 @@ def test_answers_of_a_round_that_was_broken_off_do_not_count(net, toys):
             store.close()
         ends.append(server.x)
     assert torch.equal(*ends)
+
+
+def test_ctrl_c_while_workers_are_ended_leaves_none(net, toys, monkeypatch):
+    algorithm = fedbcgd.make_algorithm("fedavg")
+    job = make_job(net(), toys(), algorithm, None, 0)
+    store = StateStore((), job.layout.dim, job.layout.dtype)
+    before = len(os.listdir("/proc/self/fd"))
+    carrier = workers_module.Workers(job, store, 2)
+    pids, end = carrier.pids(), workers_module.Worker.end
+
+    def interrupted(self):
+        os.kill(os.getpid(), signal.SIGINT)
+        end(self)
+
+    monkeypatch.setattr(workers_module.Worker, "end", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        carrier.close()
+    assert all(map(gone, pids))
+    assert len(os.listdir("/proc/self/fd")) <= before + 2, "of a nursery, if there was none before"
+    store.close()
+
+
+def test_ctrl_c_while_it_is_chosen_whom_to_listen_to(monkeypatch):
+    """Only those count as heard who are listened to: the next call chooses again."""
+    reading, writing = os.pipe()
+
+    class Interrupted:
+        def register(self, fd, what):
+            raise KeyboardInterrupt
+
+    carrier = SimpleNamespace(_watched=set())
+    with monkeypatch.context() as patch:
+        patch.setattr(workers_module.select, "poll", Interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            workers_module.Workers._watch(carrier, {reading: 0}.keys())
+    assert carrier._watched == set()
+    workers_module.Workers._watch(carrier, {reading: 0}.keys())
+    assert carrier._watched == {reading}
+    os.close(writing)
+    assert carrier._poll.poll(0)
+    os.close(reading)

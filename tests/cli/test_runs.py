@@ -102,6 +102,42 @@ def test_mistakes(place, args, words):
     assert not (place / "x").exists() or not (place / "x" / "summary.json").exists()
 
 
+@pytest.mark.parametrize("text", ["run = 3", 'run = "workers"', "[[run]]\nworkers = 2"])
+def test_a_run_that_is_no_table(place, text):
+    (place / "run.toml").write_text(text)
+    done = fedbcgd("run", "run.toml", "--out", "x", cwd=place, check=2)
+    assert "run" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("text", "sets", "early"),
+    [
+        ("", [], True),
+        ("[run]\nworkers = 2", [], True),
+        ("[run]\nworkers = 2", ["run.workers=0"], False),
+        ("[run]\nworkers = 0", None, False),
+        ("[run]\nworkers = 0", ["run.workers = 1"], True),
+        ("[run]\ncarrier = 'ray'", None, False),
+        ("[run]\ndevice = 'cuda'", None, False),
+        ("run = 3", None, False),
+        ("[[run]]\nworkers = 2", None, False),
+        ("no toml", None, False),
+    ],
+)
+def test_workers_are_prepared_where_a_file_looks_as_if_it_had_some(tmp_path, monkeypatch, text, sets, early):
+    """Whatever is wrong with the file is said by others."""
+    from fedbcgd import processes
+    from fedbcgd.cli.common import expect_workers
+
+    started = []
+    monkeypatch.setattr(processes, "start_early", lambda: started.append(True))
+    (tmp_path / "run.toml").write_text(text)
+    expect_workers(tmp_path / "run.toml", sets)
+    assert started == [True] * early
+    expect_workers(tmp_path / "absent.toml", sets)
+    assert len(started) == early
+
+
 def test_compare_keeps_what_is_finished(place):
     (place / "run.toml").write_text(QUICK + "[compare.fedavg]\nlr = 0.05\n")
     args = [

@@ -12,7 +12,19 @@ from torch.utils.data import Subset, TensorDataset
 from fedbcgd import UserError, make_algorithm, simulate
 from fedbcgd.carriers.shared import _Freeze
 from fedbcgd.data.images import Images, crop_and_flip, crop_and_flip_there
-from fedbcgd.data.sources import Items, Parts, Tensors, as_source, in_channels_last, on_device, pooled, split
+from fedbcgd.data import sources
+from fedbcgd.data.sources import (
+    Items,
+    Parts,
+    Pooled,
+    Tensors,
+    as_source,
+    batch_in_channels_last,
+    in_channels_last,
+    on_device,
+    pooled,
+    split,
+)
 from fedbcgd.evaluation import evaluate_span
 from fedbcgd.flat import FlatModel
 from fedbcgd.local.work import Gradients, Minibatch, Work
@@ -194,6 +206,143 @@ def test_images_of_users_are_gathered_in_channels_last():
     assert items is given[3]
     bytes_ = torch.zeros(2, 3, 4, 5, dtype=torch.uint8)
     assert in_channels_last([(bytes_, y[:2])])[0].tensors[0].stride() == bytes_.stride()
+
+
+def last(t):
+    return t.is_contiguous(memory_format=torch.channels_last) and not t.is_contiguous()
+
+
+def test_what_looks_into_the_same_tensors():
+    x, y = torch.randn(4, 2), torch.arange(4)
+    pair = Tensors((x, y))
+    assert pair.like(Tensors((x, y), torch.arange(2)))
+    assert not pair.like(Tensors((y, x)))
+    assert not pair.like(Tensors((x, y.clone())))
+    assert not pair.like(Tensors((x,)))
+    named = Tensors({"x": x, "y": y})
+    assert named.like(Tensors({"x": x, "y": y}, torch.arange(2)))
+    assert not named.like(pair)
+    assert not pair.like(named)
+    assert not named.like(Tensors({"x": x, "z": y}))
+    assert not named.like(Tensors({"x": y, "y": x}))
+
+
+def shared_by_clients():
+    """Tuples, data sets and tensors of their own over the same memory."""
+    x, y = torch.randn(9, 3, 4, 5), torch.arange(9)
+    array = x.numpy(), y.numpy()
+    return x, [(x, y), TensorDataset(x, y), array, array, Subset(TensorDataset(x, y), [2, -1]), {"x": x, "y": y}]
+
+
+@pytest.mark.parametrize("change", [in_channels_last, lambda clients: on_device(clients, META)])
+def test_what_clients_share_by_memory_stays_shared(change):
+    x, clients = shared_by_clients()
+    other = x.clone()
+    *same, alone, part = change([*clients, (other, other), (x[:5], x[:5])])
+    columns = [[*source._columns()] for source in same]
+    assert {id(c[0]) for c in columns} == {id(columns[0][0])}
+    assert {id(c[1]) for c in columns} == {id(columns[0][1])}
+    assert all(s.like(same[0]) for s in same[:-1])
+    assert alone.tensors[0] is alone.tensors[1]
+    assert len({id(s.tensors[0]) for s in (same[0], alone, part)}) == 3
+
+
+def test_images_are_laid_out_unless_that_takes_too_much(monkeypatch):
+    """What clients share counts once."""
+    x, clients = shared_by_clients()
+    parts = split(Tensors((x, torch.arange(9))), [np.arange(4), np.arange(4, 9)])
+    monkeypatch.setattr(sources, "LAID_OUT", x.nbytes)
+    assert all(last(next(iter(source._columns()))) for source in in_channels_last(clients))
+    assert last(in_channels_last(parts).data.tensors[0])
+    monkeypatch.setattr(sources, "LAID_OUT", x.nbytes - 1)
+    assert in_channels_last(clients) is clients
+    assert in_channels_last(parts).data.tensors[0] is x
+    other = [(x.to(torch.uint8), x[:, 0]), Items([1, 2])]
+    assert in_channels_last([*other, clients[0]])[0] is other[0]
+    assert in_channels_last(other)[0].tensors[1] is other[0][1], "these are no images"
+
+
+class Halved(Tensors):
+    def gather(self, rows, rng):
+        x, y = super().gather(rows, rng)
+        return x / 2, y
+
+
+class Inverted(Images):
+    def gather(self, rows, rng):
+        x, y = super().gather(rows, rng)
+        return -x, y
+
+
+def test_subclasses_say_what_they_give():
+    """They may do more in `gather` than their tensors show, wherever they are."""
+    x, y = torch.randn(6, 3, 4, 5), torch.arange(6)
+    whole = images(6, 3)
+    inverted = Inverted(whole.images, whole.labels, whole.mean, whole.std)
+    rows, rng, cpu = torch.arange(6), stream(0, "a"), torch.device("cpu")
+    for source, expected in ((Halved((x, y)), x / 2), (inverted, -whole.gather(rows, rng)[0])):
+        for other in (*in_channels_last([source]), *on_device([source], cpu)):
+            assert torch.equal(other.gather(rows, rng)[0], expected)
+        one = pooled([source, source])
+        for both in (one, *in_channels_last([one]), *on_device([one], cpu)):
+            assert torch.equal(both.gather(torch.arange(12), rng)[0], torch.cat([expected, expected]))
+    mixed = Tensors((x, y)), Halved((x, y))
+    assert torch.equal(pooled(mixed).gather(torch.arange(12), rng)[0], torch.cat([x, x / 2]))
+
+
+def test_a_subset_may_count_from_the_end():
+    x = torch.arange(10.0)
+    subset = Subset(TensorDataset(x, -x), [-1, 3, -10, 0])
+    source = as_source(subset, "client 0")
+    got, _ = source.gather(torch.arange(4), stream(0, "a"))
+    assert got.tolist() == [float(subset[k][0]) for k in range(4)] == [9, 3, 0, 0]
+    assert pooled([subset, subset]).gather(torch.tensor([4]), stream(0, "a"))[0].tolist() == [9]
+
+
+@pytest.mark.parametrize("named", [False, True])
+def test_pooled_tensors_are_one_set_on_a_device(named):
+    """Instead of pieces that are put together with every batch."""
+    x, y = torch.randn(9, 2), torch.arange(9)
+    clients = [Tensors((x[:5], y[:5]), torch.tensor([4, 0, 2])), Tensors((x[5:], y[5:]))]
+    if named:
+        clients = [Tensors(dict(zip("xy", c.tensors, strict=True)), c.rows) for c in clients]
+    one = pooled(clients)
+    assert type(one) is Pooled
+    moved = on_device([one], torch.device("cpu"))[0]
+    assert type(moved) is Tensors
+    assert len(moved) == len(one) == 7
+    rows = torch.tensor([6, 0, 3, 2])
+    a, b = (source.gather(rows, stream(0, "a")) for source in (one, moved))
+    assert all(torch.equal(a[key], b[key]) for key in ("xy" if named else (0, 1)))
+    there = on_device([one], META)[0].gather(rows.to(META), stream(0, "a"))
+    assert {t.device for t in (there.values() if named else there)} == {META}
+
+
+def test_pooled_tensors_that_do_not_fit_stay_apart():
+    x, cpu = torch.randn(4, 2), torch.device("cpu")
+    for clients in (
+        [(x, x), (torch.randn(4, 3), x)],
+        [(x, x), (x.clone(), x, x)],
+        [{"a": x}, {"b": x}],
+        [(x, x), [(row, row) for row in x]],
+    ):
+        one = on_device([pooled(clients)], cpu)[0]
+        assert type(one) is Pooled
+        assert len(one) == 8
+        first = one.gather(torch.tensor([0, 3]), stream(0, "a"))
+        assert torch.equal(first["a"] if isinstance(first, dict) else first[0], x[[0, 3]])
+
+
+def test_a_batch_in_channels_last():
+    x, y = torch.randn(2, 3, 4, 5), torch.arange(2)
+    (first, label), named, word = batch_in_channels_last([(x, y), {"a": x, "b": x[0]}, "word"])
+    assert last(first)
+    assert last(named["a"])
+    assert torch.equal(first, x)
+    assert label is y
+    assert named["b"].stride() == x[0].stride()
+    assert word == "word"
+    assert batch_in_channels_last(x.to(torch.uint8)).is_contiguous()
 
 
 def pools():

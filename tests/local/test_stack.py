@@ -7,7 +7,8 @@ from torch import nn
 
 from fedbcgd import UserError, algorithm_names, make_algorithm, simulate
 from fedbcgd.data.images import Images
-from fedbcgd.local.stack import Rows, Stack
+from fedbcgd.data.sources import Tensors
+from fedbcgd.local.stack import Rows, Stack, offered_step
 from fedbcgd.messages import Task
 from fedbcgd.models import BinaryLogistic, BinarySigmoid, Logistic
 from fedbcgd.simulation import make_job
@@ -114,6 +115,68 @@ def test_a_model_may_offer_gradients_alone(monkeypatch):
     expected = values(go(together=3))
     monkeypatch.delattr(Logistic, "stacked_step")
     assert torch.allclose(values(go(together=3)), expected, rtol=1e-12)
+
+
+class Doubled(Logistic):
+    """Another gradient than that of the step it has from Logistic."""
+
+    @staticmethod
+    def stacked_gradient(values, x, y, out):
+        losses = Logistic.stacked_gradient(values, x, y, out)
+        for gradient in out.values():
+            gradient.mul_(2)
+        return losses
+
+
+def test_a_step_counts_only_with_its_own_gradient():
+    class Both(Doubled):
+        stacked_step = staticmethod(lambda *given: None)
+
+    class Further(Both):
+        pass
+
+    own = Logistic(2, (1, 3, 4))
+    assert offered_step(own) is Logistic.stacked_step
+    assert offered_step(Doubled(2, (1, 3, 4))) is None
+    assert offered_step(Both(2, (1, 3, 4))) is offered_step(Further(2, (1, 3, 4))) is Both.stacked_step
+    assert offered_step(nn.Linear(1, 1)) is None
+    own.stacked_gradient = Doubled.stacked_gradient
+    assert offered_step(own) is None
+    own.stacked_step = Both.stacked_step
+    assert offered_step(own) is Both.stacked_step
+
+
+def test_a_subclass_with_another_gradient_steps_by_it():
+    options = {"rounds": 2, "cohort": 5, "batch_size": 3, "local_epochs": 1, "workers": 0, "together": 3, "lr_decay": 1}
+    options |= {"weight_decay": 0}
+    doubled = simulate(Doubled(2, (1, 3, 4)).double(), clients(), "fedavg", lr=0.05, **options)
+    faster = simulate(Logistic(2, (1, 3, 4)).double(), clients(), "fedavg", lr=0.1, **options)
+    assert torch.allclose(values(doubled), values(faster), rtol=1e-11)
+
+
+def test_rows_are_drawn_where_the_data_is():
+    """Data that stays on the host, though the model is on a device, and data that does not say where it is."""
+    meta, module = torch.device("meta"), Logistic(2, (1, 3, 4))
+    algorithm = make_algorithm("fedavg", batch_size=3, local_epochs=1)
+    layout = algorithm.uplink.layout(module)
+
+    class Anywhere:
+        def __len__(self):
+            return 7
+
+        def gather(self, rows, rng):
+            return torch.zeros(len(rows.tolist()), 1, 3, 4), torch.zeros(len(rows), dtype=torch.int64)
+
+    here = Tensors((torch.zeros(7, 1, 3, 4), torch.zeros(7, dtype=torch.int64)))
+    for source in (here, Anywhere()):
+        rngs = [np.random.default_rng(k) for k in range(2)]
+        x = torch.empty(layout.size, device=meta)
+        stack = Stack(algorithm.local, layout, module, x, {}, {}, [source] * 2, 0, rngs, Rows(layout, 2, meta))
+        batches = stack._epoch()
+        assert {batch.rows.device.type for batch in batches} == {"cpu"}
+        assert {t.device for batch in batches for t in batch.examples} == {meta}
+        algorithm.local.train(stack)
+        assert stack.steps == 3
 
 
 @pytest.mark.parametrize("model", MODELS)

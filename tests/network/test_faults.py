@@ -1,6 +1,7 @@
 """Faults on purpose: all from the seed, refused by the server, without effect on anybody's state."""
 
 import dataclasses
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -9,7 +10,8 @@ from torch import nn
 from fedbcgd import Diverged, UserError, algorithm_names, make_algorithm, simulate
 from fedbcgd.codecs import CODECS
 from fedbcgd.messages import Task
-from fedbcgd.network.faults import crashes, damaged, dropped, spoilt
+from fedbcgd.network import faults
+from fedbcgd.network.faults import Door, crashes, damaged, dropped, spoilt
 
 FEDERATED = [name for name in algorithm_names() if name != "central"]
 
@@ -141,6 +143,25 @@ def test_a_crashed_worker_changes_nothing(net, toys, caplog):
     assert same(calm, rough)
     assert "ended by SIGKILL" in caplog.text
     assert rough.ledger.lost == rough.ledger.refused == 0
+
+
+def test_a_victim_that_is_gone_already_changes_nothing(federation, net, toys, monkeypatch):
+    f = federation(make_algorithm("fedavg", local_steps=1), net(), toys(), cohort=6)
+    plan = f.server.plan()
+    upload, _ = f.job.fit(plan.broadcast, plan.tasks[0], {})
+    killed = []
+
+    def kill(pid, number):
+        killed.append(pid)
+        raise ProcessLookupError
+
+    monkeypatch.setattr(faults.os, "kill", kill)
+    carrier = SimpleNamespace(pids=lambda: [11, 12])
+    door = Door(f.server, carrier, 0.0, 0, crashes(1.0, 0, seed=0))
+    assert door.receive(upload).accepted
+    assert len(killed) == 1
+    door.receive(upload)
+    assert len(killed) == 1, "one in a round"
 
 
 def test_crashes_come_from_the_seed():

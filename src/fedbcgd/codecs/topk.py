@@ -17,8 +17,10 @@ from fedbcgd.codecs.packing import pack, packed_bytes, unpack
 from fedbcgd.messages import Lend
 
 _BITMAP = 255
+_UNSIGNED = np.int32(0x7FFFFFFF)  # all bits of a float but its sign
 _SAMPLED = 1 << 17  # vectors of this length and more have their largest values found by way of a sample
-_CACHED = 1 << 16  # values worked on at a time
+_SAMPLE = 1 << 16  # of so many values, or a few more
+_CACHED = 1 << 18  # values worked on at a time
 
 
 class TopK(Codec):
@@ -57,10 +59,13 @@ class TopK(Codec):
 
 
 def _largest(values: np.ndarray, k: int) -> np.ndarray:
-    """Where the k largest magnitudes are, in order; of equal ones the first. What is not a number is larger than any."""
-    near = _candidates(values, k)
-    size = np.abs(values[near])
-    size[np.isnan(size)] = np.inf
+    """Where the k largest magnitudes are, in order; of equal ones the first. What is not a number is larger than any.
+
+    Magnitudes are compared as whole numbers: their bits without the sign are in the same order, NaN above infinity.
+    """
+    bits = values.view(np.int32)
+    near = _candidates(bits, k)
+    size = bits[near] & _UNSIGNED
     if k and len(near) > k:
         least = np.partition(size, len(size) - k)[len(size) - k]  # the smallest that is sent
         sent = size > least
@@ -69,21 +74,21 @@ def _largest(values: np.ndarray, k: int) -> np.ndarray:
     return near
 
 
-def _candidates(values: np.ndarray, k: int) -> np.ndarray:
+def _candidates(bits: np.ndarray, k: int) -> np.ndarray:
     """All places of magnitudes above a bound that a sample says is a little low; without a good bound, all places."""
-    n = len(values)
+    n = len(bits)
     if not 0 < k < n:
         return np.arange(n if k else 0)
     if n >= _SAMPLED:
-        sample = np.abs(values[:: n // (_SAMPLED // 8)])
+        sample = bits[:: max(8, n // _SAMPLE)] & _UNSIGNED
         rank = int(len(sample) * (1 - k / n)) - 3 * int(np.sqrt(len(sample) * k / n) + 1)  # three deviations low
         if rank > 0:
             bound = np.partition(sample, rank)[rank]
-            large = np.empty(n, np.bool_)
+            large, size = np.empty(n, np.bool_), np.empty(_CACHED, np.int32)
             for at in range(0, n, _CACHED):
-                piece = values[at : at + _CACHED]
-                np.less(np.abs(piece), bound, out=large[at : at + _CACHED])
-            np.logical_not(large, out=large)  # so that NaN, which is less than nothing, is among them
+                piece = bits[at : at + _CACHED]
+                np.bitwise_and(piece, _UNSIGNED, out=size[: len(piece)])
+                np.greater_equal(size[: len(piece)], bound, out=large[at : at + _CACHED])
             places = np.flatnonzero(large)
             if len(places) >= k:
                 return places
