@@ -13,6 +13,7 @@ import fedbcgd
 from fedbcgd import UserError, simulate
 from fedbcgd.codecs import CODECS
 from fedbcgd.data.images import Images
+from fedbcgd.data.sources import as_source
 from fedbcgd.local import LOCALS
 from fedbcgd.messages import Broadcast, Task
 from fedbcgd.servers import SERVERS
@@ -87,7 +88,7 @@ def test_images_lie_in_channels_last_only_where_loss_and_metrics_take_them(goal,
         channels_last=given,
     )  # fmt: skip
     assert job.module.conv.weight.is_contiguous(memory_format=torch.channels_last)
-    held = [fedbcgd.data.sources.as_source(data, "client").tensors[0] for data in (*job.clients, job.test)]
+    held = [as_source(data, "client").tensors[0] for data in (*job.clients, job.test)]
     assert [x.is_contiguous() for x in held] == [bool(goal)] * 4
     result = simulate(Colours(), clients, "fedavg", rounds=2, workers=0, test=test, channels_last=given, **goal)
     assert result.rounds == 2

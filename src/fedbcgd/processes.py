@@ -9,7 +9,6 @@ nobody has asked for anything for a while. Where forks are not safe (macOS) ever
 import atexit
 import contextlib
 import os
-import resource
 import signal
 import socket
 import subprocess
@@ -118,29 +117,30 @@ class Worker:
 
 def start() -> Worker:
     """A worker, that waits for its job."""
-    ours, theirs = _pair()
-    with theirs:
-        if not FORKS:
-            process = _spawn(theirs, "alone")
-            return Worker(process.pid, ours, lambda: _within(process, 10), None)
-        for last in (False, True):
+    ours, theirs = socket.socketpair()
+    try:
+        with theirs:
+            if not FORKS:
+                process = _spawn(theirs, "alone")
+                return Worker(process.pid, ours, lambda: _within(process, 10), None)
             try:
                 nursery = _nursery()
                 pid = nursery.make(theirs)
-                break
-            except Gone as error:  # it may have left just as it was asked: so once more
-                if last:
-                    ours.close()
-                    raise WorkerLost(
-                        f"no worker process could be started: {error}; workers=0 computes in this one"
-                    ) from None
-    return Worker(pid, ours, lambda: nursery.ended(pid), nursery)
+            except Gone:  # it may have left just as it was asked: so once more
+                nursery = _nursery()
+                pid = nursery.make(theirs)
+            return Worker(pid, ours, lambda: nursery.ended(pid), nursery)
+    except (Gone, OSError) as error:
+        ours.close()
+        why = getattr(error, "strerror", None) or error
+        raise WorkerLost(f"no worker process could be started: {why}; workers=0 computes in this one") from None
 
 
 def start_early() -> None:
     """There will be workers: have their imports done meanwhile."""
     if FORKS:
-        _nursery()
+        with contextlib.suppress(OSError):  # whoever needs them will be told
+            _nursery()
 
 
 class Gone(Exception):
@@ -149,7 +149,7 @@ class Gone(Exception):
 
 class Nursery:
     def __init__(self) -> None:
-        ours, theirs = _pair()
+        ours, theirs = socket.socketpair()
         with theirs:
             self._process = _spawn(theirs, "nursery", str(IDLE), stdout=subprocess.DEVNULL)
         self._owner = os.getpid()
@@ -165,10 +165,7 @@ class Nursery:
         """A fork that listens to this end of a line: its process number. It writes to where this process writes."""
         environment = {**os.environ, **_environment()}
         streams = [fd for fd in (1, 2) if _open(fd)]
-        folder = ""
-        with contextlib.suppress(OSError):  # it may have been deleted
-            folder = os.getcwd()
-        made = self._ask(("make", environment, folder, streams), [end.fileno(), *streams])
+        made = self._ask(("make", environment, _folder(), streams), [end.fileno(), *streams])
         if isinstance(made, int):
             return made
         raise Gone(made)
@@ -227,19 +224,16 @@ def _end_all() -> None:
         nursery.end()
 
 
-def _pair() -> tuple[socket.socket, socket.socket]:
-    ours, theirs = socket.socketpair()
-    theirs.setblocking(True)
-    return ours, theirs
-
-
 def _circumstances() -> Any:
     """What a process has from its parent, and could not be told."""
+    import resource  # not everywhere
+
     limits = [resource.getrlimit(getattr(resource, name)) for name in dir(resource) if name.startswith("RLIMIT_")]
     umask = ""
     with contextlib.suppress(OSError), open("/proc/self/status") as status:
         umask = next((line for line in status if line.startswith("Umask")), "")
-    cpus = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else None
+    bound = "OMP_PROC_BIND" in os.environ  # then the cores are what PyTorch left to this thread, not what there is
+    cpus = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") and not bound else None
     return limits, umask, cpus, os.getpriority(os.PRIO_PROCESS, 0)
 
 
@@ -253,9 +247,17 @@ def _spawn(theirs: socket.socket, *how: str, stdout: int | None = None) -> "subp
             env={**os.environ, **_environment()},
             stdin=subprocess.DEVNULL,
             stdout=stdout,
+            cwd=None if _folder() else "/",  # in one that was deleted torch cannot be imported
         )
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
+
+
+def _folder() -> str:
+    try:
+        return os.getcwd()
+    except OSError:  # it was deleted
+        return ""
 
 
 def _environment() -> dict[str, str]:

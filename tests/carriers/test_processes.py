@@ -1,5 +1,6 @@
 """Where worker processes come from."""
 
+import errno
 import os
 import resource
 import select
@@ -173,13 +174,28 @@ def test_a_timeout_for_sockets_is_not_for_ours(fresh, impatient, monkeypatch, fo
 
 
 @linux
-def test_a_folder_that_is_deleted(net, toys, fresh, monkeypatch, tmp_path):
-    processes.start().end()
+@pytest.mark.parametrize("early", [True, False])
+def test_a_folder_that_is_deleted(net, toys, fresh, monkeypatch, tmp_path, early):
+    if early:
+        processes.start().end()
     here = tmp_path / "here"
     here.mkdir()
     monkeypatch.chdir(here)
     here.rmdir()
     assert torch.equal(weights(go(net, toys)), weights(go(net, toys, workers=0)))
+
+
+@linux
+@pytest.mark.parametrize("forks", [True, False])
+def test_a_parent_that_cannot_make_processes_is_one_message(fresh, monkeypatch, forks):
+    def refuse(*args, **options):
+        raise BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
+
+    monkeypatch.setattr(processes, "FORKS", forks)
+    monkeypatch.setattr(processes.subprocess, "Popen", refuse)
+    processes.start_early()
+    with pytest.raises(WorkerLost, match=r"could be started: Resource temporarily unavailable; workers=0 computes"):
+        processes.start()
 
 
 def in_a_thread(what):

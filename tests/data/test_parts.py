@@ -11,8 +11,8 @@ from torch.utils.data import Subset, TensorDataset
 
 from fedbcgd import UserError, make_algorithm, simulate
 from fedbcgd.carriers.shared import _Freeze
-from fedbcgd.data.images import Images, crop_and_flip, crop_and_flip_there
 from fedbcgd.data import sources
+from fedbcgd.data.images import Images, crop_and_flip, crop_and_flip_there
 from fedbcgd.data.sources import (
     Items,
     Parts,
@@ -27,6 +27,7 @@ from fedbcgd.data.sources import (
 )
 from fedbcgd.evaluation import evaluate_span
 from fedbcgd.flat import FlatModel
+from fedbcgd.local.backward import Backward
 from fedbcgd.local.work import Gradients, Minibatch, Work
 from fedbcgd.models import LeNet5, Logistic
 from fedbcgd.objective import objective
@@ -134,7 +135,7 @@ def test_a_step_on_a_device_stays_there():
             layout.slices(0),
             stream(0, "b"),
             None,
-            Gradients(model.vector[: layout.dim], layout),
+            Gradients(model.vector[: layout.dim], Backward(model)),
             None,
         )
     )
@@ -275,19 +276,25 @@ class Inverted(Images):
 
 
 def test_subclasses_say_what_they_give():
-    """They may do more in `gather` than their tensors show, wherever they are."""
+    """They may do more in `gather` than their tensors show, wherever they are and whoever they share them with."""
     x, y = torch.randn(6, 3, 4, 5), torch.arange(6)
-    whole = images(6, 3)
+    halved, whole = Halved((x, y)), images(6, 3)
     inverted = Inverted(whole.images, whole.labels, whole.mean, whole.std)
+    inverted.resident = whole.resident
     rows, rng, cpu = torch.arange(6), stream(0, "a"), torch.device("cpu")
-    for source, expected in ((Halved((x, y)), x / 2), (inverted, -whole.gather(rows, rng)[0])):
+    pixels = whole.gather(rows, rng)[0]
+    for source, expected in ((halved, x / 2), (inverted, -pixels)):
         for other in (*in_channels_last([source]), *on_device([source], cpu)):
             assert torch.equal(other.gather(rows, rng)[0], expected)
-        one = pooled([source, source])
+    for clients, expected in (
+        ((halved, halved), (x / 2, x / 2)),
+        ((Tensors((x, y)), halved), (x, x / 2)),
+        ((whole, inverted), (pixels, -pixels)),
+    ):
+        one = pooled(clients)
         for both in (one, *in_channels_last([one]), *on_device([one], cpu)):
-            assert torch.equal(both.gather(torch.arange(12), rng)[0], torch.cat([expected, expected]))
-    mixed = Tensors((x, y)), Halved((x, y))
-    assert torch.equal(pooled(mixed).gather(torch.arange(12), rng)[0], torch.cat([x, x / 2]))
+            assert type(both) is Pooled, "each is asked, for every batch"
+            assert torch.equal(both.gather(torch.arange(12), rng)[0], torch.cat(expected))
 
 
 def test_a_subset_may_count_from_the_end():
@@ -371,3 +378,15 @@ def test_data_of_one_set_is_pooled_without_visits_to_the_host():
     for clients in (there, list(there)):
         x, y = pooled(clients).gather(torch.arange(5, device=META), stream(0, "a"))
         assert x.device == y.device == META
+
+
+def test_sparse_tensors_of_users_are_left_as_they_are():
+    x = torch.eye(4).to_sparse()
+    given = [(x, torch.arange(4))]
+    assert in_channels_last(given)[0].tensors[0] is x
+    assert on_device(given, torch.device("cpu"))[0].tensors[0] is x
+
+
+def test_clients_of_several_kinds_are_pooled_on_a_device():
+    whole = Pooled([Tensors((torch.randn(3, 2), torch.arange(3))), Tensors({"x": torch.randn(3, 2)})])
+    assert isinstance(on_device([whole], torch.device("cpu"))[0], Pooled)

@@ -241,8 +241,8 @@ def on_device(clients: Sequence[Any], device: torch.device) -> Sequence[Any]:
 def _united(sources: list[Source]) -> Source:
     """All that they hold as one set of tensors, where they hold tensors that fit."""
     if all(type(s) is Tensors for s in sources):
-        whole: list[Any] = [s.gather(s.positions, np.random.default_rng(0)) for s in sources]  # type: ignore[attr-defined]
-        with contextlib.suppress(RuntimeError, KeyError, ValueError):  # of other shapes, or with other names
+        whole: list[Any] = [s.gather(torch.arange(len(s)), np.random.default_rng(0)) for s in sources]
+        with contextlib.suppress(RuntimeError, KeyError, ValueError, TypeError):  # of other shapes, or with other names
             order = torch.arange(sum(map(len, sources)), device=sources[0].device)  # type: ignore[attr-defined]
             return Tensors(_joined(whole, order))
     return Pooled(sources)
@@ -276,6 +276,8 @@ def _images(t: Tensor) -> bool:
 
 
 def _identity(t: Tensor) -> Any:
+    if t.layout is not torch.strided:  # no memory to look at
+        return id(t)
     return t.data_ptr(), t.shape, t.stride(), t.dtype, t.device
 
 
