@@ -23,7 +23,7 @@ def installed() -> bool:
 
 
 class Flower:
-    """So many rounds of one workload, each when `turn` is called."""
+    """Up to so many rounds of one workload, each when `turn` is called."""
 
     def __init__(self, name: str, rounds: int):
         self._home = tempfile.TemporaryDirectory()
@@ -52,7 +52,7 @@ class Flower:
             raise RuntimeError(f"Flower's simulation ended: {self._errors.read_text()[-2000:]}")
 
     def close(self) -> None:
-        os.close(self._go)  # it goes on without waiting, and ends with its last round
+        os.close(self._go)  # it ends, unless it did with its last round
         try:
             self._process.wait(120)
         except subprocess.TimeoutExpired:
@@ -85,7 +85,8 @@ def simulate(name: str, rounds: int, go: int, done: int) -> None:
     class Told(FedAvg):
         def configure_train(self, *args, **kwargs):
             os.write(done, b".")  # ready for the first round, or done with the one before
-            os.read(go, 1)
+            if not os.read(go, 1):
+                raise EOFError("no more rounds are wanted")
             return super().configure_train(*args, **kwargs)
 
         def aggregate_train(self, server_round: int, replies: Iterable) -> tuple:

@@ -25,7 +25,7 @@ from fedbcgd.client import Client
 from fedbcgd.codecs import QSGD, TopK, qsgd, topk
 from fedbcgd.local.stack import Stack
 from fedbcgd.local.work import Work
-from fedbcgd.models import Logistic
+from fedbcgd.models import Logistic, logistic
 from fedbcgd.server import Server
 from fedbcgd.state import SlotFile
 from fedbcgd.streams import stream
@@ -83,8 +83,8 @@ def _logistic(console: Console) -> list[dict]:
         "plan": (Server, "plan"),
         "train and encode": (Client, "fit_together"),
         "— orders and images": (Stack, "_epoch"),
-        "— gradients": (Logistic, "stacked_gradient"),
-        "— steps": (Work, "add"),
+        "— steps": (Logistic, "stacked_step"),
+        "— — what is multiplied and softmax": (logistic, "_errors"),
         "— uploads": (Client, "_made"),
         "check and sum": (Server, "receive"),
         "commit": (Server, "commit"),

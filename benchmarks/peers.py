@@ -9,7 +9,7 @@ from dataclasses import replace
 import torch
 import torch.nn.functional as F
 from flower_peer import Flower, installed
-from interleave import interleaved, ratios
+from interleave import MORE, interleaved, ratios
 from raw import Children
 from rich.console import Console
 from torch.utils.flop_counter import FlopCounterMode
@@ -25,6 +25,7 @@ from fedbcgd.threads import threads
 
 FLOWER = "flower's simulation, two actors"
 COMPARED = ("logistic", "lenet5", "cnn")  # with Flower, whose start takes a while
+ENOUGH = 45.0  # seconds of a workload: a fast machine takes more turns
 
 
 @contextmanager
@@ -76,7 +77,7 @@ def measure(console: Console, repeats: int = 5, names: tuple[str, ...] = tuple(W
         console.print("without Flower: pip install 'fedbcgd[bench]'", highlight=False)
     for name in names:
         w = WORKLOADS[name]
-        console.print(f"{name}: {w.cohort * w.rounds} clients a turn, {repeats} turns", highlight=False)
+        console.print(f"{name}: {w.cohort * w.rounds} clients a turn, {repeats} turns or more", highlight=False)
         clients = range(w.cohort * w.rounds)
         few = range(max(2, len(clients) // (10 if name == "logistic" else 2)))  # the slow ways do fewer, and are scaled
         share = {"naive, DataLoader": len(few) / len(clients)}
@@ -92,12 +93,14 @@ def measure(console: Console, repeats: int = 5, names: tuple[str, ...] = tuple(W
             }
             if name == "logistic":
                 ways["fedbcgd: fedavg, together"] = stack.enter_context(federation(w, together=w.cohort // 2))
+                alone = federation(w, together=w.cohort, where=Where(workers=0))
+                ways["fedbcgd: the same, one process"] = stack.enter_context(alone)
             if installed() and name in COMPARED:
-                flower = Flower(name, repeats + 1)
+                flower = Flower(name, MORE * repeats + 1)
                 stack.callback(flower.close)
                 ways[FLOWER] = flower.turn
                 share[FLOWER] = 1 / w.rounds
-            seconds = interleaved(ways | {"sgemm": multiply}, repeats)
+            seconds = interleaved(ways | {"sgemm": multiply}, repeats, ENOUGH)
         peak = [4 * 2 * 2048**3 / s for s in seconds.pop("sgemm")]
         seconds = {way: [s / share.get(way, 1) for s in times] for way, times in seconds.items()}
         of_raw, of_naive = ratios(seconds, "raw, two processes"), ratios(seconds, "naive, DataLoader")
@@ -128,10 +131,10 @@ def measure_rounds(console: Console, repeats: int = 5) -> list[dict]:
         ("lenet5", 5, ("fedbcgd", "fedbcgd+")),
     ):
         w = replace(WORKLOADS[name], cohort=ROUNDS[name, epochs])
-        console.print(f"rounds of {name}, E = {epochs}: {repeats} turns", highlight=False)
+        console.print(f"rounds of {name}, E = {epochs}: {repeats} turns or more", highlight=False)
         with ExitStack() as stack:
             ways = {a: stack.enter_context(federation(w, a, local_epochs=epochs)) for a in ("fedavg", *others)}
-            seconds = interleaved(ways, repeats)
+            seconds = interleaved(ways, repeats, ENOUGH)
         speed = ratios(seconds, "fedavg")
         rows += [
             {
