@@ -4,7 +4,6 @@ import statistics
 import time
 from collections.abc import Callable
 
-
 MORE = 3  # times as many turns as asked for, at the most
 
 
