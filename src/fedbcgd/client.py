@@ -12,7 +12,6 @@ from fedbcgd.algorithm import RESIDUAL, Algorithm
 from fedbcgd.codecs.codec import room
 from fedbcgd.data.sources import Source
 from fedbcgd.flat import FlatModel, Layout
-from fedbcgd.local.backward import Backward
 from fedbcgd.local.stack import Rows, Stack
 from fedbcgd.local.work import Gradients, Progress, Work
 from fedbcgd.messages import BUFFERS, Broadcast, Lend, StateUpdate, Task, Upload
@@ -35,7 +34,7 @@ class Client:
         self.seed = seed
         self.model = FlatModel(module, layout)
         self.seconds: dict[str, float] = {}  # where the time of the last `fit` went
-        self._gradients = Gradients(self.model.vector[: layout.dim], Backward(self.model))
+        self._gradients = Gradients(self.model.vector[: layout.dim], layout)
         self._rows: Rows | None = None  # for clients computed together
         # Parts that a user keeps in evaluation mode (a frozen BatchNorm) stay so, unless the whole model came that way.
         self._evaluating = [m for m in module.modules() if not m.training] if module.training else []

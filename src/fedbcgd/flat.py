@@ -134,6 +134,7 @@ class FlatModel:
         self.parameters = [tensors[e.name] for e in layout.parameters]
         self.views = [replaced[id(p)] for p in self.parameters]  # the parameters' memory, without autograd
         self._address = [view.data_ptr() for view in self.views]
+        self.strides = [view.stride() for view in self.views]
         for p, view in zip(self.parameters, self.views, strict=True):
             p.data = view  # ties stay: they are one Parameter object, which only changes its memory
         for owner, key, tensor in _all_buffers(module):

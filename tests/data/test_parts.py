@@ -27,7 +27,6 @@ from fedbcgd.data.sources import (
 )
 from fedbcgd.evaluation import evaluate_span
 from fedbcgd.flat import FlatModel
-from fedbcgd.local.backward import Backward
 from fedbcgd.local.work import Gradients, Minibatch, Work
 from fedbcgd.models import LeNet5, Logistic
 from fedbcgd.objective import objective
@@ -135,7 +134,7 @@ def test_a_step_on_a_device_stays_there():
             layout.slices(0),
             stream(0, "b"),
             None,
-            Gradients(model.vector[: layout.dim], Backward(model)),
+            Gradients(model.vector[: layout.dim], layout),
             None,
         )
     )

@@ -6,7 +6,7 @@ from torch import nn
 
 from fedbcgd import make_algorithm
 from fedbcgd.local import SGD
-from fedbcgd.local.backward import step
+from fedbcgd.local.work import _step
 
 
 def one_round(federation, point, pull_loss, at_point, start, goal, rounds=1, **options):
@@ -135,6 +135,6 @@ def test_a_step_is_that_of_torchs_optimizer_however_gradients_lie(dtype, decay):
         for p, g in zip(theirs, given, strict=True):
             p.grad = g
         torch.optim.SGD(theirs, lr=0.18, weight_decay=decay, foreach=False).step()
-        step(ours, [v.stride() for v in ours], given, 0.18, decay)
+        _step(ours, [v.stride() for v in ours], given, 0.18, decay)
         assert all(torch.equal(a, b) for a, b in zip(ours, theirs, strict=True))
         assert all(torch.equal(a, b) for a, b in zip(given, before, strict=True)), "gradients are not ours to change"

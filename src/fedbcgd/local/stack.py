@@ -24,8 +24,7 @@ from torch import Tensor, nn
 
 from fedbcgd.data.sources import Source, together
 from fedbcgd.flat import Layout
-from fedbcgd.local.backward import Gradient
-from fedbcgd.local.work import Gradients, Minibatch, Progress, Work
+from fedbcgd.local.work import Gradient, Gradients, Minibatch, Progress, Work
 from fedbcgd.messages import Lend
 
 if TYPE_CHECKING:

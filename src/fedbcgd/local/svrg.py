@@ -14,10 +14,9 @@ import torch
 from pydantic import Field, field_validator, model_validator
 from torch import Tensor, nn
 
-from fedbcgd.local.backward import Gradient
 from fedbcgd.local.rule import Channels, LocalRule
 from fedbcgd.local.scaffold import control_change
-from fedbcgd.local.work import Minibatch, Progress, Work
+from fedbcgd.local.work import Gradient, Minibatch, Progress, Work
 
 
 class SVRG(LocalRule):

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from fedbcgd.data.sources import Source, to_device
-from fedbcgd.flat import FlatModel
-from fedbcgd.local.backward import Backward, Gradient, Parts
+from fedbcgd.errors import UserError
+from fedbcgd.flat import FlatModel, Layout
 from fedbcgd.messages import Lend
 from fedbcgd.objective import Objective
 
@@ -34,12 +34,20 @@ class Minibatch:
         return len(self.rows)
 
 
+class Gradient:
+    """A flat vector for a gradient, and where each parameter has its place in it."""
+
+    def __init__(self, vector: Tensor, layout: Layout | None = None):
+        self.vector = vector
+        self.views = [e.view(vector) for e in layout.parameters] if layout else []
+
+
 class Gradients:
     """Memory for gradients that lasts from client to client."""
 
-    def __init__(self, like: Tensor, backward: Backward | None = None):
+    def __init__(self, like: Tensor, layout: Layout | None = None):
         self._like = like
-        self.backward = backward
+        self._layout = layout
         self._kept: list[Gradient] = []
         self._aside: Tensor | None = None
         self.newest = self._new()  # of the step that is being taken
@@ -55,7 +63,7 @@ class Gradients:
         return self._aside.copy_(y)
 
     def _new(self) -> Gradient:
-        return Gradient(torch.empty_like(self._like), self.backward.entries if self.backward else ())
+        return Gradient(torch.empty_like(self._like), self._layout)
 
 
 class Progress:
@@ -121,8 +129,6 @@ class Work(Progress):
         self._rng = rng
         self._draws = draws
         self._gradients = gradients
-        assert gradients.backward is not None
-        self._backward = gradients.backward
 
     @property
     def examples(self) -> int:
@@ -161,10 +167,11 @@ class Work(Progress):
     def descend(self, batch: Minibatch, *more: tuple[float, Tensor]) -> None:
         """y ← y − η·(∇f_i(y; ζ) + Σ a·v) for (a, v) in `more`; the gradient parameter by parameter, which saves a pass."""
         parts = self._parts(batch)
-        if self._rule.clip_norm is not None or not parts.complete:
+        if self._rule.clip_norm is not None or not _complete(parts):
             self.y.add_(self._whole(parts), alpha=-self.eta)
         else:
-            self._backward.step(parts, self.eta, self._rule.weight_decay)
+            model, decay = self._model, self._rule.weight_decay
+            _step(model.views, model.strides, list(parts), self.eta, decay)  # type: ignore[arg-type]
         self.add(*more)
 
     def add(self, *more: tuple[float, Tensor]) -> None:
@@ -176,20 +183,20 @@ class Work(Progress):
             for (a, _), v in zip(more, parts, strict=True):
                 y.add_(v, alpha=-self.eta * a)
 
-    def _parts(self, batch: Minibatch) -> Parts:
+    def _parts(self, batch: Minibatch) -> tuple[Tensor | None, ...]:
         """The gradient of the loss alone for each parameter."""
         rng = self._rng if batch.draw is None else self._draws(batch.draw)
         inputs = to_device(self._data.gather(batch.rows, rng), self.y.device)
         loss = self._objective.loss(self._model.module, inputs)
-        parts = self._backward.of(loss)
+        parts = _gradients(loss, self._model.parameters)
         self._model.reattach()
         self.evaluations += 1
         self.losses += loss.detach()
         return parts
 
-    def _whole(self, parts: Parts, out: Gradient | None = None, bare: bool = False) -> Tensor:
+    def _whole(self, parts: tuple[Tensor | None, ...], out: Gradient | None = None, bare: bool = False) -> Tensor:
         out = out or self._gradients.newest
-        parts.put(out)
+        _put(parts, out.views)
         return out.vector if bare else self._finished(out.vector)
 
     def _finished(self, g: Tensor) -> Tensor:
@@ -207,3 +214,63 @@ class Work(Progress):
         g = self.gradient(batch, out, bare)
         self.y.copy_(here)
         return g
+
+
+def _step(
+    values: list[Tensor], strides: list[tuple[int, ...]], gradients: list[Tensor], eta: float, decay: float
+) -> None:
+    """v ← v − η·(g + w·v) for each, to the bits of torch.optim.SGD: in one pass where PyTorch has one."""
+    known = values[0].device.type in ("cpu", "cuda") and values[0].dtype in (torch.float32, torch.float64)
+    alike = list(map(Tensor.stride, gradients)) == strides or all(map(_laid_out_alike, values, gradients))
+    if known and alike:
+        torch._fused_sgd_(
+            values,
+            gradients,
+            [],
+            weight_decay=decay,
+            momentum=0.0,
+            lr=eta,
+            dampening=0.0,
+            nesterov=False,
+            maximize=False,
+            is_first_step=False,
+        )
+        return
+    if decay:  # into new tensors: autograd may hand out one gradient for two parameters
+        gradients = list(torch._foreach_add(gradients, values, alpha=decay))
+    torch._foreach_add_(values, gradients, alpha=-eta)
+
+
+def _laid_out_alike(a: Tensor, b: Tensor) -> bool:
+    """Whether the elements of both lie in memory in the same order, without gaps or overlaps."""
+    return a.dtype == b.dtype and (
+        a.stride() == b.stride()
+        or all(s == t for n, s, t in zip(a.shape, a.stride(), b.stride(), strict=True) if n > 1)
+    )
+
+
+def _complete(grads: tuple[Tensor | None, ...]) -> bool:
+    """Whether the loss uses every parameter."""
+    return type(None) not in set(map(type, grads))
+
+
+def _put(grads: tuple[Tensor | None, ...], views: list[Tensor]) -> None:
+    """Gradients into a flat vector; a parameter that the loss does not use has gradient zero."""
+    if _complete(grads):
+        torch._foreach_copy_(views, list(grads))  # type: ignore[arg-type]
+        return
+    for view, g in zip(views, grads, strict=True):
+        view.zero_() if g is None else view.copy_(g)
+
+
+def _gradients(loss: object, parameters: list[Tensor]) -> tuple[Tensor | None, ...]:
+    if not isinstance(loss, Tensor) or loss.numel() != 1:
+        what = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else type(loss).__name__
+        raise UserError(f"the loss must be a tensor with one number, such as a mean over the batch; it is {what}")
+    if loss.requires_grad:
+        grads = torch.autograd.grad(loss, parameters, allow_unused=True)
+        if set(map(type, grads)) != {type(None)}:
+            return grads
+    raise UserError(
+        "the loss does not depend on any trainable parameter of the model it was given: nothing would be trained"
+    )
