@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from fedbcgd.local.rule import Channels, LocalRule
 from fedbcgd.local.scaffold import control_change
-from fedbcgd.local.work import Gradient, Minibatch, Progress, Work
+from fedbcgd.local.work import Gradient, Minibatch, Progress, Work, cached
 
 
 class SVRG(LocalRule):
@@ -57,21 +57,25 @@ class SVRG(LocalRule):
     def train(self, work: Work) -> None:
         # Weight decay is the same in every gradient at the anchor: where nothing is clipped it is added once, to the sum.
         decay = self.weight_decay if self.clip_norm is None else 0.0
-        anchor = _Anchor(work, self._room(work.x.shape[-1] * work.x.element_size()), bare=self.clip_norm is None)
-        work.notes["full"] = full = anchor.full.add_(work.x, alpha=decay)
+        room = self._room(work.x.shape[-1] * work.x.element_size())
+        anchor = _Anchor(work, room, decay, bare=self.clip_norm is None)
+        work.notes["full"] = full = anchor.full
         sign = -1 if self.printed else 1
-        offset = first = sign * full + self.correction(work, full)
-        if decay:
-            offset = torch.sub(first, work.x, alpha=sign * decay)
+        first = self.correction(work, full)
+        offset = torch.empty_like(first) if decay else first
+        for f, x, one, other in cached(full, work.x, first, offset):
+            one.add_(f, alpha=sign)
+            if decay:
+                torch.sub(one, x, alpha=sign * decay, out=other)
         for batch in self._minibatches(work, anchor.batches):
             if work.steps == 1 and not self.printed:
                 work.add((1.0, first))  # y = x: the two gradients of ζ are the same
             else:
                 work.descend(batch, (-sign, anchor.gradient(batch)), (1.0, offset))
 
-    def correction(self, work: Work, full: Tensor) -> Tensor | float:
-        """What is added to the variance-reduced gradient."""
-        return 0.0
+    def correction(self, work: Work, full: Tensor) -> Tensor:
+        """What is added to the variance-reduced gradient, as a tensor of its own."""
+        return torch.zeros_like(full)
 
     def _minibatches(self, work: Work, first: list[Minibatch]) -> Iterator[Minibatch]:
         total, batches = self.steps(work.examples), first
@@ -129,7 +133,7 @@ class SVRGControl(SVRG):
     def alone(self) -> str:
         return "adaptive damping looks at each client's blocks" if self.damping == "adaptive" else ""
 
-    def correction(self, work: Work, full: Tensor) -> Tensor | float:
+    def correction(self, work: Work, full: Tensor) -> Tensor:
         c, mine = work.controls["c"], work.mine["c"]
         if self.printed:
             return mine - c
@@ -165,16 +169,25 @@ def _fit(gradient: Tensor, control: Tensor) -> Tensor:
 class _Anchor:
     """Gradients at the anchor x: their mean, and each of them, kept as far as memory allows."""
 
-    def __init__(self, work: Work, room: int, bare: bool):
+    def __init__(self, work: Work, room: int, decay: float, bare: bool):
         self.work = work
         self.batches = work.partition()
         self._bare = bare
         self._room = min(room, len(self.batches))
         self._kept = work.keep(self._room)
-        self.full = torch.zeros_like(work.x)
+        self.full = torch.zeros_like(work.y)
+        shares = [batch.size / work.examples for batch in self.batches]
         for k, batch in enumerate(self.batches):  # y = x still, so no model has to be put aside
             g = work.gradient(batch, self._kept[k] if k < self._room else self._spare, bare)
-            self.full.add_(g, alpha=batch.size / work.examples)
+            if self._room < len(self.batches):
+                self.full.add_(g, alpha=shares[k])
+        # Where all are kept they are added up at last: the sum is then written once, while it is in the cache.
+        kept = [one.vector for one in self._kept] if self._room == len(self.batches) else []
+        for full, x, *gradients in cached(self.full, work.x, *kept):
+            for share, g in zip(shares, gradients, strict=False):
+                full.add_(g, alpha=share)
+            if decay:
+                full.add_(x, alpha=decay)
 
     def gradient(self, batch: Minibatch) -> Tensor:
         """∇f_i(x; ζ): kept, or computed again to the same bits."""

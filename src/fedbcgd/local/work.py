@@ -34,6 +34,12 @@ class Minibatch:
         return len(self.rows)
 
 
+def cached(*vectors: Tensor) -> Iterator[tuple[Tensor, ...]]:
+    """Vectors of one length in pieces that stay in a processor's cache from one operation to the next."""
+    size = _CACHED if vectors[0].device.type == "cpu" else max(1, vectors[0].shape[-1])
+    return zip(*(v.split(size, dim=-1) for v in vectors), strict=True)
+
+
 class Gradient:
     """A flat vector for a gradient, and where each parameter has its place in it."""
 
@@ -178,8 +184,7 @@ class Work(Progress):
         """y ← y − η·Σ a·v, in pieces that stay in the cache from one v to the next."""
         if not more:
             return
-        pieces = [v.split(_CACHED, dim=-1) for _, v in more]
-        for y, *parts in zip(self.y.split(_CACHED, dim=-1), *pieces, strict=True):
+        for y, *parts in cached(self.y, *(v for _, v in more)):
             for (a, _), v in zip(more, parts, strict=True):
                 y.add_(v, alpha=-self.eta * a)
 
