@@ -239,20 +239,13 @@ class Workers:
         self._lost.clear()
         queues: dict[str, _Queue | None] = {"fit": round, "evaluate": self._evaluation}
         while not finished():
-            for held in (0, 1):  # first whoever has nothing to do
-                for worker in self._workers:
-                    if worker.ready and len(worker.doing) == held and not (held and worker.doing[0][0] == "evaluate"):
-                        given = (
-                            q for q in queues.values() if q is not None and (not held or q.ahead(len(self._workers)))
-                        )
-                        words = next((w for queue in given if (w := queue.next())), None)
-                        if words is not None:
-                            worker.tell(*words)
+            self._hand_out(queues)
             at = {worker.line.fileno(): k for k, worker in enumerate(self._workers)}
             if at.keys() != self._watched:
                 self._watch(at.keys())
             with self.clock.timing(waiting) if waiting else contextlib.nullcontext():
                 heard = self._poll.poll()
+            trained = []
             for k in [at[fd] for fd, _ in heard]:
                 worker = self._workers[k]
                 try:
@@ -269,8 +262,23 @@ class Workers:
                     worker.ready = True
                 else:
                     worker.doing.popleft()
-                    if (queue := queues[word]) is not None:
+                    if word == "fit":
+                        trained.append(answer)
+                    elif (queue := queues[word]) is not None:
                         queue.done(*answer)
+            if round is not None and trained:
+                self._hand_out(queues)  # nobody waits while uploads are checked and summed
+                for answer in trained:
+                    round.done(*answer)
+
+    def _hand_out(self, queues: "dict[str, _Queue | None]") -> None:
+        for held in (0, 1):  # first whoever has nothing to do
+            for worker in self._workers:
+                if worker.ready and len(worker.doing) == held and not (held and worker.doing[0][0] == "evaluate"):
+                    given = (q for q in queues.values() if q is not None and (not held or q.ahead(len(self._workers))))
+                    words = next((w for queue in given if (w := queue.next())), None)
+                    if words is not None:
+                        worker.tell(*words)
 
     def _watch(self, descriptors: Iterable[int]) -> None:
         """Who is listened to from now on."""
