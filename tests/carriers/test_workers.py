@@ -386,6 +386,30 @@ def test_no_task_waits_behind_an_evaluation(toys, net, monkeypatch):
     assert ("evaluate", "fit") not in held
 
 
+def test_a_worker_has_its_next_task_while_its_upload_is_checked(toys, net, monkeypatch):
+    """Also where tasks are too long to be handed out ahead."""
+    monkeypatch.setattr(workers_module, "SHORT", 0.0)
+    algorithm = fedbcgd.make_algorithm("fedavg", batch_size=3, local_epochs=1)
+    job = make_job(net(), toys(), algorithm, None, 0)
+    store = StateStore((), job.layout.dim, job.layout.dtype)
+    server = make_server(job, 5, Stop(rounds=9))
+    carrier = workers_module.Workers(job, store, 1, 5)
+    receive, doing = server.receive, []
+
+    def watched(upload):
+        doing.append(len(carrier._workers[0].doing))
+        return receive(upload)
+
+    monkeypatch.setattr(server, "receive", watched)
+    try:
+        carrier.carry(server, server.plan())
+        assert server.commit().accepted == 5
+    finally:
+        carrier.close()
+        store.close()
+    assert doing == [1, 1, 1, 1, 0]
+
+
 class Words:
     """What the workers were told, in order."""
 
