@@ -313,10 +313,14 @@ def make_device(name: str | torch.device) -> torch.device:
     return device
 
 
+def _few(data: Source) -> Any:
+    """A batch to try something with."""
+    return data.gather(torch.arange(min(2, len(data))), stream(0, "probe"))
+
+
 def try_out(job: Job) -> None:
     """One small batch through model and loss, so that a mistake in a user's own code is told before anything is begun."""
-    data = as_source(job.clients[0], "client 0")
-    batch = data.gather(torch.arange(min(2, len(data))), stream(0, "probe"))
+    batch = _few(as_source(job.clients[0], "client 0"))
     try:
         with torch.random.fork_rng([]), one_thread():
             module = copy.deepcopy(job.module)
@@ -350,8 +354,7 @@ def likes_channels_last(module: nn.Module, clients: Sequence[Any], goal: Objecti
     device = next(module.parameters()).device
     try:
         with torch.random.fork_rng([]), one_thread():
-            rows = torch.arange(min(2, len(data)))
-            goal.loss(probe, to_device(data.gather(rows, stream(0, "probe")), device)).backward()
+            goal.loss(probe, to_device(_few(data), device)).backward()
     except RuntimeError as error:
         if "view size is not compatible" in str(error):
             log.info(
@@ -371,8 +374,7 @@ def takes_channels_last(module: nn.Module, clients: Sequence[Any], test: Source 
     keep_within_bounds(probe)
 
     def some(source: Source) -> Any:
-        rows = torch.arange(min(2, len(source)))
-        return to_device(batch_in_channels_last(source.gather(rows, stream(0, "probe"))), device)
+        return to_device(batch_in_channels_last(_few(source)), device)
 
     try:
         with torch.random.fork_rng([]), one_thread():

@@ -22,9 +22,8 @@ from fedbcgd.processes import Line
 
 def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # blocked already; ignored also by whatever a user's code starts
-    signal.signal(
-        signal.SIGCHLD, signal.SIG_DFL
-    )  # a parent that ignores it hands that down, and forks could not be waited for
+    # A parent that ignores it hands that down, and forks could not be waited for.
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     parent, descriptor, how = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3:]
     _die_with(parent)
     line = Line(socket.socket(fileno=descriptor))

@@ -36,6 +36,7 @@ log = logging.getLogger("fedbcgd")
 
 AHEAD = 1 << 28  # bytes of uploads that may wait for earlier ones
 TRIES = 3  # workers that one task may take down before the run gives up
+FEW = 256  # clients of a task whose words and answers fit into the line together, whoever reads first
 SHORT = 0.02  # seconds of a task that is worth handing out before it can be begun
 
 
@@ -84,9 +85,7 @@ class _Round:
 
     def ahead(self, workers: int) -> bool:
         # The last ones go to whoever is free: one that waits behind another would make a round longer.
-        small = (
-            self._carrier.job.together or 1
-        ) <= 256  # what is told and answered fits into the line, whoever reads first
+        small = (self._carrier.job.together or 1) <= FEW
         return small and self._carrier.lately < SHORT and len(self._todo) + len(self._near) >= workers
 
     def next(self) -> tuple[Any, ...] | None:
@@ -271,7 +270,7 @@ class Workers:
                 for answer in trained:
                     round.done(*answer)
 
-    def _hand_out(self, queues: "dict[str, _Queue | None]") -> None:
+    def _hand_out(self, queues: dict[str, _Queue | None]) -> None:
         for held in (0, 1):  # first whoever has nothing to do
             for worker in self._workers:
                 if worker.ready and len(worker.doing) == held and not (held and worker.doing[0][0] == "evaluate"):

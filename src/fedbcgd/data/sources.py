@@ -67,14 +67,11 @@ class Tensors:
 
     def like(self, other: "Tensors") -> bool:
         """Whether both look into the same tensors."""
-        if (
-            isinstance(self.tensors, Mapping)
-            and isinstance(other.tensors, Mapping)
-            and [*self.tensors] != [*other.tensors]
-        ):
-            return False
-        mine, theirs = [*self._columns()], [*other._columns()]
-        return type(self.tensors) is type(other.tensors) and list(map(id, mine)) == list(map(id, theirs))
+        mine, theirs = (
+            (type(s.tensors), [*s.tensors] if isinstance(s.tensors, Mapping) else [], [*map(id, s._columns())])
+            for s in (self, other)
+        )
+        return mine == theirs
 
     def to(self, device: torch.device) -> "Tensors":
         rows = None if self.rows is None else self.rows.to(device)
@@ -259,7 +256,7 @@ def in_channels_last(clients: Sequence[Any]) -> Sequence[Any]:
     images = {_identity(t): t.nbytes for s in sources if type(s) is Tensors for t in s._columns() if _images(t)}
     if sum(images.values()) > LAID_OUT:
         return clients
-    lay_out = _once(lambda t: t.contiguous(memory_format=torch.channels_last) if _images(t) else t)
+    lay_out = _once(batch_in_channels_last)
     return [s.changed(lay_out) if type(s) is Tensors else s for s in sources]
 
 

@@ -176,14 +176,14 @@ class _Anchor:
         self._room = min(room, len(self.batches))
         self._kept = work.keep(self._room)
         self.full = torch.zeros_like(work.y)
+        # Where all are kept they are added up at last: the sum is then written once, while it is in the cache.
+        at_last = self._room == len(self.batches)
         shares = [batch.size / work.examples for batch in self.batches]
         for k, batch in enumerate(self.batches):  # y = x still, so no model has to be put aside
             g = work.gradient(batch, self._kept[k] if k < self._room else self._spare, bare)
-            if self._room < len(self.batches):
+            if not at_last:
                 self.full.add_(g, alpha=shares[k])
-        # Where all are kept they are added up at last: the sum is then written once, while it is in the cache.
-        kept = [one.vector for one in self._kept] if self._room == len(self.batches) else []
-        for full, x, *gradients in cached(self.full, work.x, *kept):
+        for full, x, *gradients in cached(self.full, work.x, *(one.vector for one in self._kept if at_last)):
             for share, g in zip(shares, gradients, strict=False):
                 full.add_(g, alpha=share)
             if decay:
