@@ -1,0 +1,86 @@
+"""The strict reading of what a client says: known fields, integers in range, finite numbers, bounded texts.
+
+Whatever comes from outside the server's process passes through one of the models here. A message that does not fit is
+refused with a reason that fits on one line; nothing but `Malformed` leaves this module.
+"""
+
+from collections.abc import Mapping
+from typing import Any, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+LONGEST_TEXT = 500  # characters of a client's own words that are kept
+MOST_CLIENTS = 2**31
+MOST_STEPS = 2**40  # local steps, gradient evaluations, examples: more than any client can do in a round
+
+
+class Malformed(ValueError):
+    """A client's message does not have the form it must have; the text says which field and why."""
+
+
+class Message(BaseModel):
+    """Base of all that a client may say: frozen, strict about types, no unknown fields, no NaN or infinity."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, strict=True)
+
+
+class UploadValues(Message):
+    """The plain values of an upload."""
+
+    round: int = Field(ge=0, lt=2**62)
+    client: int = Field(ge=0, lt=MOST_CLIENTS)
+    block: int = Field(ge=0, lt=MOST_CLIENTS)
+    examples: int = Field(ge=1, le=MOST_STEPS)
+    steps: int = Field(ge=1, le=MOST_STEPS)
+    gradient_evaluations: int = Field(ge=0, le=MOST_STEPS)
+    train_loss: float
+
+
+M = TypeVar("M", bound=Message)
+
+
+def read(kind: type[M], values: Any) -> M:
+    """Read the values of a client's message.
+
+    Args:
+        kind: the model that the values must fit.
+        values: a mapping from field names to values, as they arrived.
+
+    Returns:
+        The message, every field checked.
+
+    Raises:
+        Malformed: the values do not fit; the text names the first field that does not.
+    """
+    try:
+        if not isinstance(values, Mapping):
+            raise Malformed(f"expected fields by name, got {type(values).__name__}")
+        return kind.model_validate(dict(values))
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_context=False, include_input=False)[0]
+        field = shorten(".".join(map(str, first["loc"])), 60)
+        given = values.get(first["loc"][0]) if first["loc"] and first["type"] != "missing" else None
+        got = f", got {shown(given)}" if given is not None else ""
+        raise Malformed(f"{field}: {first['msg'][:1].lower()}{first['msg'][1:]}{got}") from None
+    except Malformed:
+        raise
+    except Exception as error:  # a mapping that raises by itself
+        raise Malformed(f"the fields cannot be read: {type(error).__name__}") from None
+
+
+def shorten(text: Any, longest: int = LONGEST_TEXT) -> str:
+    """Return a client's own words on one printable line of bounded length."""
+    if not isinstance(text, str):
+        return shown(text, longest)
+    cut = text[: longest + 1]
+    line = "".join(c if c.isprintable() else " " for c in cut)
+    return line if len(text) <= longest else f"{line[:longest]}… ({len(text):,} characters)"
+
+
+def shown(value: Any, longest: int = 60) -> str:
+    """Return a short text for any value, however large or strange it is."""
+    if isinstance(value, str):
+        return repr(shorten(value, longest))
+    if value is None or isinstance(value, (bool, float)) or (isinstance(value, int) and abs(value) < 10**18):
+        return str(value)
+    return type(value).__name__
