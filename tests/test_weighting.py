@@ -31,7 +31,8 @@ def optimum(weights) -> torch.Tensor:
 RULES = [
     ("scaffold", {}), ("scaffold", {"derived": True}), ("scaffold", {"uplink": "blocks", "blocks": 2, "shared": "none"}),
     ("feddc", {"alpha": 0.1}), ("feddc", {"alpha": 0.1, "derived": True}),
-    ("fedbcgd+", {"blocks": 2, "shared": "none", "momentum": 0.0}), ("fedbcgd+derived", {"blocks": 2, "shared": "none", "momentum": 0.5}),
+    ("fedbcgd+", {"blocks": 2, "shared": "none", "momentum": 0.0}),
+    ("fedbcgd+derived", {"blocks": 2, "shared": "none", "momentum": 0.5}),
 ]  # fmt: skip
 
 

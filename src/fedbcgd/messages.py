@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import torch
 from torch import Tensor
 
 BUFFERS = "buffers"  # the channel of BatchNorm statistics and the like: sent plain, averaged plainly
@@ -59,7 +60,10 @@ class Upload:
         if not isinstance(self.payload, Mapping):
             return 0
         pieces = [piece for part in self.payload.values() if isinstance(part, (list, tuple)) for piece in part]
-        return sum(piece.nbytes for piece in pieces if isinstance(piece, (Tensor, np.ndarray)))
+        dense = [
+            p for p in pieces if isinstance(p, np.ndarray) or (isinstance(p, Tensor) and p.layout == torch.strided)
+        ]
+        return sum(piece.nbytes for piece in dense)
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,7 @@ import logging
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from statistics import median_low
 from typing import Any
 
 import numpy as np
@@ -23,6 +24,7 @@ log = logging.getLogger("fedbcgd")
 
 GIVE_UP = 3  # rounds in a row in which two of three answers, or more, were refused
 STRIKES = 3  # steps that had to be undone because of a client, after which it is not asked again
+OUTLIER = 10  # times the median norm: an upload that is to blame if a step has to be undone
 _MOST_CHANNELS = 16
 
 
@@ -400,7 +402,9 @@ class Server:
         self.ledger.close_round()
         idle = [j for j in sorted({task.block for task in plan.tasks}) if j not in moved]
         if idle:
-            log.warning("round %d: nothing arrived for block %s", self.round, ", ".join(str(j + 1) for j in idle))
+            log.warning(
+                "round %d: nothing that counts arrived for block %s", self.round, ", ".join(str(j + 1) for j in idle)
+            )
         self.last = report = RoundReport(
             self.round,
             len(self._losses),
@@ -409,7 +413,7 @@ class Server:
             tuple(idle),
             sum(self._losses) / len(self._losses) if self._losses else math.nan,
         )
-        self._count_barren([task.client for task in plan.tasks], moved)
+        self._count_barren([task.client for task in plan.tasks])
         self.round += 1
         self._clear()
         if self._barren >= GIVE_UP and len(self._barren_refused) >= min(2, len(self._barren_asked)):
@@ -421,15 +425,14 @@ class Server:
             )
         return report
 
-    def _count_barren(self, asked: list[int], moved: list[int]) -> None:
-        """Count rounds in a row in which two of three answers, or more, moved nothing. Other clients may be attackers."""
-        useful = sum(one.values.block in moved for one in self._counted)
-        wasted = self._refused_clients | {one.values.client for one in self._counted if one.values.block not in moved}
-        if not wasted or len(wasted) < 2 * useful:
+    def _count_barren(self, asked: list[int]) -> None:
+        """Count rounds in a row in which two of three answers, or more, were refused; what was accepted may be hostile."""
+        useful = {one.values.client for one in self._counted} - self._refused_clients
+        if not self._refused_clients or len(self._refused_clients) < 2 * len(useful):
             self._barren, self._barren_refused, self._barren_asked = 0, set(), set()
             return
         self._barren += 1
-        self._barren_refused |= wasted
+        self._barren_refused |= self._refused_clients
         self._barren_asked |= set(asked)
 
     def _step(self, k: int) -> bool:
@@ -450,16 +453,25 @@ class Server:
         return False
 
     def _undone(self, k: int, why: str) -> None:
-        """Count a step that was undone against the client whose upload was the largest."""
+        """Count a step that was undone against the clients whose uploads are far larger than the others'.
+
+        Where all are of one size nobody is at fault: then it counts against all, and training is diverging.
+        """
         self._weight[k] = 0
-        sizes = [(one.norms.get(("dx", k), 0.0), one.values.client) for one in self._counted if ("dx", k) in one.norms]
-        size, client = max(sizes, default=(0.0, -1))
+        sizes = {one.values.client: one.norms["dx", k] for one in self._counted if ("dx", k) in one.norms}
+        middle = median_low(sizes.values())
+        far = {client: size for client, size in sizes.items() if size > OUTLIER * middle or len(sizes) == 1}
         part = "the shared block" if k == self.layout.blocks else f"block {k + 1}"
-        reason = f"round {self.round}, client {client}: {why}, and {part} keeps its value; this upload was the largest"
-        self._refuse(f"{reason} (norm {size:.3g})", client)
-        self.strikes[client] = self.strikes.get(client, 0) + 1
-        if self.strikes[client] == STRIKES:
-            log.warning("client %d is not asked again: %d steps had to be undone because of it", client, STRIKES)
+        for client, size in (far or sizes).items():
+            self._refuse(
+                f"round {self.round}, client {client}: {why}, so {part} keeps its value; the norm of this upload is "
+                f"{size:.3g}, the median {middle:.3g}",
+                client,
+            )
+        for client in far:
+            self.strikes[client] = self.strikes.get(client, 0) + 1
+            if self.strikes[client] == STRIKES:
+                log.warning("client %d is not asked again: %d steps had to be undone because of it", client, STRIKES)
 
     def _mean(self, k: int, s: slice) -> Tensor | None:
         """The mean of a slice; None, and the slice stays as it is, where finite uploads added up to infinity."""
