@@ -56,6 +56,7 @@ class Server:
         self._sum = torch.zeros_like(self.x, dtype=wide)  # of a slice: once something of this round was counted in
         self._control_sums = {name: torch.zeros_like(params, dtype=wide) for name in self.controls}
         self.last: RoundReport | None = None  # of the last round that was committed
+        self._dealt: dict[str, int] = {}  # tasks of the committed rounds, for each turn that the uplink takes
         self._barren = 0
         self._plan: Plan | None = None
         # What every upload is checked against, for each block.
@@ -90,8 +91,14 @@ class Server:
         cohort = rng.choice(count, min(self.cohort, count), replace=False)
         cohort = cohort if there is None else there[cohort]
         costs = None if self.costs is None else self.costs[cohort]
-        blocks = self.algorithm.uplink.assign(cohort, self.round, self.layout.blocks, costs, rng)
+        _, dealt = self._turn(len(cohort))
+        blocks = self.algorithm.uplink.assign(cohort, self.round, self.layout.blocks, costs, rng, dealt)
         return [Task(self.round, int(client), block) for client, block in zip(cohort, blocks, strict=True)]
+
+    def _turn(self, tasks: int) -> tuple[str, int]:
+        """The turn of this round, and the tasks dealt in it so far: where nobody counted, as if rounds were all alike."""
+        turn, rounds = self.algorithm.uplink.turn(self.round)
+        return turn, self._dealt.get(turn, rounds * tasks)
 
     def next_upload_d(self) -> float:
         """What the next round will upload, in d; at most, where it cannot be known what will be lost."""
@@ -140,7 +147,8 @@ class Server:
                 reason = self._not_finite(slices, buffers)
             except ValueError as error:
                 reason = f"it cannot be decoded: {error}"
-        floats = sum(s.stop - s.start for s in self._slices(upload.block)) * len(self.algorithm.local.channels)
+        sent = sum(self.algorithm.codec.floats(s.stop - s.start) for s in self._slices(upload.block))
+        floats = sent * len(self.algorithm.local.channels)
         # What is sent twice was sent twice; but it was broadcast and computed once.
         place = self._place.get(upload.client) if upload.round == self.round else None
         first = place if place is not None and place not in self._arrived else None
@@ -303,6 +311,8 @@ class Server:
             sum(self._losses) / len(self._losses) if self._losses else math.nan,
         )
         self._barren = self._barren + 1 if self._refused and not self._losses else 0
+        turn, dealt = self._turn(len(plan.tasks))
+        self._dealt[turn] = dealt + len(plan.tasks)
         self.round += 1
         self._clear()
         if self._barren >= GIVE_UP:
@@ -354,6 +364,7 @@ class Server:
         tensors |= {f"server.{n}": t for n, t in self.state.items()}
         values = {"round": self.round, "epoch": self.epoch, "barren": self._barren, "ledger": self.ledger.totals()}
         values["last"] = None if self.last is None else asdict(self.last)
+        values["dealt"] = dict(self._dealt)
         return {name: t.clone() for name, t in tensors.items()}, values
 
     def restore(self, tensors: dict[str, Tensor], values: dict[str, Any]) -> None:
@@ -365,6 +376,7 @@ class Server:
         self.round, self.epoch, self._barren = values["round"], values["epoch"], values["barren"]
         self.last = None if values["last"] is None else RoundReport(**values["last"])
         self.ledger = Ledger.from_totals(values["ledger"])
+        self._dealt = dict(values.get("dealt", {}))  # older checkpoints have none
         self._clear()
 
 
