@@ -11,7 +11,12 @@ from fedbcgd.codecs._fast import FastRounding
 from fedbcgd.codecs.qsgd import round_to_levels
 from fedbcgd.streams import stream
 
-ROUNDINGS = {"definition": lambda: round_to_levels, "fast": FastRounding}
+
+def fast(rows, scale, levels, rng):
+    return FastRounding(scale, levels)(rows, 0, rng).to(torch.uint8)
+
+
+ROUNDINGS = {"definition": round_to_levels, "fast": fast}
 
 
 @pytest.mark.parametrize("name", ROUNDINGS)
@@ -26,10 +31,11 @@ def test_mean_and_variance_are_those_of_independent_draws(name, levels):
     exact = rows.double() / scale.double()[:, None] * levels + levels
     p = exact - exact.floor()
     variance = p * (1 - p)
-    rounding = ROUNDINGS[name]()
+    rounding = ROUNDINGS[name]
     off = torch.stack([rounding(rows, scale, levels, rng).double() - exact for _ in range(draws)])
     assert (off.abs() < 1 + 1e-4).all()
-    assert (off.mean(0).abs() <= 5 * (variance / draws).sqrt() + 1e-4).all()
+    # 1e-4: a value on a level may lie a float32's rounding beside it, and leave it once in 100,000 draws
+    assert (off.mean(0).abs() <= 5 * ((variance + 1e-4) / draws).sqrt()).all()
     signs = torch.from_numpy(rng.choice([-1.0, 1.0], (3, buckets, size)))
     weights = [torch.zeros(buckets, size), torch.zeros(buckets, size), *signs]
     weights[0][3], weights[1][:, 5] = 1, 1
@@ -70,6 +76,6 @@ def test_the_fast_form_takes_the_definitions_word_for_the_odd_buckets():
     rows = torch.tensor([[0.0, 0.0], [1.0, math.nan], [math.inf, -1.0], [3e-45, -3e-45], [4.0, -4.0], [1e-30, 0.0]])
     scale = rows.abs().amax(1)
     for levels in (1, 127):
-        codes = [rounding()(rows, scale, levels, stream(0, "x")).tolist() for rounding in ROUNDINGS.values()]
+        codes = [rounding(rows, scale, levels, stream(0, "x")).tolist() for rounding in ROUNDINGS.values()]
         assert codes[0] == codes[1]
         assert codes[1] == [[levels, levels]] * 3 + [[2 * levels, 0]] * 2 + [[2 * levels, levels]]

@@ -16,7 +16,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from fedbcgd.codecs import _fast
+from fedbcgd.codecs._fast import FastRounding
 from fedbcgd.codecs.codec import Codec, room
 from fedbcgd.codecs.packing import pack, packed_bytes, unpack
 from fedbcgd.messages import Lend
@@ -40,14 +40,19 @@ class QSGD(Codec):
         n, dtype = values.numel(), values.dtype
         head = self._buckets(n) * dtype.itemsize
         out = room(self.nbytes(n, dtype), lend, values.device)
-        fast = self.bits <= 8 and dtype != torch.float64
-        rounding = _fast.FastRounding() if fast else round_to_levels
-        for piece, buckets, codes in self._pieces(n, dtype, head):
-            rows = self._rows(values[piece])
-            scale = self._scale(rows, dtype)
-            code = rounding(rows, scale, self.levels, rng).view(-1)[: piece.stop - piece.start]
-            out[buckets] = scale.view(torch.uint8)
-            out[codes] = pack(code, self.bits)
+        pieces = list(self._pieces(n, dtype, head))
+        for piece, buckets, _ in pieces:
+            out[buckets] = self._scale(self._rows(values[piece]), dtype).view(torch.uint8)
+        scale = out[:head].clone().view(dtype)
+        fast = FastRounding(scale, self.levels) if self.bits <= 8 and dtype != torch.float64 else None
+        for piece, _, codes in pieces:
+            rows, start = self._rows(values[piece]), piece.start // self.bucket
+            if fast is not None:
+                code = fast(rows, start, rng)
+            else:
+                code = round_to_levels(rows, scale[start : start + len(rows)], self.levels, rng)
+            code = code.view(-1)[: piece.stop - piece.start]
+            out[codes] = code if self.bits == 8 else pack(code, self.bits)
         return out
 
     def decode(self, data: Tensor, n: int, dtype: torch.dtype) -> Tensor:
