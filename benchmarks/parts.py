@@ -12,7 +12,6 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import torch
 from peers import federation
 from raw import Naive, Tricks
@@ -22,7 +21,7 @@ from workloads import WORKLOADS
 
 from fedbcgd.carriers.where import Where
 from fedbcgd.client import Client
-from fedbcgd.codecs import QSGD, TopK, qsgd, topk
+from fedbcgd.codecs import QSGD, TopK, _fast, qsgd, topk
 from fedbcgd.local.stack import Stack
 from fedbcgd.local.work import Work
 from fedbcgd.models import Logistic, logistic
@@ -126,22 +125,21 @@ def _qsgd(console: Console) -> list[dict]:
     """Passes over as many values as `encode` takes at a time; then all of it."""
     console.print("parts of QSGD", highlight=False)
     codec, v = QSGD(), torch.randn(N)
-    count = qsgd._MANY // codec.bucket
-    some, level = torch.randn(count, codec.bucket), torch.empty(count, codec.bucket)
+    count, rng = qsgd._CACHED // codec.bucket, stream(0, "parts")
+    some, level, factor = torch.randn(count, codec.bucket), torch.empty(count, codec.bucket), torch.rand(count, 1)
+    fixed, draw = (torch.empty(count, codec.bucket, dtype=torch.int32) for _ in range(2))
     code = torch.empty(count, codec.bucket, dtype=torch.uint8)
-    table, turns, factor = codec._draws(stream(0, "parts")), torch.randint(256, (count,)), torch.rand(count, 1)
     target = torch.empty(N)
     passes = {
         "a copy": (lambda: target.copy_(v), N),
-        "in all": (lambda: codec.encode(v, stream(0, "parts")), N),
+        "in all": (lambda: codec.encode(v, rng), N),
         "largest and smallest of a bucket": (lambda: codec._scale(some, torch.float32), some.numel()),
-        "draws": (lambda: torch.index_select(table, 0, turns, out=level), some.numel()),
-        "scaling and adding": (lambda: torch.addcmul(level, some, factor, out=level), some.numel()),
-        "to bytes": (
-            lambda: np.copyto(code.numpy(), level.clamp_(0, 254).numpy(), casting="unsafe"),
-            some.numel(),
-        ),
-        "no more than the largest": (lambda: code.clamp_(max=254), some.numel()),
+        "scaling": (lambda: torch.mul(some, factor, out=level), some.numel()),
+        "to fixed point": (lambda: fixed.copy_(level), some.numel()),
+        "draws": (lambda: _fast._draws(rng, codec.levels, draw), some.numel()),
+        "adding": (lambda: fixed.add_(draw), some.numel()),
+        "rounding": (lambda: fixed.bitwise_right_shift_(24), some.numel()),
+        "to bytes": (lambda: code.copy_(fixed), some.numel()),
     }
     times = {name: _median(call) / n * 1e9 for name, (call, n) in passes.items()}
     return [{"of": "QSGD, ns a value", "part": k, "value": t, "share": t / times["in all"]} for k, t in times.items()]

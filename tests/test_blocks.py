@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from torch import nn
 
 from fedbcgd import UserError, divide
-from fedbcgd.blocks import contiguous
-from fedbcgd.models import LeNet5
+from fedbcgd.blocks import _warn, contiguous
+from fedbcgd.models import MODELS, LeNet5
 
 
 def mlp(widths: list[int]) -> nn.Module:
@@ -183,3 +183,63 @@ def test_sizes_by_hand():
 def test_sizes_that_are_none(shares, words):
     with pytest.raises(UserError, match=words):
         divide(nn.Linear(30, 10), 3, shares, shared=None)
+
+
+class Tagger(nn.Module):
+    """A recurrent model; the order in which layers are registered says nothing about which one makes the output."""
+
+    def __init__(self, order: str, cell: type[nn.Module] = nn.LSTM) -> None:
+        super().__init__()
+        layers = {"e": ("embed", nn.Embedding(50, 16)), "h": ("head", nn.Linear(32, 5)), "r": ("rnn", cell(16, 32))}
+        for letter in order:
+            self.add_module(*layers[letter])
+
+
+@pytest.mark.parametrize("order", ["ehr", "hre", "erh", "her", "hr", "rh"])
+@pytest.mark.parametrize("cell", [nn.LSTM, nn.GRU, nn.LSTMCell])
+def test_the_shared_block_makes_the_output_whatever_is_registered_last(order, cell):
+    """head: 165 of about 7,000; the LSTM would be 88 % of d, and every client would upload it."""
+    d = divide(Tagger(order, cell), 2)
+    assert d.names[-2:] == ("head.weight", "head.bias")
+    assert d.shared == 165
+
+
+def test_patterns_leave_the_layer_that_is_registered_last_to_the_shared_block():
+    d = divide(Tagger("her"), 2, ["head", "embed"])
+    assert d.names[-1].startswith("rnn.")
+    assert d.shared == 4 * 32 * (16 + 32 + 2)
+
+
+def test_a_last_layer_that_is_most_of_the_model_gives_way_to_a_smaller_one():
+    model = nn.Sequential(nn.Linear(8, 4), nn.Linear(4, 2), nn.Linear(20, 30))
+    assert divide(model, 2).names[-2:] == ("1.weight", "1.bias")
+    assert divide(nn.Sequential(nn.Linear(20, 31), nn.Linear(20, 30)), 2).shared == 630  # it is not: 651 and 630
+    assert divide(nn.Sequential(nn.Linear(40, 30), nn.LSTM(4, 4)), 2).shared == 160  # the other one is larger
+
+
+@pytest.mark.parametrize(
+    ("name", "classes", "options", "chosen"),
+    [
+        *((name, classes, {"width": w}, layer) for w in (1.0, 0.25, 0.1) for classes in (10, 100, 200)
+          for name, layer in (("lenet5", "fc3"), ("vgg11", "fc3"), ("vgg19", "fc3"), ("resnet18", "fc"))),
+        *((name, classes, {}, "head") for name in ("vit-base", "vit-small") for classes in (10, 200)),
+        ("logistic", 10, {}, None), ("binary-logistic", 2, {}, None), ("binary-sigmoid", 2, {}, None),
+    ],
+)  # fmt: skip
+def test_the_papers_networks_share_their_last_layer(name, classes, options, chosen):
+    with torch.device("meta"):
+        model = MODELS[name](classes, (3, 224, 224) if name == "vit-base" else (3, 32, 32), **options)
+    d = divide(model, 2)
+    last = [n for n, _ in model.named_parameters() if n.rpartition(".")[0] == chosen]
+    assert d.shared == sum(model.get_parameter(n).numel() for n in last)
+    assert list(d.names[len(d.names) - len(last) :]) == last
+
+
+def test_a_large_shared_block_that_nobody_chose_is_warned_about_once(caplog):
+    _warn.cache_clear()
+    divide(mlp([40, 40, 20, 10]), 2)  # 210 of 2,670
+    model = mlp([4, 6, 5, 3])
+    for shared in ("last", "last", None, ["2"]):
+        divide(model, 2, shared=shared)
+    (record,) = (r for r in caplog.records if "shared" in r.getMessage())
+    assert "2, is 22% of the model" in record.getMessage()

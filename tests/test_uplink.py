@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedbcgd.uplink import Blocks
+from fedbcgd import make_algorithm
+from fedbcgd.uplink import Blocks, Matched
 
 
 @given(st.integers(1, 30), st.integers(1, 12), st.integers(0, 50))
@@ -28,11 +29,61 @@ def test_over_time_each_block_is_served_equally_often(cohort, blocks):
 
 def test_a_client_is_not_tied_to_a_block(federation, net, toys):
     """The cohort comes in random order, so over the rounds every client uploads every block."""
-    from fedbcgd import make_algorithm
-
     f = federation(make_algorithm("fedbcgd", blocks=3, local_steps=1), net(), toys(), cohort=6)
     met = set()
     for _ in range(40):
         met |= {(task.client, task.block) for task in f.server.plan().tasks}
         f.server.round += 1
     assert len(met) == 6 * 3
+
+
+UPLINKS = [Blocks(blocks=3), Matched(blocks=3, divider="even", haste=0.5), Matched(blocks=3, divider="even", haste=0.9)]
+
+
+def server_of(federation, net, toys, uplink):
+    f = federation(make_algorithm("fedbcgd", uplink=uplink, local_steps=1), net(), toys(), cohort=6)
+    f.server.costs = np.ones((6, 3))
+    return f.server
+
+
+def next_round(server, online, commit=True):
+    """The blocks of a round with so many clients online."""
+    server.available = range(online)
+    tasks = server.plan().tasks
+    assert server.next_tasks() == tasks  # a preview, which may be asked for at any time
+    server.commit() if commit else server.abandon()
+    return [task.block for task in tasks]
+
+
+@pytest.mark.parametrize("uplink", UPLINKS, ids=repr)
+def test_turns_go_on_across_cohorts_of_changing_size(federation, net, toys, uplink):
+    """After every round no block has had more than one client more than another, in each of the uplink's turns."""
+    server, rng, served = server_of(federation, net, toys, uplink), np.random.default_rng(0), {}
+    for round in range(60):
+        if round % 7 == 3:
+            next_round(server, 5, commit=False)
+        dealt = served.setdefault(uplink.turn(round)[0], Counter({0: 0, 1: 0, 2: 0}))
+        dealt.update(next_round(server, int(rng.integers(1, 7))))
+        assert max(dealt.values()) - min(dealt.values()) <= 1
+    assert len(served) == (1 if type(uplink) is Blocks else 2)
+
+
+@pytest.mark.parametrize("uplink", UPLINKS, ids=repr)
+def test_turns_go_on_after_a_checkpoint(federation, net, toys, uplink):
+    server, again = (server_of(federation, net, toys, uplink) for _ in range(2))
+    for round in range(25):
+        next_round(server, 1 + round % 4)
+    again.restore(*server.snapshot())
+    assert [next_round(server, n) for n in (2, 5, 4)] == [next_round(again, n) for n in (2, 5, 4)]
+
+
+def test_a_checkpoint_without_the_count_goes_on_as_it_was_made(federation, net, toys):
+    """Such counts were not kept once: the turn of round t began at t times the cohort."""
+    server, again = (server_of(federation, net, toys, Blocks(blocks=3)) for _ in range(2))
+    for _ in range(4):
+        next_round(server, 5)
+    tensors, values = server.snapshot()
+    del values["dealt"]
+    again.restore(tensors, values)
+    assert next_round(again, 5) == next_round(server, 5) == [2, 0, 1, 2, 0]  # from 4·5 = 20 on
+    assert next_round(again, 4) == next_round(server, 4) == [1, 2, 0, 1]  # and from then on it counts

@@ -1,8 +1,10 @@
 """The division of a model's parameters into N blocks and a small shared block."""
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from functools import cache
 from itertools import accumulate, groupby, pairwise
 from math import inf
 from typing import Any, cast
@@ -12,8 +14,12 @@ from torch.nn.parameter import UninitializedParameter
 
 from fedbcgd.errors import UserError, unknown
 
+log = logging.getLogger("fedbcgd")
+
 DIVIDERS = ("auto", "layers", "even", "paper")
 LARGEST = 1.5  # `auto` leaves layers for `even` cuts when the largest block would exceed this many times d/N
+
+SHARED = 0.1  # share of d above which a shared block that nobody chose is warned about
 
 Patterns = Sequence[str]
 
@@ -52,7 +58,9 @@ def divide(
         size of each block, such as `[1, 2, 5]` (cut anywhere), or with the name patterns of each block, such as
         `[["conv*"], ["fc1", "fc2"]]`; or `paper`, the paper's table for the model,
         which then must have `paper_blocks` (name patterns of each block, or the number of even ones) and `paper_shared`.
-    shared: `last` (the last layer; nothing if it is the whole model), "none" or None for an empty one, or name patterns.
+    shared: `last` (the last layer, nothing if it is the whole model), "none" or None for an empty one, or name patterns.
+        A last layer that is recurrent, an embedding or more than half of d is hardly the one that makes the output: the
+        next one before it that is neither recurrent nor an embedding is taken instead, if it is smaller.
     """
     if not isinstance(model, nn.Module):
         raise UserError(f"model: an nn.Module is wanted, given {model!r}")
@@ -159,9 +167,41 @@ def _shared_names(model: nn.Module, sizes: dict[str, int], shared: str | Pattern
     if shared is None or shared == "none":
         return []
     if shared == "last":
-        groups = [list(names) for _, names in groupby(sizes, _layer)]
-        return groups[-1] if len(groups) > 1 else []
+        return _last_layer(model, sizes)
     return _match(model, sizes, [shared] if isinstance(shared, str) else shared, "the shared block")
+
+
+def _last_layer(model: nn.Module, sizes: dict[str, int]) -> list[str]:
+    """The parameters of the layer that makes the output, as far as the order and kind of the layers tell."""
+    layers = [(name, list(names)) for name, names in groupby(sizes, _layer)]
+    if len(layers) < 2:
+        return []
+
+    def count(names: list[str]) -> int:
+        return sum(sizes[name] for name in names)
+
+    dim = count(list(sizes))
+    name, chosen = layers[-1]
+    if _feeds_others(model, name) or count(chosen) > dim / 2:
+        before = [layer for layer in layers[:-1] if not _feeds_others(model, layer[0])]
+        if before and count(before[-1][1]) < count(chosen):
+            name, chosen = before[-1]
+    if count(chosen) > SHARED * dim:
+        _warn(
+            f"shared: the shared block, {name or 'the parameters of the model itself'}, is {count(chosen) / dim:.0%} of the "
+            "model, and every client uploads it in every round; name a smaller layer (shared=['…']), or none (shared='none')"
+        )
+    return chosen
+
+
+def _feeds_others(model: nn.Module, layer: str) -> bool:
+    return isinstance(model.get_submodule(layer), (nn.RNNBase, nn.RNNCellBase, nn.Embedding, nn.EmbeddingBag))
+
+
+@cache
+def _warn(text: str) -> None:
+    """Warn once in a process: a model is divided more than once."""
+    log.warning(text)
 
 
 def _cut(
@@ -225,9 +265,11 @@ def _by_patterns(
         claim(_match(model, sizes, [p] if isinstance(p, str) else p, f"block {j + 1}"), f"block {j + 1}")
         for j, p in enumerate(divider)
     ]
-    tail = _shared_names(model, sizes, shared)
     if shared == "last":  # a default gives way to what was said explicitly
-        tail = [name for name in tail if name not in owner]
+        *before, last = (list(names) for _, names in groupby(sizes, _layer))
+        tail = [name for name in last if name not in owner] if before else []
+    else:
+        tail = _shared_names(model, sizes, shared)
     claim(tail, "the shared block")
     left = [name for name in sizes if name not in owner]
     if left:

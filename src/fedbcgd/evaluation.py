@@ -1,10 +1,12 @@
 """Metrics of a model on a data set: means over its examples, batch by batch, so that batches can be spread out."""
 
 from collections.abc import Sequence
+from fractions import Fraction
+from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from fedbcgd.data.sources import Source, to_device
 from fedbcgd.objective import Objective
@@ -12,7 +14,8 @@ from fedbcgd.objective import Objective
 SPAN = 500  # examples that a process evaluates at a time
 BATCH = 100  # of them at once: larger batches leave the cache, and cost memory
 
-Batch = tuple[int, dict[str, float]]  # examples, and the means over them
+Total = int | float | Fraction
+Batch = tuple[int, dict[str, Total]]  # examples, and the sums of the metrics over them
 
 
 def spans(examples: int) -> list[tuple[int, int]]:
@@ -28,15 +31,40 @@ def evaluate_span(module: nn.Module, objective: Objective, data: Source, start: 
     with torch.no_grad():
         for at, end in _cut(start, stop, BATCH):
             batch = to_device(data.gather(torch.arange(at, end), rng), device)
-            batches.append((end - at, {name: float(v) for name, v in objective.metrics(module, batch).items()}))
-    return stop - start, combine(batches)
+            measured = objective.metrics(module, batch)
+            batches.append((end - at, {name: total(value, end - at) for name, value in measured.items()}))
+    return stop - start, _sums(batches)
+
+
+def total(value: Any, examples: int) -> Total:
+    """Return the sum over some examples of a metric that was measured on them.
+
+    What counts examples is summed exactly, so that 7 of 10 is 0.7 in the end and meets a target of 0.7.
+
+    Args:
+        value: a boolean tensor, whose true entries are counted; or else the mean over the examples, a number. A mean that
+            is k of these examples to its last bit, in float64 or float32, stands for the integer k.
+        examples: how many there are.
+    """
+    if isinstance(value, Tensor) and value.dtype == torch.bool:
+        return Fraction(examples * int(value.count_nonzero()), value.numel())
+    mean = float(value)
+    if examples and 0 <= mean <= 1:
+        count = round(examples * mean)
+        if mean in (count / examples, float(np.float32(count / examples))):
+            return count
+    return examples * mean
 
 
 def combine(batches: Sequence[Batch]) -> dict[str, float]:
-    """Means over all examples, summed in the order of the batches."""
-    total = sum(n for n, _ in batches)
+    """Return the means over all examples. Sums go in the order of the batches; there is one division, at the end."""
+    examples = sum(n for n, _ in batches)
+    return {name: float(value / examples) for name, value in _sums(batches).items()}
+
+
+def _sums(batches: Sequence[Batch]) -> dict[str, Total]:
     names = dict.fromkeys(name for _, values in batches for name in values)
-    return {name: sum(n * values[name] for n, values in batches) / total for name in names}
+    return {name: sum(values[name] for _, values in batches) for name in names}
 
 
 def _cut(start: int, stop: int, size: int) -> list[tuple[int, int]]:

@@ -16,7 +16,7 @@ Metrics = Callable[[nn.Module, Any], Mapping[str, Any]]
 @dataclass(frozen=True)
 class Objective:
     loss: Loss
-    metrics: Metrics  # means over the batch, `loss` among them
+    metrics: Metrics  # means over the batch, or boolean tensors to be counted; `loss` among them
 
 
 def outputs(model: nn.Module, x: Any) -> Tensor:
@@ -63,12 +63,12 @@ def classification_metrics(model: nn.Module, batch: Any) -> dict[str, Tensor]:
         if hasattr(said, "loss"):
             values = {"loss": said.loss}
             if said.logits.ndim == 2 and y.ndim == 1:
-                values["accuracy"] = (said.logits.argmax(1) == y).float().mean()
+                values["accuracy"] = said.logits.argmax(1) == y
             return values
     x, y = pair(batch)
     logits = outputs(model, x)
     right = logits.argmax(1) == (y.argmax(1) if y.is_floating_point() and y.ndim > 1 else y)
-    return {"loss": cross_entropy(logits, y), "accuracy": right.float().mean()}
+    return {"loss": cross_entropy(logits, y), "accuracy": right}
 
 
 def objective(loss: Loss | nn.Module | None = None, metrics: Metrics | None = None) -> Objective:

@@ -78,6 +78,7 @@ class Server:
         self._examples_in_all = 0.0  # that the controls are a mean over, where clients are weighted by their examples
         self.strikes: dict[int, int] = {}  # client → steps that were undone because of it
         self._limit = NormLimit(algorithm.max_norm)
+        self._dealt: dict[str, int] = {}  # tasks of the committed rounds, for each turn that the uplink takes
         self._barren = 0
         self._barren_refused: set[int] = set()  # clients, over the rounds that `_barren` counts
         self._barren_asked: set[int] = set()
@@ -121,8 +122,14 @@ class Server:
         cohort = rng.choice(count, min(self.cohort, count), replace=False)
         cohort = cohort if there is None else there[cohort]
         costs = None if self.costs is None else self.costs[cohort]
-        blocks = self.algorithm.uplink.assign(cohort, self.round, self.layout.blocks, costs, rng)
+        _, dealt = self._turn(len(cohort))
+        blocks = self.algorithm.uplink.assign(cohort, self.round, self.layout.blocks, costs, rng, dealt)
         return [Task(self.round, int(client), block) for client, block in zip(cohort, blocks, strict=True)]
+
+    def _turn(self, tasks: int) -> tuple[str, int]:
+        """The turn of this round, and the tasks dealt in it so far: where nobody counted, as if rounds were all alike."""
+        turn, rounds = self.algorithm.uplink.turn(self.round)
+        return turn, self._dealt.get(turn, rounds * tasks)
 
     def next_upload_d(self) -> float:
         """What the next round will upload, in d; at most, where it cannot be known what will be lost."""
@@ -183,7 +190,8 @@ class Server:
         # What is sent twice was sent twice; but it was broadcast and computed once.
         first = place if place is not None and place not in self._arrived else None
         block = -1 if values is None else values.block
-        floats = sum(s.stop - s.start for s in self._slices(block)) * len(self.algorithm.local.channels)
+        sent = sum(self.algorithm.codec.floats(s.stop - s.start) for s in self._slices(block))
+        floats = sent * len(self.algorithm.local.channels)
         sends = not self.algorithm.uplink.pooled
         self.ledger.record(
             Entry(
@@ -414,6 +422,8 @@ class Server:
             sum(self._losses) / len(self._losses) if self._losses else math.nan,
         )
         self._count_barren([task.client for task in plan.tasks])
+        turn, dealt = self._turn(len(plan.tasks))
+        self._dealt[turn] = dealt + len(plan.tasks)
         self.round += 1
         self._clear()
         if self._barren >= GIVE_UP and len(self._barren_refused) >= min(2, len(self._barren_asked)):
@@ -528,6 +538,7 @@ class Server:
         values["examples"] = [[client, n] for client, n in sorted(self.examples.items())]
         values |= {"examples_in_all": self._examples_in_all, "norms": self._limit.snapshot()}
         values["strikes"] = [[client, n] for client, n in sorted(self.strikes.items())]
+        values["dealt"] = dict(self._dealt)
         return {name: t.clone() for name, t in tensors.items()}, values
 
     def restore(self, tensors: dict[str, Tensor], values: dict[str, Any]) -> None:
@@ -544,6 +555,7 @@ class Server:
         self.examples, self.strikes = dict(values.get("examples", [])), dict(values.get("strikes", []))
         self._examples_in_all = values.get("examples_in_all", 0.0)
         self._limit.restore(values.get("norms", {}))
+        self._dealt = dict(values.get("dealt", {}))  # older checkpoints have none
         self._clear()
 
 

@@ -93,7 +93,8 @@ def simulate(
     cohort: clients sampled in a round; default 10, or all where there are fewer.
     seed: of every random draw. evaluate_every: rounds between evaluations; the last round is always evaluated.
     loss: a callable (model, batch) → scalar, or a criterion module for (x, y) batches; default cross entropy.
-    metrics: a callable (model, batch) → dictionary of means over the batch; default loss and accuracy.
+    metrics: a callable (model, batch) → dictionary of means over the batch, or of boolean tensors (an entry for each
+        example), which are counted exactly; default loss and accuracy.
     callbacks: called with a RoundInfo after each round; `info.stop()` ends the run.
     progress: show a progress bar; default: when the output is a terminal.
     workers: processes that do the clients' work; default one per core, 0 for this process itself (for debugging, and

@@ -23,6 +23,10 @@ class Uplink(Part):
     def layout(self, model: nn.Module) -> Layout:
         raise NotImplementedError
 
+    def turn(self, round: int) -> tuple[str, int]:
+        """The turn in which the blocks of this round are dealt out, by its name, and how many rounds it had before."""
+        return "rounds", round
+
     def assign(
         self,
         cohort: np.ndarray,
@@ -30,19 +34,30 @@ class Uplink(Part):
         blocks: int,
         costs: np.ndarray | None = None,
         rng: np.random.Generator | None = None,
+        dealt: int | None = None,
     ) -> list[int]:
-        """A block for each client of the cohort. `costs`: seconds that each of them takes with each block, where known.
+        """A block for each client of the cohort.
 
         The cohort comes in random order, so dealing blocks out in turn is a random split into groups. The turn goes
         on from round to round: groups differ by at most one client, and over time each block is served equally often,
-        also when the cohort is no multiple of N or smaller than N.
+        also when the cohort is no multiple of N, smaller than N, or of another size in each round.
+
+        Args:
+            cohort: the clients.
+            round: which round it is.
+            blocks: N.
+            costs: seconds that each of the clients takes with each block, where known.
+            rng: for assignments that draw.
+            dealt: blocks dealt so far in the turn of this round; None: as if each of its rounds had such a cohort.
+
+        Returns:
+            The block of each client.
         """
-        return _deal(len(cohort), round, blocks)
+        return self._deal(len(cohort), round, blocks, dealt)
 
-
-def _deal(cohort: int, turn: int, blocks: int) -> list[int]:
-    start = turn * cohort
-    return [(start + k) % blocks for k in range(cohort)]
+    def _deal(self, cohort: int, round: int, blocks: int, dealt: int | None) -> list[int]:
+        start = self.turn(round)[1] * cohort if dealt is None else dealt
+        return [(start + k) % blocks for k in range(cohort)]
 
 
 class Whole(Uplink):
@@ -112,6 +127,10 @@ class Matched(Blocks):
             raise UserError(_NO_LINKS)
         return super().layout(model)
 
+    def turn(self, round: int) -> tuple[str, int]:
+        fair = self.fair_before(round)
+        return ("fair", fair) if self.fair(round) else ("fast", round - fair)
+
     def assign(
         self,
         cohort: np.ndarray,
@@ -119,15 +138,14 @@ class Matched(Blocks):
         blocks: int,
         costs: np.ndarray | None = None,
         rng: np.random.Generator | None = None,
+        dealt: int | None = None,
     ) -> list[int]:
-        fair = self.fair(round)
-        before = self.fair_before(round)
-        dealt = _deal(len(cohort), before if fair else round - before, blocks)
-        if fair or not len(cohort):
-            return dealt
+        slots = self._deal(len(cohort), round, blocks, dealt)
+        if self.fair(round) or not len(cohort):
+            return slots
         if costs is None or rng is None:
             raise UserError(_NO_LINKS)
-        return fastest(costs, dealt, rng)
+        return fastest(costs, slots, rng)
 
     def fair(self, round: int) -> bool:
         """Whether this round is dealt at random: of any 1/(1 − haste) rounds in a row one is."""

@@ -8,6 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fedbcgd.algorithm import make_algorithm
 from fedbcgd.codecs import CODECS, QSGD, Half, Plain, TopK
 from fedbcgd.errors import UserError
 from fedbcgd.parts import build
@@ -324,3 +325,15 @@ def test_long_vectors_have_their_largest_values_found(fraction, kind):
     check_topk(codec, v, out)
     if kind in ("normal", "sorted", "equal"):
         assert (out != 0).sum() == codec.count(n)
+
+
+@pytest.mark.parametrize("name", ["fedbcgd", "scaffold"])
+def test_the_ledger_counts_the_values_that_top_k_sends(federation, net, toys, name):
+    """A tenth of each slice and channel, rounded up; and with any other codec all of them."""
+    for codec, share in ((TopK(fraction=0.1), 0.1), (QSGD(), 1.0)):
+        f = federation(make_algorithm(name, codec=codec, local_steps=1), net(), toys(), cohort=6)
+        tasks = f.server.plan().tasks
+        f.round()
+        slices = [s for task in tasks for s in f.layout.slices(task.block)]
+        sent = sum(math.ceil(share * (s.stop - s.start)) for s in slices)
+        assert f.server.ledger.upload_floats == sent * len(f.server.algorithm.local.channels)

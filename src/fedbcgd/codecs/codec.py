@@ -19,6 +19,10 @@ class Codec(Part):
         """The length of `n` encoded values; the largest possible, where it varies."""
         raise NotImplementedError
 
+    def floats(self, n: int) -> int:
+        """How many of `n` values are sent."""
+        return n
+
     def fits(self, nbytes: int, n: int, dtype: torch.dtype) -> bool:
         """Whether `n` values can have been encoded in so many bytes."""
         return nbytes == self.nbytes(n, dtype)

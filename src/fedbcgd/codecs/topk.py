@@ -31,6 +31,9 @@ class TopK(Codec):
     def count(self, n: int) -> int:
         return min(n, int(np.ceil(self.fraction * n)))
 
+    def floats(self, n: int) -> int:
+        return self.count(n)
+
     def nbytes(self, n: int, dtype: torch.dtype) -> int:
         return 1 + self.count(n) * dtype.itemsize + packed_bytes(n, 1)
 

@@ -18,6 +18,7 @@ from torch import nn
 from fedbcgd.algorithm import Algorithm, make_algorithm
 from fedbcgd.data.sources import as_source
 from fedbcgd.errors import UserError
+from fedbcgd.evaluation import Total, total
 from fedbcgd.flat import FlatModel, Layout
 from fedbcgd.flower import wire
 from fedbcgd.flower.carrier import GridCarrier, GridLoop
@@ -315,7 +316,7 @@ class Federation(Strategy):
 
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
         """Means over the examples of all that answered."""
-        totals: dict[str, float] = {}
+        totals: dict[str, Total] = {}
         examples = 0
         for reply in sorted(replies, key=lambda r: self.roster.clients([r.metadata.src_node_id])):
             values = None if reply.has_error() else reply.content.get("metrics")
@@ -327,8 +328,8 @@ class Federation(Strategy):
             examples += n
             for name, value in values.items():
                 if name != "examples":
-                    totals[name] = totals.get(name, 0.0) + n * float(value)  # type: ignore[arg-type]
-        return MetricRecord({name: total / examples for name, total in totals.items()}) if examples else None
+                    totals[name] = totals.get(name, 0) + total(value, n)
+        return MetricRecord({name: float(value / examples) for name, value in totals.items()}) if examples else None
 
     def summary(self) -> None:
         log.info(

@@ -70,7 +70,7 @@ class _Score(nn.Module):
         x, y = pair(batch)
         score = model(x)
         right = (score > 0) == (y > 0)
-        return {"loss": cls.criterion((2 * y - 1) * score).mean(), "accuracy": right.float().mean()}
+        return {"loss": cls.criterion((2 * y - 1) * score).mean(), "accuracy": right}
 
 
 class BinaryLogistic(_Score):
