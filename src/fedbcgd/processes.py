@@ -8,22 +8,28 @@ nobody has asked for anything for a while. Where forks are not safe (macOS) ever
 
 import atexit
 import contextlib
+import math
 import os
 import signal
 import socket
 import subprocess
 import sys
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from multiprocessing.connection import Connection
 from typing import Any
 from weakref import WeakSet
 
-from fedbcgd.errors import WorkerLost
+from fedbcgd.errors import UserError, WorkerLost
 
 FORKS = sys.platform == "linux"
 IDLE = 30.0  # seconds after which a nursery without workers leaves
+
+TIMEOUT = "FEDBCGD_WORKER_TIMEOUT"  # a variable: seconds in the place of both of these; 0 waits for ever
+STOPPED = 60.0  # seconds after which a process that is stopped counts as lost
+SILENT = 600.0  # one that is not, but uses no processor time: it waits for something that may still come
 
 # One thread; and glibc keeps the memory of activations instead of mapping and unmapping it at every step.
 ENVIRONMENT = {
@@ -39,6 +45,71 @@ ENVIRONMENT = {
 def cores() -> int:
     """The cores this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+class Pulse:
+    """Whether a process still uses processor time.
+
+    Silence is counted in looks, not on a clock: where this process is stopped as well (Ctrl-Z, a suspended machine), nobody
+    looks, and nothing is lost.
+    """
+
+    def __init__(self, pid: int):
+        self._pid = pid
+        self._stopped, self._silent = _timeouts()
+        self.every = min(5.0, self._stopped / 10, self._silent / 10)  # seconds between two looks
+        self._due = time.monotonic()
+        self.clear()
+
+    def clear(self) -> None:
+        """It has nothing to do, or has answered."""
+        self._used: float | None = None
+        self._seconds = 0.0
+
+    def lost(self) -> str:
+        """Why the process counts as lost; empty as long as it does not. To be called as often as one likes."""
+        if time.monotonic() < self._due:
+            return ""
+        self._due = time.monotonic() + self.every
+        used = _processor_time(self._pid)
+        self._seconds = self._seconds + self.every if used is not None and used == self._used else 0.0
+        self._used = used
+        if self._seconds >= self._stopped and _is_stopped(self._pid):
+            return f"has been stopped for {self._seconds:.3g} s"
+        if self._seconds >= self._silent:
+            return f"has used no processor time for {self._seconds:.3g} s ({TIMEOUT} sets how long is waited)"
+        return ""
+
+
+def _timeouts() -> tuple[float, float]:
+    text = os.environ.get(TIMEOUT)
+    if text is None:
+        return STOPPED, SILENT
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = math.nan
+    if not seconds >= 0:
+        raise UserError(f"{TIMEOUT}: expected seconds, at least 0 (which waits for ever), got {text!r}")
+    return (seconds or math.inf,) * 2
+
+
+def _processor_time(pid: int) -> float | None:
+    """Of all threads of a process, in seconds; None where it cannot be known."""
+    if sys.platform != "linux":
+        return None
+    try:
+        return time.clock_gettime((~pid << 3) | 2)  # what clock_getcpuclockid(3) gives
+    except OSError:
+        return None
+
+
+def _is_stopped(pid: int) -> bool:
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            return file.read().rpartition(b")")[2].split()[0] in (b"T", b"t")
+    except OSError:
+        return False
 
 
 class Line:
@@ -81,6 +152,7 @@ class Worker:
         self.doing: deque[tuple[Any, ...]] = deque()
         self.ready = False
         self.nursery = nursery
+        self.pulse = Pulse(pid)
         self._wait = wait
         self._code: int | None = None
 
@@ -181,6 +253,11 @@ class Nursery:
         with self._lock:
             try:
                 self._line.send(words, descriptors)
+                pulse = Pulse(self._process.pid)
+                while not self._line.heard(pulse.every):
+                    if why := pulse.lost():
+                        self.end()
+                        raise Gone(f"the process that makes them {why}")
                 return self._line.recv()
             except (EOFError, OSError) as error:
                 with contextlib.suppress(subprocess.TimeoutExpired):
