@@ -22,7 +22,7 @@ from multiprocessing.connection import Connection
 from typing import Any
 from weakref import WeakSet
 
-from fedbcgd.errors import UserError, WorkerLost
+from fedbcgd.errors import UserError, WorkerLost, shortage
 
 FORKS = sys.platform == "linux"
 IDLE = 30.0  # seconds after which a nursery without workers leaves
@@ -189,23 +189,30 @@ class Worker:
 
 def start() -> Worker:
     """A worker, that waits for its job."""
-    ours, theirs = socket.socketpair()
     try:
+        ours, theirs = socket.socketpair()
         with theirs:
-            if not FORKS:
-                process = _spawn(theirs, "alone")
-                return Worker(process.pid, ours, lambda: _within(process, 10), None)
             try:
-                nursery = _nursery()
-                pid = nursery.make(theirs)
-            except Gone:  # it may have left just as it was asked: so once more
-                nursery = _nursery()
-                pid = nursery.make(theirs)
-            return Worker(pid, ours, lambda: nursery.ended(pid), nursery)
+                return _worker(ours, theirs)
+            except BaseException:
+                ours.close()
+                raise
     except (Gone, OSError) as error:
-        ours.close()
-        why = getattr(error, "strerror", None) or error
+        why = shortage(error) or getattr(error, "strerror", None) or error
         raise WorkerLost(f"no worker process could be started: {why}; workers=0 computes in this one") from None
+
+
+def _worker(ours: socket.socket, theirs: socket.socket) -> Worker:
+    if not FORKS:
+        process = _spawn(theirs, "alone")
+        return Worker(process.pid, ours, lambda: _within(process, 10), None)
+    try:
+        nursery = _nursery()
+        pid = nursery.make(theirs)
+    except Gone:  # it may have left just as it was asked: so once more
+        nursery = _nursery()
+        pid = nursery.make(theirs)
+    return Worker(pid, ours, lambda: nursery.ended(pid), nursery)
 
 
 def start_early() -> None:
@@ -223,7 +230,7 @@ class Nursery:
     def __init__(self) -> None:
         ours, theirs = socket.socketpair()
         with theirs:
-            self._process = _spawn(theirs, "nursery", str(IDLE), stdout=subprocess.DEVNULL)
+            self._process = _spawn(theirs, "nursery", str(IDLE), streams=subprocess.DEVNULL)
         self._owner = os.getpid()
         self.circumstances = _circumstances()
         self._line = Line(ours)
@@ -240,7 +247,7 @@ class Nursery:
         made = self._ask(("make", environment, _folder(), streams), [end.fileno(), *streams])
         if isinstance(made, int):
             return made
-        raise Gone(made)
+        raise ChildProcessError(made)  # asking again would not help
 
     def ended(self, pid: int) -> int | None:
         """The exit code of a fork; None if it does not end."""
@@ -314,20 +321,39 @@ def _circumstances() -> Any:
     return limits, umask, cpus, os.getpriority(os.PRIO_PROCESS, 0)
 
 
-def _spawn(theirs: socket.socket, *how: str, stdout: int | None = None) -> "subprocess.Popen[bytes]":
+def _spawn(theirs: socket.socket, *how: str, streams: int | None = None) -> "subprocess.Popen[bytes]":
     # Ctrl-C is the parent's to handle: it is blocked in the child from its first moment on.
     blocked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         return subprocess.Popen(
-            [sys.executable, "-P", "-m", "fedbcgd.carriers.worker", str(os.getpid()), str(theirs.fileno()), *how],
+            [sys.executable, "-P", "-c", BEGIN, str(os.getpid()), str(theirs.fileno()), *how],
             pass_fds=[theirs.fileno()],
             env={**os.environ, **_environment()},
             stdin=subprocess.DEVNULL,
-            stdout=stdout,
+            stdout=streams,
+            stderr=streams,
             cwd=None if _folder() else "/",  # in one that was deleted torch cannot be imported
         )
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
+
+
+BEGIN = "from fedbcgd.processes import begin; begin()"
+
+
+def begin() -> None:
+    """What a process that was spawned here does first. If it cannot import what it needs, it says why when it is asked."""
+    try:
+        from fedbcgd.carriers.worker import main, prepare
+
+        prepare()
+    except Exception as error:
+        if sys.argv[3] == "nursery":
+            line = Line(socket.socket(fileno=int(sys.argv[2])))
+            line.recv()
+            line.send(shortage(error) or f"{type(error).__name__}: {error}")
+        raise
+    main()
 
 
 def _folder() -> str:

@@ -23,7 +23,7 @@ from torch import Tensor
 from fedbcgd.carriers.desk import Memory, upload_room
 from fedbcgd.carriers.shared import freeze, nameless
 from fedbcgd.clock import Clock
-from fedbcgd.errors import UserError, WorkerLost
+from fedbcgd.errors import UserError, WorkerLost, shortage
 from fedbcgd.evaluation import Batch, combine, spans
 from fedbcgd.job import Job
 from fedbcgd.messages import Plan, Task, Upload
@@ -165,9 +165,7 @@ class Workers:
         self.clock = Clock()
         self.lately = math.inf  # seconds that the last task took
         self._places = max(4 * workers * (job.together or 1), min(cohort, AHEAD // room(job)))
-        size = Memory.size(job.algorithm, job.layout, self._places)
-        self._fds = [nameless(size)]
-        self._memory = Memory(mmap.mmap(self._fds[0], size), job.algorithm, job.layout)
+        self._fds: list[int] = []
         self._workers: list[Worker] = []
         self._watched: set[int] = set()
         self._deaths: Counter[Any] = Counter()
@@ -175,7 +173,15 @@ class Workers:
         self._evaluation: _Evaluation | None = None
         try:
             try:
+                size = Memory.size(job.algorithm, job.layout, self._places)
+                self._fds.append(nameless(size))
+                self._memory = Memory(mmap.mmap(self._fds[0], size), job.algorithm, job.layout)
                 job_fd, job_size, job_length = freeze(job)
+            except OSError as error:
+                why = shortage(error) or error.strerror
+                raise UserError(
+                    f"workers: memory to share with worker processes cannot be had: {why}; workers=0 needs none"
+                ) from error
             except (pickle.PicklingError, TypeError, AttributeError) as error:
                 raise UserError(
                     f"the model, the loss or the data cannot be sent to worker processes ({error}); with workers=0 they stay"

@@ -77,11 +77,29 @@ def _root(
 
 def main() -> None:
     make_lasting()
-    # Each registers its commands.
-    from fedbcgd.cli import blocks, compare, data, demo, doctor, network, report, reproduce, run, theory  # noqa: F401
-
     try:
+        # Each registers its commands.
+        from fedbcgd.cli import (  # noqa: F401
+            blocks,
+            compare,
+            data,
+            demo,
+            doctor,
+            network,
+            report,
+            reproduce,
+            run,
+            theory,
+        )  # fmt: skip
+
         app()
     except SystemExit as end:
         sys.stdout.flush()
         raise SystemExit(end.code or int(any_lost())) from None
+    except Exception as error:
+        from fedbcgd.errors import shortage
+
+        if not (said := shortage(error)):
+            raise
+        print(f"fedbcgd: {said}", file=sys.stderr)
+        raise SystemExit(1) from None
