@@ -48,7 +48,8 @@ def shortage(error: BaseException) -> str:
     """What this machine or a limit has too little of, if that is what the error is about; empty otherwise."""
     if isinstance(error, OSError):
         said = _LIMITS.get(error.errno or 0, "")
-        return f"{said} ({error.filename})" if said and error.filename else said
+        disk = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+        return f"{said} ({error.filename})" if disk and error.filename else said
     if isinstance(error, MemoryError):
         return "out of memory"
     text = str(error).strip() or type(error).__name__

@@ -22,10 +22,12 @@ from torch import nn
 import fedbcgd
 from fedbcgd import UserError, processes, simulate
 from fedbcgd.carriers import workers as workers_module
+from fedbcgd.carriers.where import Where
 from fedbcgd.errors import WorkerLost
-from fedbcgd.loop import Stop
+from fedbcgd.loop import Loop, Stop
 from fedbcgd.models import Logistic
-from fedbcgd.simulation import make_job, make_server
+from fedbcgd.network.watch import Watch
+from fedbcgd.simulation import make_carrier, make_job, make_server
 from fedbcgd.state import StateStore
 
 
@@ -489,3 +491,24 @@ def test_time_in_which_nobody_looked_is_no_silence(monkeypatch):
         pulse.lost()
     clock[0] = 50_000.0
     assert pulse.lost().startswith("has been stopped")
+
+
+def test_what_was_sent_is_recorded_in_the_order_of_the_plan(net, toys):
+    """The longest tasks go out first and come back in any order; the record is the same for any number of workers."""
+    records = []
+    for workers in (0, 1, 2):
+        algorithm = fedbcgd.make_algorithm("fedbcgd", blocks=2, batch_size=3, local_epochs=1)
+        job = make_job(net(), toys(), algorithm, None, 0)
+        rounds = []
+        watch = Watch(job, None, lambda sent, rounds=rounds: rounds.append(sent.row()))
+        server = make_server(job, 5, Stop(rounds=3), watch)
+        store = StateStore(algorithm.state_names, job.layout.dim, job.layout.dtype)
+        carrier = make_carrier(job, store, 5, Where(workers=workers))
+        try:
+            Loop(server, carrier, Stop(rounds=3), watch=watch).run()
+        finally:
+            carrier.close()
+            store.close()
+        records.append(rounds)
+    assert [len(sent["clients"]) for sent in records[0]] == [5, 5, 5]
+    assert records[0] == records[1] == records[2]
