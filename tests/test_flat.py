@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from fedbcgd import FlatModel, Layout, UserError, divide
+from fedbcgd import FlatModel, Layout, UserError, divide, simulate
 from fedbcgd.models import LeNet5
 
 
@@ -186,3 +186,24 @@ def test_weights_that_do_not_fit_are_refused():
         layout.vector({"weight": torch.zeros(3, 2)})
     with pytest.raises(UserError, match=r"'weight' has shape \(2, 2\)"):
         layout.vector({"weight": torch.zeros(2, 2), "bias": torch.zeros(3)})
+
+
+@pytest.mark.parametrize(("value", "what"), [(float("nan"), "NaN"), (float("-inf"), "infinity")])
+def test_no_run_begins_from_weights_that_are_no_numbers(value, what):
+    """It is said before the first round, and the learning rate is not blamed."""
+    model = nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.Linear(6, 3))
+    clients = [(torch.randn(4, 4), torch.randint(3, (4,))) for _ in range(2)]
+    with torch.no_grad():
+        model[2].weight[1, 2] = value
+    rounds = []
+    for options in ({}, {"weights": model.state_dict()}):
+        start = nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.Linear(6, 3)) if options else model
+        with pytest.raises(
+            UserError, match=f"model: expected finite initial weights, parameter '2.weight' holds {what}"
+        ):
+            simulate(start, clients, "fedavg", rounds=5, workers=0, callbacks=[rounds.append], **options)
+    assert not rounds
+    model[2].weight.data.zero_()
+    model[1].running_mean[0] = value
+    with pytest.raises(UserError, match=f"buffer '1.running_mean' holds {what}"):
+        simulate(model, clients, "fedavg", rounds=5, workers=0)

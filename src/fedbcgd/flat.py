@@ -99,7 +99,10 @@ class Layout:
         return {e.name: e.view(vector) for e in (*self.parameters, *self.buffers)}
 
     def vector(self, state: Mapping[str, Tensor], device: torch.device | str | None = None) -> Tensor:
-        """The vector with the values of an ordinary state_dict (whose further entries are not ours)."""
+        """The vector with the values of an ordinary state_dict (whose further entries are not ours).
+
+        Raises UserError for values that are missing, of another shape, NaN or infinite: no training can begin from those.
+        """
         out = torch.empty(self.size, dtype=self.dtype, device=device)
         for e in (*self.parameters, *self.buffers):
             if e.name not in state:
@@ -109,6 +112,13 @@ class Layout:
                     f"{e.name!r} has shape {tuple(state[e.name].shape)} in the weights, {e.shape} in the model"
                 )
             e.view(out).copy_(state[e.name])
+            if not out.is_meta and not e.view(out).isfinite().all():
+                kind = "parameter" if e.offset < self.dim else "buffer"
+                what = "NaN" if e.view(out).isnan().any() else "infinity"
+                raise UserError(
+                    f"model: expected finite initial weights, {kind} {e.name!r} holds {what}; "
+                    "initialise it, or give weights that are whole"
+                )
         return out
 
     @property

@@ -8,22 +8,28 @@ nobody has asked for anything for a while. Where forks are not safe (macOS) ever
 
 import atexit
 import contextlib
+import math
 import os
 import signal
 import socket
 import subprocess
 import sys
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from multiprocessing.connection import Connection
 from typing import Any
 from weakref import WeakSet
 
-from fedbcgd.errors import WorkerLost
+from fedbcgd.errors import UserError, WorkerLost, shortage
 
 FORKS = sys.platform == "linux"
 IDLE = 30.0  # seconds after which a nursery without workers leaves
+
+TIMEOUT = "FEDBCGD_WORKER_TIMEOUT"  # a variable: seconds in the place of both of these; 0 waits for ever
+STOPPED = 60.0  # seconds after which a process that is stopped counts as lost
+SILENT = 600.0  # one that is not, but uses no processor time: it waits for something that may still come
 
 # One thread; and glibc keeps the memory of activations instead of mapping and unmapping it at every step.
 ENVIRONMENT = {
@@ -39,6 +45,71 @@ ENVIRONMENT = {
 def cores() -> int:
     """The cores this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+class Pulse:
+    """Whether a process still uses processor time.
+
+    Silence is counted in looks, not on a clock: where this process is stopped as well (Ctrl-Z, a suspended machine), nobody
+    looks, and nothing is lost.
+    """
+
+    def __init__(self, pid: int):
+        self._pid = pid
+        self._stopped, self._silent = _timeouts()
+        self.every = min(5.0, self._stopped / 10, self._silent / 10)  # seconds between two looks
+        self._due = time.monotonic()
+        self.clear()
+
+    def clear(self) -> None:
+        """It has nothing to do, or has answered."""
+        self._used: float | None = None
+        self._seconds = 0.0
+
+    def lost(self) -> str:
+        """Why the process counts as lost; empty as long as it does not. To be called as often as one likes."""
+        if time.monotonic() < self._due:
+            return ""
+        self._due = time.monotonic() + self.every
+        used = _processor_time(self._pid)
+        self._seconds = self._seconds + self.every if used is not None and used == self._used else 0.0
+        self._used = used
+        if self._seconds >= self._stopped and _is_stopped(self._pid):
+            return f"has been stopped for {self._seconds:.3g} s"
+        if self._seconds >= self._silent:
+            return f"has used no processor time for {self._seconds:.3g} s ({TIMEOUT} sets how long is waited)"
+        return ""
+
+
+def _timeouts() -> tuple[float, float]:
+    text = os.environ.get(TIMEOUT)
+    if text is None:
+        return STOPPED, SILENT
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = math.nan
+    if not seconds >= 0:
+        raise UserError(f"{TIMEOUT}: expected seconds, at least 0 (which waits for ever), got {text!r}")
+    return (seconds or math.inf,) * 2
+
+
+def _processor_time(pid: int) -> float | None:
+    """Of all threads of a process, in seconds; None where it cannot be known."""
+    if sys.platform != "linux":
+        return None
+    try:
+        return time.clock_gettime((~pid << 3) | 2)  # what clock_getcpuclockid(3) gives
+    except OSError:
+        return None
+
+
+def _is_stopped(pid: int) -> bool:
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            return file.read().rpartition(b")")[2].split()[0] in (b"T", b"t")
+    except OSError:
+        return False
 
 
 class Line:
@@ -81,6 +152,7 @@ class Worker:
         self.doing: deque[tuple[Any, ...]] = deque()
         self.ready = False
         self.nursery = nursery
+        self.pulse = Pulse(pid)
         self._wait = wait
         self._code: int | None = None
 
@@ -117,23 +189,30 @@ class Worker:
 
 def start() -> Worker:
     """A worker, that waits for its job."""
-    ours, theirs = socket.socketpair()
     try:
+        ours, theirs = socket.socketpair()
         with theirs:
-            if not FORKS:
-                process = _spawn(theirs, "alone")
-                return Worker(process.pid, ours, lambda: _within(process, 10), None)
             try:
-                nursery = _nursery()
-                pid = nursery.make(theirs)
-            except Gone:  # it may have left just as it was asked: so once more
-                nursery = _nursery()
-                pid = nursery.make(theirs)
-            return Worker(pid, ours, lambda: nursery.ended(pid), nursery)
+                return _worker(ours, theirs)
+            except BaseException:
+                ours.close()
+                raise
     except (Gone, OSError) as error:
-        ours.close()
-        why = getattr(error, "strerror", None) or error
+        why = shortage(error) or getattr(error, "strerror", None) or error
         raise WorkerLost(f"no worker process could be started: {why}; workers=0 computes in this one") from None
+
+
+def _worker(ours: socket.socket, theirs: socket.socket) -> Worker:
+    if not FORKS:
+        process = _spawn(theirs, "alone")
+        return Worker(process.pid, ours, lambda: _within(process, 10), None)
+    try:
+        nursery = _nursery()
+        pid = nursery.make(theirs)
+    except Gone:  # it may have left just as it was asked: so once more
+        nursery = _nursery()
+        pid = nursery.make(theirs)
+    return Worker(pid, ours, lambda: nursery.ended(pid), nursery)
 
 
 def start_early() -> None:
@@ -151,7 +230,7 @@ class Nursery:
     def __init__(self) -> None:
         ours, theirs = socket.socketpair()
         with theirs:
-            self._process = _spawn(theirs, "nursery", str(IDLE), stdout=subprocess.DEVNULL)
+            self._process = _spawn(theirs, "nursery", str(IDLE), streams=subprocess.DEVNULL)
         self._owner = os.getpid()
         self.circumstances = _circumstances()
         self._line = Line(ours)
@@ -168,7 +247,7 @@ class Nursery:
         made = self._ask(("make", environment, _folder(), streams), [end.fileno(), *streams])
         if isinstance(made, int):
             return made
-        raise Gone(made)
+        raise ChildProcessError(made)  # asking again would not help
 
     def ended(self, pid: int) -> int | None:
         """The exit code of a fork; None if it does not end."""
@@ -181,6 +260,11 @@ class Nursery:
         with self._lock:
             try:
                 self._line.send(words, descriptors)
+                pulse = Pulse(self._process.pid)
+                while not self._line.heard(pulse.every):
+                    if why := pulse.lost():
+                        self.end()
+                        raise Gone(f"the process that makes them {why}")
                 return self._line.recv()
             except (EOFError, OSError) as error:
                 with contextlib.suppress(subprocess.TimeoutExpired):
@@ -237,20 +321,39 @@ def _circumstances() -> Any:
     return limits, umask, cpus, os.getpriority(os.PRIO_PROCESS, 0)
 
 
-def _spawn(theirs: socket.socket, *how: str, stdout: int | None = None) -> "subprocess.Popen[bytes]":
+def _spawn(theirs: socket.socket, *how: str, streams: int | None = None) -> "subprocess.Popen[bytes]":
     # Ctrl-C is the parent's to handle: it is blocked in the child from its first moment on.
     blocked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         return subprocess.Popen(
-            [sys.executable, "-P", "-m", "fedbcgd.carriers.worker", str(os.getpid()), str(theirs.fileno()), *how],
+            [sys.executable, "-P", "-c", BEGIN, str(os.getpid()), str(theirs.fileno()), *how],
             pass_fds=[theirs.fileno()],
             env={**os.environ, **_environment()},
             stdin=subprocess.DEVNULL,
-            stdout=stdout,
+            stdout=streams,
+            stderr=streams,
             cwd=None if _folder() else "/",  # in one that was deleted torch cannot be imported
         )
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
+
+
+BEGIN = "from fedbcgd.processes import begin; begin()"
+
+
+def begin() -> None:
+    """What a process that was spawned here does first. If it cannot import what it needs, it says why when it is asked."""
+    try:
+        from fedbcgd.carriers.worker import main, prepare
+
+        prepare()
+    except Exception as error:
+        if sys.argv[3] == "nursery":
+            line = Line(socket.socket(fileno=int(sys.argv[2])))
+            line.recv()
+            line.send(shortage(error) or f"{type(error).__name__}: {error}")
+        raise
+    main()
 
 
 def _folder() -> str:

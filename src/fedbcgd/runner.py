@@ -231,7 +231,10 @@ def _execute(prepared: _Prepared, folder: Folder, callbacks: Sequence[Callback],
             raise
         except UserError as error:
             checkpoints.wait()
-            saved = checkpoints.load()
+            try:
+                saved = checkpoints.load()
+            except (UserError, OSError):
+                raise error from None  # such as too many open files: what failed first is said
             kept = f"the checkpoint of round {saved[1]['round']} is whole" if saved else "no checkpoint was written yet"
             raise UserError(f"{error}; {kept}") from error
         finally:

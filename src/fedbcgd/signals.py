@@ -1,10 +1,17 @@
-"""Ctrl-C and `kill` at safe moments only."""
+"""Ctrl-C, `kill` and a closed terminal at safe moments only."""
 
 import signal
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
+
+# What ends a run with a checkpoint. Windows has no terminal that hangs up.
+ENDING = [signal.SIGINT, signal.SIGTERM, *([signal.SIGHUP] if hasattr(signal, "SIGHUP") else [])]
+
+
+class HungUp(KeyboardInterrupt):
+    """The terminal was closed (SIGHUP)."""
 
 
 @contextmanager
@@ -18,7 +25,7 @@ def uninterrupted() -> Iterator[None]:
     def note(number: int, frame: FrameType | None) -> None:
         arrived.append(number)
 
-    before = {int(number): signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    before = {int(number): signal.getsignal(number) for number in ENDING}
     caught = [number for number, handler in before.items() if callable(handler)]
     for number in caught:
         signal.signal(number, note)

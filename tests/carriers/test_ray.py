@@ -1,5 +1,6 @@
 """Ray: the same bits as in one process, whatever dies. One local Ray with two CPUs serves all tests of a process."""
 
+import contextlib
 import dataclasses
 import json
 import logging
@@ -37,6 +38,56 @@ def one_ray():
     cluster.join(None, 2)
     yield
     cluster.leave()
+
+
+STRANGER = """
+import sys
+from ray._raylet import GcsClient
+from ray.exceptions import AuthenticationError
+try:
+    GcsClient(address=sys.argv[1]).get_all_node_info()
+except AuthenticationError:
+    print("refused")
+else:
+    print("let in")
+"""
+
+
+def test_a_ray_that_is_started_here_listens_on_loopback_alone_and_wants_its_token(net, toys):
+    import psutil
+    import ray
+
+    go(net, toys, "fedavg", workers=2, carrier="ray")
+    me = psutil.Process()
+    listening = []
+    for process in (me, *me.children(recursive=True)):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            found = process.net_connections(kind="inet")
+            listening += [(process.name(), c.laddr.ip) for c in found if c.status == psutil.CONN_LISTEN]
+    assert any(name.startswith("gcs_server") for name, _ in listening), listening
+    assert {ip.removeprefix("::ffff:") for _, ip in listening} <= {"127.0.0.1", "::1"}, listening
+    assert "RAY_AUTH_TOKEN" not in os.environ
+    address = ray.get_runtime_context().gcs_address
+    done = subprocess.run([sys.executable, "-c", STRANGER, address], capture_output=True, text=True, timeout=60)
+    assert done.stdout == "refused\n", done.stdout + done.stderr
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="processor time of another process")
+def test_an_actor_that_is_stopped_is_named_and_replaced(net, toys, tmp_path, caplog, monkeypatch):
+    monkeypatch.setenv("FEDBCGD_WORKER_TIMEOUT", "1")
+    flag = str(tmp_path / "flag")
+
+    def loss(model, batch):
+        with contextlib.suppress(FileExistsError):
+            os.close(os.open(flag, os.O_CREAT | os.O_EXCL))
+            os.kill(os.getpid(), signal.SIGSTOP)
+        return F.cross_entropy(model(batch[0]), batch[1])
+
+    with caplog.at_level(logging.WARNING, "fedbcgd"):
+        disturbed = go(net, toys, "scaffold", workers=2, carrier="ray", loss=loss)
+    assert "was lost while client" in caplog.text
+    assert "it has been stopped for" in caplog.text
+    assert same(disturbed.module, go(net, toys, "scaffold", workers=0).module)
 
 
 def rows(result):

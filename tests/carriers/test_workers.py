@@ -1,11 +1,14 @@
 """Worker processes: the same bits as in one process, whatever dies."""
 
+import contextlib
 import logging
 import os
+import re
 import signal
 import subprocess
 import sys
 import textwrap
+import threading
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,12 +20,14 @@ from going import go, same, state
 from torch import nn
 
 import fedbcgd
-from fedbcgd import UserError, simulate
+from fedbcgd import UserError, processes, simulate
 from fedbcgd.carriers import workers as workers_module
+from fedbcgd.carriers.where import Where
 from fedbcgd.errors import WorkerLost
-from fedbcgd.loop import Stop
+from fedbcgd.loop import Loop, Stop
 from fedbcgd.models import Logistic
-from fedbcgd.simulation import make_job, make_server
+from fedbcgd.network.watch import Watch
+from fedbcgd.simulation import make_carrier, make_job, make_server
 from fedbcgd.state import StateStore
 
 
@@ -410,3 +415,100 @@ def test_ctrl_c_while_it_is_chosen_whom_to_listen_to(monkeypatch):
     os.close(writing)
     assert carrier._poll.poll(0)
     os.close(reading)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="processor time of another process")
+@pytest.mark.parametrize("how", ["stopped", "silent"])
+def test_a_worker_that_is_stopped_or_silent_is_named_and_replaced(net, toys, tmp_path, caplog, monkeypatch, how):
+    monkeypatch.setenv("FEDBCGD_WORKER_TIMEOUT", "0.5")
+    flag = str(tmp_path / "flag")
+
+    def loss(model, batch):
+        with contextlib.suppress(FileExistsError):
+            os.close(os.open(flag, os.O_CREAT | os.O_EXCL))
+            if how == "stopped":
+                os.kill(os.getpid(), signal.SIGSTOP)
+            else:
+                threading.Event().wait()  # a deadlock
+        return F.cross_entropy(model(batch[0]), batch[1])
+
+    with caplog.at_level(logging.WARNING, "fedbcgd"):
+        disturbed = go(net, toys, loss=loss)
+    expected = "has been stopped" if how == "stopped" else "has used no processor time"
+    assert re.search(rf"worker \d \(pid \d+\) {expected} for .* while client \d trained; .* runs again", caplog.text)
+    assert same(state(disturbed), state(go(net, toys, workers=0)))
+
+
+def test_a_worker_that_computes_is_not_silent_however_long_it_takes(net, toys, caplog, monkeypatch):
+    """Over a second in one call that no other thread can interrupt, with a limit of a fifth of a second."""
+    monkeypatch.setenv("FEDBCGD_WORKER_TIMEOUT", "0.2")
+    slow = [True]
+
+    def loss(model, batch):
+        if slow:
+            slow.pop()
+            sum(range(10**8))
+        return F.cross_entropy(model(batch[0]), batch[1])
+
+    with caplog.at_level(logging.WARNING, "fedbcgd"):
+        go(net, toys, loss=loss, rounds=1)
+    assert "replaced" not in caplog.text
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="processor time of another process")
+def test_the_process_that_makes_workers_may_be_stopped_too(net, toys, monkeypatch):
+    monkeypatch.setenv("FEDBCGD_WORKER_TIMEOUT", "0.5")
+    go(net, toys, rounds=1)
+    os.kill(processes._nursery()._process.pid, signal.SIGSTOP)
+    assert same(state(go(net, toys)), state(go(net, toys, workers=0)))
+
+
+def test_a_task_that_every_worker_is_silent_over_ends_the_run(net, toys, monkeypatch):
+    monkeypatch.setenv("FEDBCGD_WORKER_TIMEOUT", "0.2")
+    with pytest.raises(WorkerLost, match=r"no processor time.*FEDBCGD_WORKER_TIMEOUT"):
+        go(net, toys, loss=lambda model, batch: threading.Event().wait())
+
+
+@pytest.mark.parametrize("text", ["", "-1", "nan", "soon"])
+def test_a_limit_that_is_no_number_of_seconds(net, toys, monkeypatch, text):
+    monkeypatch.setenv("FEDBCGD_WORKER_TIMEOUT", text)
+    with pytest.raises(UserError, match="FEDBCGD_WORKER_TIMEOUT: expected seconds"):
+        go(net, toys)
+
+
+def test_time_in_which_nobody_looked_is_no_silence(monkeypatch):
+    """Ctrl-Z stops the parent with its workers: when all go on, nobody was silent."""
+    pulse = processes.Pulse(os.getpid())
+    monkeypatch.setattr(processes, "_processor_time", lambda pid: 1.0)
+    monkeypatch.setattr(processes, "_is_stopped", lambda pid: True)
+    clock = [0.0]
+    monkeypatch.setattr(processes.time, "monotonic", lambda: clock[0])
+    pulse._due = 0.0
+    for clock[0] in (0.0, 10_000.0, 10_001.0, 10_005.0, 30_000.0):
+        assert pulse.lost() == ""
+    for k in range(20):
+        clock[0] = 40_000.0 + 6 * k
+        pulse.lost()
+    clock[0] = 50_000.0
+    assert pulse.lost().startswith("has been stopped")
+
+
+def test_what_was_sent_is_recorded_in_the_order_of_the_plan(net, toys):
+    """The longest tasks go out first and come back in any order; the record is the same for any number of workers."""
+    records = []
+    for workers in (0, 1, 2):
+        algorithm = fedbcgd.make_algorithm("fedbcgd", blocks=2, batch_size=3, local_epochs=1)
+        job = make_job(net(), toys(), algorithm, None, 0)
+        rounds = []
+        watch = Watch(job, None, lambda sent, rounds=rounds: rounds.append(sent.row()))
+        server = make_server(job, 5, Stop(rounds=3), watch)
+        store = StateStore(algorithm.state_names, job.layout.dim, job.layout.dtype)
+        carrier = make_carrier(job, store, 5, Where(workers=workers))
+        try:
+            Loop(server, carrier, Stop(rounds=3), watch=watch).run()
+        finally:
+            carrier.close()
+            store.close()
+        records.append(rounds)
+    assert [len(sent["clients"]) for sent in records[0]] == [5, 5, 5]
+    assert records[0] == records[1] == records[2]

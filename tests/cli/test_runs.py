@@ -66,9 +66,11 @@ def test_init_run_resume_extend(tmp_path):
 
 
 def test_json(place):
-    done = fedbcgd("run", "run.toml", "--out", "out", "--json", cwd=place)
+    """A line for each evaluation, also for those that come in with the next round."""
+    sets = ["--set", "run.evaluate_every=1", "--set", "run.workers=2"]
+    done = fedbcgd("run", "run.toml", "--out", "out", "--json", *sets, cwd=place)
     lines = [json.loads(line) for line in done.stdout.splitlines()]
-    assert lines[0]["round"] == 2
+    assert [line.get("round") for line in lines] == [1, 2, None]
     assert lines[-1]["stopped"] == "rounds"
     assert done.stderr == ""
 

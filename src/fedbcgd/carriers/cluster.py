@@ -2,6 +2,7 @@
 
 import logging
 import os
+import secrets
 import signal
 import socket
 import sys
@@ -17,6 +18,7 @@ from fedbcgd.processes import cores
 
 _users = 0
 _ours = False  # whether it was this module that called ray.init
+_here = False  # whether it started Ray on this machine
 
 
 def package() -> Any:
@@ -36,17 +38,22 @@ def package() -> Any:
 
 def join(address: str | None, cpus: int) -> None:
     """Connect to Ray, or start one with so many CPUs where no address is given. What is connected already is used."""
-    global _users, _ours
+    global _users, _ours, _here
     ray = package()
     if not ray.is_initialized():
         if address is None:
             _start(ray, cpus)
         else:
             _connect(ray, address)
-        _ours = True
+        _ours, _here = True, address is None
     elif not _users:
-        _ours = False
+        _ours = _here = False
     _users += 1
+
+
+def started_here() -> bool:
+    """Whether Ray was started by this module, so that all its processes are on this machine."""
+    return _here
 
 
 def leave() -> None:
@@ -55,6 +62,8 @@ def leave() -> None:
     _users = max(0, _users - 1)
     if not _users and _ours:
         package().shutdown()
+        if _here:
+            _read_settings(package())  # the token was that Ray's
 
 
 @contextmanager
@@ -72,11 +81,38 @@ def kept(runs: Iterable[Where]) -> Iterator[None]:
 
 
 def _start(ray: Any, cpus: int) -> None:
+    """Start Ray on loopback, with a token of its own: whoever reaches its ports can run code."""
+    settings = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
+    if "RAY_AUTH_MODE" not in os.environ:
+        settings |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
     try:
-        with _quiet(), _environment({"RAY_USAGE_STATS_ENABLED": "0"}):
-            _init(ray, address="local", num_cpus=cpus, include_dashboard=False)
+        with _quiet(), _environment(settings), _loopback(ray):
+            _read_settings(ray)
+            _init(ray, address="local", num_cpus=cpus, include_dashboard=False, _node_ip_address="127.0.0.1")
     except Exception as error:
         raise UserError(f"Ray could not be started on this machine: {first_line(error)}") from error
+
+
+@contextmanager
+def _loopback(ray: Any) -> Iterator[None]:
+    """Have Ray take 127.0.0.1 for the address of this machine, and so listen there alone.
+
+    On Linux it would replace that with the address of a network card, unless this constant (which it reads from the
+    environment when it is imported) says that there are no clusters.
+    """
+    constants = ray._private.ray_constants
+    before = constants.ENABLE_RAY_CLUSTER
+    constants.ENABLE_RAY_CLUSTER = False
+    try:
+        yield
+    finally:
+        constants.ENABLE_RAY_CLUSTER = before
+
+
+def _read_settings(ray: Any) -> None:
+    """Have Ray read its variables again: it did so when it was imported."""
+    ray._raylet.Config.initialize("")
+    ray._raylet.AuthenticationTokenLoader.instance().reset_cache()
 
 
 def _connect(ray: Any, address: str) -> None:

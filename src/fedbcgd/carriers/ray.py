@@ -11,6 +11,7 @@ import logging
 import mmap
 import os
 import pickle
+import signal
 import sys
 import time
 from bisect import insort
@@ -31,7 +32,7 @@ from fedbcgd.errors import UserError, WorkerLost
 from fedbcgd.evaluation import Batch, combine, spans
 from fedbcgd.job import Job
 from fedbcgd.messages import Plan, StateUpdate, Upload
-from fedbcgd.processes import ENVIRONMENT, cores
+from fedbcgd.processes import ENVIRONMENT, Pulse, cores
 from fedbcgd.server import Server
 from fedbcgd.state import StateStore
 
@@ -51,6 +52,7 @@ class _Actor:
     told: int = 0  # the number of what was published to it last
     place: str = "not started"
     pid: int = 0
+    pulse: Pulse | None = None  # of an actor in a Ray that was started here
 
 
 class Ray:
@@ -193,7 +195,8 @@ class Ray:
             self._hand_out(todo, choose, ask)
             asked = {ref: actor for actor in self._actors for ref in actor.calls}
             with self.clock.timing(waiting) if waiting else contextlib.nullcontext():
-                ready, _ = self._ray.wait(list(asked), num_returns=1, timeout=PATIENCE)
+                every = min((actor.pulse.every for actor in self._actors if actor.pulse), default=PATIENCE)
+                ready, _ = self._ray.wait(list(asked), num_returns=1, timeout=every)
             self._say_if_short()
             for ref in ready:
                 actor = asked[ref]
@@ -218,9 +221,11 @@ class Ray:
                 elif doing == START:
                     actor.ready = True
                     actor.pid, actor.place = answer
+                    actor.pulse = Pulse(actor.pid) if cluster.started_here() else None
                 else:
                     done(actor, doing, *answer)
                     left -= 1
+            self._replace_silent(todo, what)
 
     def _hand_out(self, todo: list[int], choose: Any, ask: Any) -> None:
         for depth in range(1, BACKLOG + 1):
@@ -251,6 +256,18 @@ class Ray:
             insort(todo, position)
         self._end(actor)
         self._actors[actor.number] = self._start(actor.number)
+
+    def _replace_silent(self, todo: list[int], what: Callable[[int], str]) -> None:
+        """Ray notices machines that are gone and processes that end, but not a process that is stopped."""
+        for actor in list(self._actors):
+            if actor.pulse is None:
+                continue
+            if not actor.calls:
+                actor.pulse.clear()
+            elif why := actor.pulse.lost():
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(actor.pid, signal.SIGKILL)  # Ray would ask it to end
+                self._replace(actor, RuntimeError(f"it {why}"), todo, what)
 
     def _say_if_short(self) -> None:
         if self._began and time.monotonic() - self._began > PATIENCE:

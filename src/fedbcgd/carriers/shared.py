@@ -21,7 +21,11 @@ def nameless(size: int) -> int:
     else:  # no memory file on this system: an ordinary one, unlinked at once
         with tempfile.TemporaryFile() as file:
             fd = os.dup(file.fileno())
-    os.ftruncate(fd, max(1, size))
+    try:
+        os.ftruncate(fd, max(1, size))
+    except OSError:
+        os.close(fd)
+        raise
     return fd
 
 

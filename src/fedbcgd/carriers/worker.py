@@ -17,11 +17,15 @@ import time
 import traceback
 from typing import Any
 
+from fedbcgd.errors import shortage
+from fedbcgd.outputs import make_lasting
 from fedbcgd.processes import Line
 
 
 def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # blocked already; ignored also by whatever a user's code starts
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # a closed terminal, too, is the parent's to handle
+    make_lasting()  # what a user's code prints ends no task
     # A parent that ignores it hands that down, and forks could not be waited for.
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     parent, descriptor, how = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3:]
@@ -31,8 +35,8 @@ def main() -> None:
         serve(line if how == ["alone"] else nurse(line, float(how[1])))
 
 
-def nurse(line: Line, idle: float) -> Line:
-    """Make forks of this process when asked to. It returns in each of them, with the line to listen to."""
+def prepare() -> None:
+    """Import all that a worker needs."""
     import torch
 
     torch.set_num_threads(1)
@@ -42,6 +46,9 @@ def nurse(line: Line, idle: float) -> Line:
     import fedbcgd.models
     import fedbcgd.state  # noqa: F401
 
+
+def nurse(line: Line, idle: float) -> Line:
+    """Make forks of this process when asked to. It returns in each of them, with the line to listen to."""
     gc.collect()
     gc.freeze()  # what is there now stays, and stays shared
     mine = os.getpid()
@@ -61,7 +68,7 @@ def nurse(line: Line, idle: float) -> Line:
             fork = os.fork()
         except OSError as error:
             fork = -1
-            line.send(f"a process cannot be made: {error.strerror}")
+            line.send(shortage(error) or f"a process cannot be made: {error.strerror}")
         if not fork:
             _die_with(mine)
             line.close()
@@ -174,7 +181,3 @@ def _die_with(parent: int) -> None:
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
     if os.getppid() != parent:
         sys.exit(1)
-
-
-if __name__ == "__main__":
-    main()

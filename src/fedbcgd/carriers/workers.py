@@ -23,7 +23,7 @@ from torch import Tensor
 from fedbcgd.carriers.desk import Memory, upload_room
 from fedbcgd.carriers.shared import freeze, nameless
 from fedbcgd.clock import Clock
-from fedbcgd.errors import UserError, WorkerLost
+from fedbcgd.errors import UserError, WorkerLost, shortage
 from fedbcgd.evaluation import Batch, combine, spans
 from fedbcgd.job import Job
 from fedbcgd.messages import Plan, Task, Upload
@@ -165,9 +165,7 @@ class Workers:
         self.clock = Clock()
         self.lately = math.inf  # seconds that the last task took
         self._places = max(4 * workers * (job.together or 1), min(cohort, AHEAD // room(job)))
-        size = Memory.size(job.algorithm, job.layout, self._places)
-        self._fds = [nameless(size)]
-        self._memory = Memory(mmap.mmap(self._fds[0], size), job.algorithm, job.layout)
+        self._fds: list[int] = []
         self._workers: list[Worker] = []
         self._watched: set[int] = set()
         self._deaths: Counter[Any] = Counter()
@@ -175,7 +173,15 @@ class Workers:
         self._evaluation: _Evaluation | None = None
         try:
             try:
+                size = Memory.size(job.algorithm, job.layout, self._places)
+                self._fds.append(nameless(size))
+                self._memory = Memory(mmap.mmap(self._fds[0], size), job.algorithm, job.layout)
                 job_fd, job_size, job_length = freeze(job)
+            except OSError as error:
+                why = shortage(error) or error.strerror
+                raise UserError(
+                    f"workers: memory to share with worker processes cannot be had: {why}; workers=0 needs none"
+                ) from error
             except (pickle.PicklingError, TypeError, AttributeError) as error:
                 raise UserError(
                     f"the model, the loss or the data cannot be sent to worker processes ({error}); with workers=0 they stay"
@@ -243,18 +249,16 @@ class Workers:
             if at.keys() != self._watched:
                 self._watch(at.keys())
             with self.clock.timing(waiting) if waiting else contextlib.nullcontext():
-                heard = self._poll.poll()
+                heard = self._poll.poll(1000 * min((worker.pulse.every for worker in self._workers), default=1.0))
             trained = []
             for k in [at[fd] for fd, _ in heard]:
                 worker = self._workers[k]
                 try:
                     word, *answer = worker.line.recv()
                 except (EOFError, OSError):
-                    for words in worker.doing:
-                        if (queue := queues[words[0]]) is not None:
-                            queue.again(words)
-                    self._replace(k, worker.doing[0] if worker.doing else None)
+                    self._replace(k, queues, worker.how_it_ended())
                     continue
+                worker.pulse.clear()
                 if word == "failed":
                     self.raise_here(*answer)
                 elif word == "ready":
@@ -269,6 +273,11 @@ class Workers:
                 self._hand_out(queues)  # nobody waits while uploads are checked and summed
                 for answer in trained:
                     round.done(*answer)
+            for k, worker in enumerate(self._workers):
+                if worker.ready and not worker.doing:
+                    worker.pulse.clear()
+                elif why := worker.pulse.lost():
+                    self._replace(k, queues, why)
 
     def _hand_out(self, queues: dict[str, _Queue | None]) -> None:
         for held in (0, 1):  # first whoever has nothing to do
@@ -286,13 +295,17 @@ class Workers:
             self._poll.register(fd, select.POLLIN)
         self._watched = set(descriptors)
 
-    def _replace(self, k: int, doing: tuple[Any, ...] | None) -> None:
+    def _replace(self, k: int, queues: dict[str, _Queue | None], ended: str) -> None:
+        """Another worker in the place of one that ended or is silent; what it had to do is done again."""
         worker = self._workers[k]
+        for words in worker.doing:
+            if (queue := queues[words[0]]) is not None:
+                queue.again(words)
+        doing = worker.doing[0] if worker.doing else None
         what = "while idle" if worker.ready else "while starting"
         if doing is not None:
             clients = ", ".join(str(task.client) for task in doing[2]) if doing[0] == "fit" else ""
             what = f"while client {clients} trained" if clients else "while evaluating"
-        ended = worker.how_it_ended()
         cause: Any = doing[:3] if doing else what
         if worker.orphaned:  # all go at once, and none of them is the cause
             cause = "nursery"
@@ -302,7 +315,7 @@ class Workers:
         worker.end()
         if self._deaths[cause] >= TRIES:
             raise WorkerLost(
-                f"{TRIES} worker processes in a row ended {what} (the last one {ended}). Out of memory? "
+                f"{TRIES} worker processes in a row were lost {what} (the last one {ended}). Out of memory? "
                 "Fewer workers need less; workers=0 computes in this process and shows errors directly"
             )
         log.warning("worker %d (pid %d) %s %s; it is replaced%s", k, worker.pid, ended, what, _redone(doing))

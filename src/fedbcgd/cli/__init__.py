@@ -7,6 +7,7 @@ import click
 import typer
 from typer.core import TyperGroup
 
+from fedbcgd.outputs import any_lost, make_lasting
 from fedbcgd.version import __version__
 
 
@@ -34,6 +35,7 @@ class Commands(TyperGroup):
 
     def invoke(self, ctx: Any) -> Any:
         from fedbcgd.errors import Diverged, UserError, WorkerLost
+        from fedbcgd.signals import HungUp
 
         try:
             return super().invoke(ctx)
@@ -42,7 +44,7 @@ class Commands(TyperGroup):
         except (Diverged, WorkerLost) as error:
             code, message = 1, str(error)
         except KeyboardInterrupt as stopped:
-            code, message = 130, str(stopped) or "interrupted"
+            code, message = 129 if isinstance(stopped, HungUp) else 130, str(stopped) or "interrupted"
         print(f"fedbcgd: {message}", file=sys.stderr)
         sys.exit(code)
 
@@ -74,7 +76,30 @@ def _root(
 
 
 def main() -> None:
-    # Each registers its commands.
-    from fedbcgd.cli import blocks, compare, data, demo, doctor, network, report, reproduce, run, theory  # noqa: F401
+    make_lasting()
+    try:
+        # Each registers its commands.
+        from fedbcgd.cli import (  # noqa: F401
+            blocks,
+            compare,
+            data,
+            demo,
+            doctor,
+            network,
+            report,
+            reproduce,
+            run,
+            theory,
+        )  # fmt: skip
 
-    app()
+        app()
+    except SystemExit as end:
+        sys.stdout.flush()
+        raise SystemExit(end.code or int(any_lost())) from None
+    except Exception as error:
+        from fedbcgd.errors import shortage
+
+        if not (said := shortage(error)):
+            raise
+        print(f"fedbcgd: {said}", file=sys.stderr)
+        raise SystemExit(1) from None

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fedbcgd.files import as_json
+from fedbcgd.signals import ENDING, HungUp
 
 if TYPE_CHECKING:
     from fedbcgd.loop import RoundInfo
@@ -42,8 +43,8 @@ class JsonLines:
         pass  # it is in summary.json
 
     def __call__(self, info: "RoundInfo") -> None:
-        if info.row:
-            print(as_json({"run": self._names[self._now], **info.row}), flush=True)
+        for row in info.rows:
+            print(as_json({"run": self._names[self._now], **row}), flush=True)
 
 
 class Silent:
@@ -76,16 +77,28 @@ def display(names: list[str], quiet: bool, as_json: bool) -> Iterator["Watch | J
 
 @contextmanager
 def terminable() -> Iterator[None]:
-    """`kill PID` ends a run as Ctrl-C does: with a checkpoint."""
+    """`kill PID` and a closed terminal end a run as Ctrl-C does: with a checkpoint."""
+    hung_up = False
 
     def stop(number: int, frame: FrameType | None) -> None:
+        nonlocal hung_up
+        hung_up = hung_up or number != signal.SIGTERM
         raise KeyboardInterrupt
 
-    before = signal.signal(signal.SIGTERM, stop)
+    # Whoever ignores a signal (nohup) wants the run to go on.
+    before = {number: signal.getsignal(number) for number in ENDING if number != signal.SIGINT}
+    taken = [number for number, handler in before.items() if handler != signal.SIG_IGN]
+    for number in taken:
+        signal.signal(number, stop)
     try:
         yield
+    except KeyboardInterrupt as stopped:
+        if hung_up:
+            raise HungUp(str(stopped)) from None
+        raise
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for number in taken:
+            signal.signal(number, before[number])
 
 
 def expect_workers(config: Path, sets: list[str] | None) -> None:

@@ -1,7 +1,7 @@
 """What was sent in each round, kept beside a run, so that any network can be applied to it afterwards."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -9,13 +9,14 @@ from typing import Any
 import numpy as np
 
 from fedbcgd.errors import UserError
+from fedbcgd.messages import Task
 from fedbcgd.network.links import Links
 from fedbcgd.server import Server
 
 
 @dataclass(frozen=True)
 class Round:
-    """A list entry for each upload that arrived, refused ones included."""
+    """A list entry for each upload that arrived, refused ones included, in the order of the plan."""
 
     round: int
     asked: int  # clients that were asked
@@ -28,12 +29,14 @@ class Round:
     accepted: list[int]  # 0 or 1
 
     @classmethod
-    def of(cls, server: Server, asked: int, waited: float) -> "Round":
-        """The round that the server has just committed."""
+    def of(cls, server: Server, tasks: Sequence[Task], waited: float) -> "Round":
+        """The round of these tasks, which the server has just committed."""
+        place = {task.client: k for k, task in enumerate(tasks)}
         entries = [e for e in server.ledger.entries if 0 <= e.client < server.clients]
+        entries.sort(key=lambda e: (place.get(e.client, len(tasks)), e.client))  # not as they arrived
         return cls(
             server.round,
-            asked,
+            len(tasks),
             max((e.download_bytes for e in entries), default=0),
             waited,
             [e.client for e in entries],

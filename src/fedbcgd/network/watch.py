@@ -64,7 +64,7 @@ class Watch:
         self._acts = False  # whether a round may close without somebody
         self._minimum: int | None = None
         self._closing: Closing | None = None
-        self._asked = 0
+        self._tasks: Sequence[Task] = ()
         self.links: Links | None = None
         if network is not None:
             self.links = network.links(len(job.clients), job.seed)
@@ -105,7 +105,7 @@ class Watch:
         """A round begins. Clients that will not answer in time are given up at once."""
         self._look(server)
         plan = server.plan()
-        self._asked, self._closing = len(plan.tasks), None
+        self._tasks, self._closing = plan.tasks, None
         if (found := self._close(plan.tasks)) is not None:
             self._closing, gone, moments = found
             for k, task in enumerate(plan.tasks):
@@ -144,7 +144,7 @@ class Watch:
         waited = 0.0
         if self._closing is not None and self._closing.waited:
             waited = self._closing.seconds
-        sent = Round.of(server, self._asked, waited)
+        sent = Round.of(server, self._tasks, waited)
         if self.links is not None:
             self.seconds += sent.seconds(self.links)
             self._look(server)
