@@ -117,26 +117,31 @@ class Folder:
         except ValueError as error:
             raise Damaged(f"{self.summary} is damaged: {error}") from None
 
-    def configuration(self) -> Config:
-        """What the run was begun with.
+    def configuration(self, say: Callable[[str], None] = lambda line: None) -> Config:
+        """What the run was begun with: as config.toml has it, or, where that is damaged, which is said, a checkpoint.
 
         Raises:
             Damaged: config.toml is, and no checkpoint has a copy.
         """
+        text, wrong = b"", "it has no checksum"  # as those of earlier days
         try:
-            data = read_regular(self.config, LARGEST)
-            vouched(data)
-            return configuration.check(tomllib.loads(data.decode()), str(self.config))
+            found = read_regular(self.config, LARGEST)
+            wrong = "" if vouched(found) else wrong
+            text = found
         except OSError as error:
             raise UserError(f"{self.config} cannot be read: {error.strerror}") from None
-        except ValueError as error:
-            if not isinstance(error, (Damaged, tomllib.TOMLDecodeError, UnicodeDecodeError)):
-                raise
-            kept = Checkpoints(self.checkpoint, None).load()
-            if kept is None or "config" not in kept[1]:
-                raise Damaged(f"{self.config} is damaged: {error}; put a copy of it there") from None
-            log.warning("%s is damaged (%s): the copy in the checkpoint is taken", self.config, error)
-            return configuration.check(tomllib.loads(kept[1]["config"]), str(self.config))
+        except Damaged as error:
+            wrong = str(error)
+        kept = Checkpoints(self.checkpoint, None).load() if wrong else None
+        if kept is not None and "config" in kept[1]:
+            say(f"{self.config} is damaged ({wrong}): the copy in the checkpoint is taken")
+            text = kept[1]["config"].encode()
+        elif wrong and not text:
+            raise Damaged(f"{self.config} is damaged: {wrong}; put a copy of it there")
+        try:
+            return configuration.check(tomllib.loads(text.decode()), str(self.config))
+        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+            raise Damaged(f"{self.config} is damaged: {error}; put a copy of it there") from None
 
     def outcome(self) -> Outcome:
         """What a finished run left."""
@@ -179,7 +184,7 @@ def execute(
             say(note)
     folder = Folder(make_folder(path))
     with alone(folder.path):
-        _refuse_foreign(folder, config, resume)
+        _refuse_foreign(folder, config, resume, log.warning)
         make_folder(folder.checkpoint)
         sweep_up(folder)
         return _execute(prepared, folder, callbacks, figures)
@@ -239,6 +244,7 @@ def _execute(prepared: _Prepared, folder: Folder, callbacks: Sequence[Callback],
 
         def save(beside: bool = False) -> None:
             with carrier.clock.timing("checkpoint"):
+                checkpoints.finish(store)  # which may still be at the rows
                 more: dict[str, Any] = {"seconds": loop.lap(), "clock": dict(carrier.clock), "config": text}
                 more |= {"data": task.digest, "network": watch.snapshot()} | metrics.kept() | traffic.kept()
                 checkpoints.begin(server, store, more, [metrics.sync, traffic.sync])
@@ -445,7 +451,9 @@ def sweep_up(folder: Folder) -> None:
                 path.unlink(missing_ok=True)
 
 
-def _refuse_foreign(folder: Folder, config: Config, resume: bool) -> None:
+def _refuse_foreign(
+    folder: Folder, config: Config, resume: bool, say: Callable[[str], None] = lambda line: None
+) -> None:
     refuse_link(folder.checkpoint)
     if not folder.config.exists():
         if folder.metrics.exists() or any(folder.checkpoint.glob("*.safetensors")):
@@ -456,7 +464,7 @@ def _refuse_foreign(folder: Folder, config: Config, resume: bool) -> None:
         return  # it failed before its first round: nothing is lost
     if not resume:
         raise UserError(f"{folder.path} holds a run already: --resume goes on with it, another --out begins a new one")
-    changed = configuration.differences(folder.configuration(), config)
+    changed = configuration.differences(folder.configuration(say), config)
     if changed:
         lines = "\n  ".join(changed)
         raise UserError(
