@@ -71,17 +71,17 @@ def test_several_vectors_and_another_dtype():
 
 @settings(max_examples=40, deadline=None)
 @given(
-    st.lists(st.sampled_from(["round", "lost round", "begin", "durable", "crash"]), max_size=30), st.integers(0, 2**31)
+    st.lists(st.sampled_from(["round", "lost round", "begin", "durable", "crash", "crash back"]), max_size=30),
+    st.integers(0, 2**31),
 )
 def test_a_crash_at_any_moment_comes_back_to_the_last_checkpoint(tmp_path_factory, events, seed):
-    """Whatever happens between two checkpoints, and while one is written beside the work, the slots that the last durable
-    one names still hold what it meant."""
+    """Whatever happens between two checkpoints, and while one is written beside the work, the slots that the last two
+    durable ones name still hold what they meant."""
     path = tmp_path_factory.mktemp("state") / "clients.bin"
     draw = torch.Generator().manual_seed(seed)
     store = StateStore(("c",), DIM, torch.float32, path)
     now: dict[int, list[float]] = {}
-    table, saved = store.snapshot(), {}
-    store.released()
+    kept = [({}, {}), ({}, {})]  # the last checkpoint and the one before it: their tables, and what they meant
     writing = None
     counter = 0
     for event in [*events, "crash"]:
@@ -101,12 +101,13 @@ def test_a_crash_at_any_moment_comes_back_to_the_last_checkpoint(tmp_path_factor
                 store.abandon()
         elif event == "begin":
             if writing is not None:  # one at a time
-                table, saved = writing
+                kept = [writing, kept[0]]
                 store.released()
             writing = store.snapshot(), {k: list(v) for k, v in now.items()}
+            store.seal(writing[0])
         elif event == "durable":
             if writing is not None:
-                table, saved = writing
+                kept = [writing, kept[0]]
                 store.released()
                 writing = None
         else:
@@ -115,12 +116,18 @@ def test_a_crash_at_any_moment_comes_back_to_the_last_checkpoint(tmp_path_factor
                 put(store, 0, -1)  # a round was open
             store.close()
             store = StateStore(("c",), DIM, torch.float32, path)
-            store.restore(table)
-            now = {k: list(v) for k, v in saved.items()}
+            if event == "crash":
+                store.restore(kept[0][0], kept[1][0])
+            else:  # and the newest is damaged
+                store.restore(kept[1][0])
+                kept = [kept[1], ({}, {})]
+            now = {k: list(v) for k, v in kept[0][1].items()}
         assert store.clients() == sorted(now)
         for client, vector in now.items():
             assert store.load(client, 0)["c"].tolist() == vector
-    assert store._slots <= 32  # five clients, three times, and what was reserved ahead
+        for table, _ in kept:
+            store.check(table)
+    assert store._slots <= 40  # five clients, four times, and what was reserved ahead
     store.close()
 
 
@@ -147,6 +154,25 @@ def test_a_file_that_was_cut_is_refused(tmp_path):
     again = StateStore(("c",), DIM, torch.float32, path)
     with pytest.raises(UserError, match="shorter than its checkpoint"):
         again.restore(table)
+
+
+def test_a_damaged_slot_is_noticed(tmp_path):
+    path = tmp_path / "clients.bin"
+    store = StateStore(("c",), DIM, torch.float32, path)
+    for client in (3, 5):
+        put(store, client, client)
+    store.commit()
+    table = store.snapshot()
+    store.seal(table)
+    store.check(table)
+    store.file.open(table["5"][0])["c"][2] = 5.5
+    with pytest.raises(UserError, match="state of client 5 is not what was written"):
+        store.check(table)
+    put(store, 3, 4)
+    store.commit()
+    fresh = store.snapshot()
+    store.seal(fresh)
+    assert fresh["3"][2] != table["3"][2]
 
 
 def test_a_full_disk_is_said_before_anything_is_written(monkeypatch):

@@ -15,6 +15,7 @@ import torch
 from archives import image_folder, mnist, npz, own_cache, pack, pictures, plain, refusal
 from safetensors import safe_open
 
+from fedbcgd import files
 from fedbcgd.data import store
 from fedbcgd.data.catalog import KNOWN, Known
 from fedbcgd.data.raw import Split
@@ -199,6 +200,7 @@ def header_only(path, **about):
     with safe_open(path, "pt") as old:
         tensors = {key: old.get_tensor(key) for key in old.keys()}  # noqa: SIM118
         metadata = old.metadata() | about
+    metadata["crc32"] = files.checksum(tensors, metadata)
     return safetensors.torch.save(tensors, metadata)
 
 
@@ -227,6 +229,35 @@ def test_a_damaged_file_in_the_cache(cache, file, damage):
     path.write_bytes(data)
     with pytest.raises(UserError, match=r"mine\.safetensors is damaged: .*; delete it and add the data set again"):
         store.load("mine")
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_flipped_bit_in_the_cache_is_noticed(cache, file, seed):
+    store.add("mine", file(group_train=[1, 2, 1, 2, 1, 2]))
+    path = cache / "mine.safetensors"
+    data = bytearray(path.read_bytes())
+    draw = np.random.default_rng(seed)
+    data[draw.integers(len(data))] ^= 1 << draw.integers(8)
+    path.write_bytes(data)
+    with pytest.raises(UserError, match="damaged"):
+        store.load("mine")
+
+
+@pytest.mark.parametrize("damaged", [None, "x_train", "y_test", "mean", "std"])
+def test_a_file_without_a_checksum_is_held_against_its_digest(cache, file, damaged):
+    """As data sets of earlier days are kept."""
+    store.add("mine", file())
+    path = cache / "mine.safetensors"
+    tensors, about, _ = files.read_tensors(path)
+    tensors = {name: tensor.clone() for name, tensor in tensors.items()}
+    if damaged:
+        tensors[damaged].view(-1)[0] += 1
+    safetensors.torch.save_file(tensors, path, about | {"version": "1"})
+    if damaged:
+        with pytest.raises(UserError, match="is damaged"):
+            store.load("mine")
+    else:
+        assert store.load("mine").train.labels.tolist() == Y
 
 
 def test_a_file_of_another_version(cache, file):

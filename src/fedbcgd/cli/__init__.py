@@ -81,6 +81,7 @@ def main() -> None:
         # Each registers its commands.
         from fedbcgd.cli import (  # noqa: F401
             blocks,
+            check,
             compare,
             data,
             demo,

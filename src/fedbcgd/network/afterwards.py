@@ -8,7 +8,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from fedbcgd import config as configuration
 from fedbcgd.config import Config
 from fedbcgd.errors import UserError
 from fedbcgd.loop import Row
@@ -90,7 +89,7 @@ def own_network(place: Folder) -> Network:
 def _config(place: Folder) -> Config:
     if not place.config.exists():
         raise UserError(f"{place.path} is no folder of a run: it has no {place.config.name}")
-    return configuration.load(place.config)
+    return place.configuration()
 
 
 def _links(place: Folder, network: Given) -> Links:

@@ -6,7 +6,6 @@ from typing import Any
 
 from rich.table import Table
 
-from fedbcgd import config as configuration
 from fedbcgd.errors import UserError
 from fedbcgd.network.afterwards import Tied, bias, check_target, hours, to_reach
 from fedbcgd.network.bias import Lean
@@ -23,7 +22,7 @@ def networks(folder: Path, names: str | None, csv: Path | None) -> Networks:
     come first, then the run's own network."""
     place = Folder(folder)
     if names is None:
-        own = place.config.exists() and configuration.load(place.config).network is not None
+        own = place.config.exists() and place.configuration().network is not None
         chosen = [*([OWN] if own else []), *PROFILES]
     else:
         chosen = [name.strip() for name in names.split(",") if name.strip()]

@@ -1,0 +1,86 @@
+"""Regular files only: a link, a FIFO or a folder in the place of a file is left alone."""
+
+import os
+
+import pytest
+
+from fedbcgd import UserError
+from fedbcgd.files import open_regular, read_regular, write_text
+
+MODES = ["rb", "r+b", "a+b", "wb"]
+
+
+@pytest.fixture
+def secret(tmp_path):
+    path = tmp_path / "secret"
+    path.write_bytes(b"of somebody else")
+    return path
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_links_are_not_followed(tmp_path, secret, mode):
+    place = tmp_path / "place"
+    place.symlink_to(secret)
+    with pytest.raises(UserError, match=r"place: expected a regular file, got a link"):
+        open_regular(place, mode)
+    assert secret.read_bytes() == b"of somebody else"
+
+
+@pytest.mark.parametrize("mode", ["a+b", "wb"])
+def test_a_link_to_nothing_makes_no_file_elsewhere(tmp_path, mode):
+    place = tmp_path / "place"
+    place.symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(UserError):
+        open_regular(place, mode)
+    assert not (tmp_path / "elsewhere").exists()
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("make", [os.mkfifo, os.mkdir, lambda path: os.symlink("/dev/zero", path)])
+def test_what_is_no_file_neither_opens_nor_blocks(tmp_path, mode, make):
+    make(tmp_path / "place")
+    with pytest.raises(UserError, match="expected a regular file"):
+        open_regular(tmp_path / "place", mode)
+
+
+@pytest.mark.parametrize("mode", MODES[1:])
+def test_a_second_name_is_not_written_through(tmp_path, secret, mode):
+    os.link(secret, tmp_path / "place")
+    with pytest.raises(UserError, match="second name"):
+        open_regular(tmp_path / "place", mode)
+    assert secret.read_bytes() == b"of somebody else"
+    assert read_regular(tmp_path / "place", 100) == b"of somebody else"
+
+
+def test_the_modes_are_those_of_open(tmp_path):
+    place = tmp_path / "place"
+    for mode in ("rb", "r+b"):
+        with pytest.raises(FileNotFoundError):
+            open_regular(place, mode)
+    for content in (b"one", b"onetwo"):
+        with open_regular(place, "a+b") as file:
+            file.write(content[-3:])
+            file.seek(0)
+            assert file.read() == content
+    with open_regular(place, "r+b") as file:
+        file.write(b"ONE")
+    assert read_regular(place, 6) == b"ONEtwo"
+    with open_regular(place, "wb") as file:
+        file.write(b"x")
+    assert place.read_bytes() == b"x"
+
+
+def test_no_more_is_read_than_asked_for(tmp_path):
+    place = tmp_path / "place"
+    place.write_bytes(bytes(11))
+    assert len(read_regular(place, 11)) == 11
+    with pytest.raises(UserError, match="larger than 10 bytes"):
+        read_regular(place, 10)
+
+
+def test_writing_replaces_a_link_and_not_what_it_points_to(tmp_path, secret):
+    (tmp_path / "place").symlink_to(secret)
+    write_text(tmp_path / "place", "new")
+    assert secret.read_bytes() == b"of somebody else"
+    assert (tmp_path / "place").read_text() == "new"
+    assert not (tmp_path / "place").is_symlink()
