@@ -23,6 +23,7 @@ from fedbcgd.files import as_json, make_folder, write_tensors, write_text
 from fedbcgd.loop import Callback, Loop, Outcome, RoundInfo, Stop
 from fedbcgd.network.watch import Watch, fit_to_links
 from fedbcgd.processes import cores
+from fedbcgd.secrets import mask_command, mask_config, refuse_masked
 from fedbcgd.server import Server
 from fedbcgd.signals import uninterrupted
 from fedbcgd.simulation import export, make_carrier, make_job, make_server, try_out
@@ -140,6 +141,7 @@ class _Prepared:
     def __init__(self, config: Config):
         run = config.run
         self.config = config
+        refuse_masked(config.model_dump())
         config.where.check()
         self.task = make_task(config)
         algorithm = configuration.algorithm_of(config, "configuration")
@@ -387,6 +389,6 @@ def _circumstances(config: Config, layout: Any, clock: dict[str, float]) -> dict
             "numpy": numpy.__version__,
         },
         "machine": {"system": platform.platform(), "cores": cores(), "device": config.run.device},
-        "config": config.model_dump(),
-        "command": " ".join([Path(sys.argv[0]).name, *sys.argv[1:]]),
+        "config": mask_config(config.model_dump()),
+        "command": " ".join([Path(sys.argv[0]).name, *mask_command(sys.argv[1:])]),
     }
