@@ -1,4 +1,8 @@
-"""Files are written whole or not at all; what is read or written in a run folder is a regular file, never a link."""
+"""Files are written whole or not at all, with a checksum inside; what is opened in a run folder is a regular file, never a
+link.
+
+Checksums are CRC-32, which `zlib` computes faster than disks read: they find damage, not forgery.
+"""
 
 import errno
 import json
@@ -6,7 +10,8 @@ import math
 import os
 import stat
 import tempfile
-from collections.abc import Callable
+import zlib
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
@@ -14,6 +19,10 @@ from fedbcgd.errors import UserError
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+
+class Damaged(UserError):
+    """A file is not what was written."""
 
 
 _HOW = {
@@ -74,11 +83,38 @@ def read_regular(path: Path, limit: int) -> bytes:
 
 
 def _not_regular(path: Path) -> UserError:
-    return UserError(f"{path}: expected a regular file, got a link, a folder or a device, which is left alone; remove it")
+    return UserError(
+        f"{path}: expected a regular file, got a link, a folder or a device, which is left alone; remove it"
+    )
 
 
-def write_whole(path: Path, write: Callable[[Path], None]) -> None:
-    """Let `write` fill a temporary file beside `path`, make it durable, and put it in place in one step."""
+def refuse_link(folder: Path) -> None:
+    """A folder inside a run folder is no link to elsewhere."""
+    if folder.is_symlink():
+        raise UserError(f"{folder}: expected a folder, got a link, which is not followed; remove it")
+
+
+def same_file(handle: int, path: Path) -> bool:
+    """Whether `path` still names the open file, or was removed or replaced."""
+    try:
+        found, opened = os.lstat(path), os.fstat(handle)
+    except OSError:
+        return False
+    return (found.st_dev, found.st_ino) == (opened.st_dev, opened.st_ino)
+
+
+def remove(path: Path) -> None:
+    try:
+        path.unlink(missing_ok=True)
+    except OSError as error:
+        raise UserError(f"{path} could not be removed: {error.strerror}") from error
+
+
+def write_whole(path: Path, write: Callable[[Path], None], before: Path | None = None) -> None:
+    """Let `write` fill a temporary file beside `path`, make it durable, and put it in place in one step.
+
+    before: where to keep what was in its place.
+    """
     try:
         handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.stem}-", suffix=path.suffix)
         os.close(handle)
@@ -88,8 +124,10 @@ def write_whole(path: Path, write: Callable[[Path], None]) -> None:
             with temporary.open("rb+") as file:
                 os.fsync(file.fileno())
             temporary.chmod(0o644)
+            if before is not None and path.exists():
+                path.replace(before)
             temporary.replace(path)
-            _sync_folder(path.parent)
+            sync_folder(path.parent)
         finally:
             temporary.unlink(missing_ok=True)
     except OSError as error:
@@ -116,10 +154,68 @@ def as_json(value: Any, indent: int | None = None) -> str:
     return json.dumps(plain(value), indent=indent, allow_nan=False)
 
 
-def write_tensors(path: Path, tensors: "dict[str, Tensor]", metadata: dict[str, str] | None = None) -> None:
-    """A safetensors file."""
+def sealed(text: str) -> str:
+    """The text of a JSON object or a TOML file with a checksum of itself at its end: a key "crc", or a comment."""
+    if text.startswith("{"):
+        text = text.rstrip().removesuffix("}").rstrip()
+        return f'{text}, "crc": {zlib.crc32(text.encode())}}}'
+    return f"{text}# crc: {zlib.crc32(text.encode())}\n"
+
+
+def vouched(data: bytes) -> bool:
+    """Whether a checksum that `sealed` put there vouches for this; False where there is none, as in files of earlier days.
+
+    Raises:
+        Damaged: it does not fit.
+    """
+    before, after = (b', "crc": ', b"}") if data.startswith(b"{") else (b"# crc: ", b"\n")
+    text, found, end = data.rpartition(before)
+    if found and end.rstrip(b"\n").removesuffix(after) != b"%d" % zlib.crc32(text):
+        raise Damaged("its checksum does not fit")
+    return bool(found)
+
+
+def unsealed(data: bytes) -> tuple[dict[str, Any], bool]:
+    """The JSON object in a line or file, without its checksum; and whether it had one.
+
+    Raises:
+        ValueError: it is damaged.
+    """
+    checked = vouched(data)
+    try:
+        made = json.loads(data)
+    except RecursionError:
+        made = None
+    if not isinstance(made, dict):
+        raise Damaged("it holds no JSON object")
+    made.pop("crc", None)
+    return made, checked
+
+
+CHECKSUM = "crc32"  # among the metadata of a safetensors file
+
+
+def checksum(tensors: "Mapping[str, Tensor]", metadata: Mapping[str, str]) -> str:
+    """Of all that a safetensors file says."""
+    import torch
+
+    said = {key: value for key, value in metadata.items() if key != CHECKSUM}
+    crc = zlib.crc32(json.dumps(said, sort_keys=True).encode())
+    for name in sorted(tensors):
+        tensor = tensors[name]
+        crc = zlib.crc32(f"{name} {tensor.dtype} {list(tensor.shape)}".encode(), crc)
+        crc = zlib.crc32(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().data, crc)
+    return f"{crc:08x}"
+
+
+def write_tensors(
+    path: Path, tensors: "dict[str, Tensor]", metadata: dict[str, str] | None = None, before: Path | None = None
+) -> None:
+    """A safetensors file with a checksum. before: where to keep what was in its place."""
     from safetensors import SafetensorError
     from safetensors.torch import save_file
+
+    metadata = (metadata or {}) | {CHECKSUM: checksum(tensors, metadata or {})}
 
     def write(temporary: Path) -> None:
         try:
@@ -127,7 +223,30 @@ def write_tensors(path: Path, tensors: "dict[str, Tensor]", metadata: dict[str, 
         except SafetensorError as error:  # it wraps what the disk said
             raise OSError(str(error).removeprefix("Error while serializing: ")) from error
 
-    write_whole(path, write)
+    write_whole(path, write, before)
+
+
+def read_tensors(path: Path) -> "tuple[dict[str, Tensor], dict[str, str], bool]":
+    """The tensors of a safetensors file, mapped; its metadata; whether a checksum vouches for both.
+
+    Raises:
+        Damaged: it does not fit, or is no safetensors file.
+        OSError: it is not there, or cannot be read.
+    """
+    from safetensors import safe_open
+
+    try:
+        with safe_open(path, "pt") as file:
+            metadata = file.metadata() or {}
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    except OSError:
+        raise
+    except Exception as error:  # a damaged header fails in many ways
+        raise Damaged(f"{path} is damaged: {error}") from None
+    said = metadata.pop(CHECKSUM, None)
+    if said is not None and said != checksum(tensors, metadata):
+        raise Damaged(f"{path} is damaged: its checksum does not fit")
+    return tensors, metadata, said is not None
 
 
 def make_folder(path: Path) -> Path:
@@ -140,7 +259,8 @@ def make_folder(path: Path) -> Path:
     return path
 
 
-def _sync_folder(folder: Path) -> None:
+def sync_folder(folder: Path) -> None:
+    """Make the names in a folder durable."""
     if os.name != "posix":
         return  # Windows knows no fsync of a folder
     handle = os.open(folder, os.O_RDONLY)

@@ -1,11 +1,12 @@
 """A run in a folder: configuration, metrics, checkpoints, model and summary; interrupted work goes on where it stopped."""
 
-import json
+import logging
 import math
 import os
 import platform
 import sys
 import time
+import tomllib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -19,7 +20,23 @@ from fedbcgd import config as configuration
 from fedbcgd.checkpoint import Checkpoints
 from fedbcgd.config import Config
 from fedbcgd.errors import Diverged, UserError
-from fedbcgd.files import as_json, make_folder, write_tensors, write_text
+from fedbcgd.files import (
+    Damaged,
+    as_json,
+    make_folder,
+    open_regular,
+    read_regular,
+    refuse_link,
+    remove,
+    same_file,
+    sealed,
+    sync_folder,
+    unsealed,
+    vouched,
+    write_tensors,
+    write_text,
+    write_whole,
+)
 from fedbcgd.loop import Callback, Loop, Outcome, RoundInfo, Stop
 from fedbcgd.network.watch import Watch, fit_to_links
 from fedbcgd.processes import cores
@@ -30,6 +47,11 @@ from fedbcgd.simulation import export, make_carrier, make_job, make_server, try_
 from fedbcgd.state import StateStore
 from fedbcgd.task import Task, make_task
 from fedbcgd.version import __version__
+
+log = logging.getLogger("fedbcgd")
+
+LARGEST = 1 << 26  # bytes of a configuration or a summary
+MOST = 1 << 32  # bytes of metrics or traffic
 
 
 @dataclass(frozen=True)
@@ -71,12 +93,12 @@ class Folder:
         """The outcome, if this very run is finished here."""
         if not self.summary.exists() or not self.config.exists() or not self.metrics.exists():
             return None
-        there = configuration.load(self.config)
-        same = not configuration.differences(there, config)
-        goals = ("rounds", "budget", "target")
-        if not same or any(getattr(there.run, goal) != getattr(config.run, goal) for goal in goals):
-            return None
         try:
+            there = self.configuration()
+            same = not configuration.differences(there, config)
+            goals = ("rounds", "budget", "target")
+            if not same or any(getattr(there.run, goal) != getattr(config.run, goal) for goal in goals):
+                return None
             if self._other_links(config):
                 return None
             return self.outcome()
@@ -85,22 +107,51 @@ class Folder:
 
     def _other_links(self, config: Config) -> bool:
         """Whether the clients' links are others than when it was made: of a CSV the configuration has the name alone."""
-        made = json.loads(self.summary.read_text(encoding="utf-8")).get("links")
+        made = self._summary().get("links")
         if config.network is None or made is None:
             return False
         return made != config.network.links(config.data.clients, config.run.seed).digest()
 
+    def _summary(self) -> dict[str, Any]:
+        try:
+            return unsealed(read_regular(self.summary, LARGEST))[0]
+        except ValueError as error:
+            raise Damaged(f"{self.summary} is damaged: {error}") from None
+
+    def configuration(self) -> Config:
+        """What the run was begun with.
+
+        Raises:
+            Damaged: config.toml is, and no checkpoint has a copy.
+        """
+        try:
+            data = read_regular(self.config, LARGEST)
+            vouched(data)
+            return configuration.check(tomllib.loads(data.decode()), str(self.config))
+        except OSError as error:
+            raise UserError(f"{self.config} cannot be read: {error.strerror}") from None
+        except ValueError as error:
+            if not isinstance(error, (Damaged, tomllib.TOMLDecodeError, UnicodeDecodeError)):
+                raise
+            kept = Checkpoints(self.checkpoint, None).load()
+            if kept is None or "config" not in kept[1]:
+                raise Damaged(f"{self.config} is damaged: {error}; put a copy of it there") from None
+            log.warning("%s is damaged (%s): the copy in the checkpoint is taken", self.config, error)
+            return configuration.check(tomllib.loads(kept[1]["config"]), str(self.config))
+
     def outcome(self) -> Outcome:
         """What a finished run left."""
-        summary = json.loads(self.summary.read_text(encoding="utf-8"))
-        return Outcome.from_summary(summary, self.rows())
+        return Outcome.from_summary(self._summary(), self.rows())
 
     def rows(self) -> list[dict[str, float]]:
         """The metrics, as far as the run has come."""
         try:
-            return [_row(line) for line in self.metrics.read_text(encoding="utf-8").splitlines()]
+            rows, lines = _rows(read_regular(self.metrics, MOST), False)
         except (FileNotFoundError, NotADirectoryError):
             raise UserError(f"{self.path} is no folder of a run: it has no {self.metrics.name}") from None
+        if len(rows) < lines:
+            raise Damaged(f"{self.metrics} is damaged: {lines - len(rows)} of its {lines} rows")
+        return rows
 
 
 def examine(config: Config, path: Path) -> None:
@@ -172,13 +223,15 @@ def _execute(prepared: _Prepared, folder: Folder, callbacks: Sequence[Callback],
     watch = prepared.watch
     if before and "network" in before:
         watch.restore(before["network"], server)
-    folder.summary.unlink(missing_ok=True)  # it says that a run is finished, which this one is not yet
-    write_text(folder.config, config.text())
+    remove(folder.summary)  # it says that a run is finished, which this one is not yet
+    text = config.text()
+    write_text(folder.config, sealed(text))
     if task.counts is not None:
-        write_text(folder.holdings, as_json({"classes": task.classes, "counts": task.counts.tolist()}) + "\n")
+        holdings = as_json({"classes": task.classes, "counts": task.counts.tolist()})
+        write_text(folder.holdings, sealed(holdings) + "\n")
     with (
-        MetricsFile(folder.metrics, before["metrics"] if before else 0) as metrics,
-        MetricsFile(folder.traffic, before.get("traffic", 0) if before else 0) as traffic,
+        MetricsFile.resumed(folder.metrics, before) as metrics,
+        MetricsFile.resumed(folder.traffic, before) as traffic,
     ):
         watch.record = lambda sent: traffic.append(sent.row())
         carrier = make_carrier(job, store, server.cohort, config.where)
@@ -188,8 +241,8 @@ def _execute(prepared: _Prepared, folder: Folder, callbacks: Sequence[Callback],
 
         def save(beside: bool = False) -> None:
             with carrier.clock.timing("checkpoint"):
-                more = {"metrics": metrics.size, "seconds": loop.lap(), "clock": dict(carrier.clock)}
-                more |= {"data": task.digest, "network": watch.snapshot(), "traffic": traffic.size}
+                more: dict[str, Any] = {"seconds": loop.lap(), "clock": dict(carrier.clock), "config": text}
+                more |= {"data": task.digest, "network": watch.snapshot()} | metrics.kept() | traffic.kept()
                 checkpoints.begin(server, store, more, [metrics.sync, traffic.sync])
                 if not beside:
                     checkpoints.finish(store)
@@ -208,7 +261,7 @@ def _execute(prepared: _Prepared, folder: Folder, callbacks: Sequence[Callback],
             summary["notes"] = list(task.notes)
             if watch.links is not None:
                 summary["links"] = watch.links.digest()
-            write_text(folder.summary, as_json(summary, indent=1) + "\n")
+            write_text(folder.summary, sealed(as_json(summary, indent=1)) + "\n")
 
         # What was measured is on disk before anybody else hears of it.
         loop.callbacks = [write, *callbacks, *_tensorboard(config, folder), keep]
@@ -250,37 +303,88 @@ def _draw(folder: Folder, outcome: Outcome, task: Task) -> None:
         plots.holdings(task.counts, folder.path / "holdings.png", task.classes)
 
 
-def _row(line: str | bytes) -> dict[str, float]:
-    """A row of metrics; null stands for what was not a number."""
-    return {name: math.nan if value is None else value for name, value in json.loads(line).items()}
+def _rows(data: bytes, checked: bool) -> tuple[list[dict[str, float]], int]:
+    """The rows of metrics or traffic that are whole, null read as what is not a number; and how many lines there are.
+
+    checked: whether each must have a checksum; else it is enough if none has, as in earlier days.
+    """
+    rows, lines = [], data.splitlines()
+    checked = checked or any(b', "crc": ' in line for line in lines)
+    for line in lines:
+        try:
+            row, vouched = unsealed(line)
+        except ValueError:
+            continue
+        if isinstance(row.get("round"), int) and (vouched or not checked):
+            rows.append({name: math.nan if value is None else value for name, value in row.items()})
+    return rows, len(lines)
 
 
 class MetricsFile:
-    """metrics.jsonl: a row per evaluation, cut back to the checkpoint when a run goes on."""
+    """metrics.jsonl: a row per evaluation, cut back to the checkpoint when a run goes on. traffic.jsonl likewise.
 
-    def __init__(self, path: Path, size: int):
+    Rows that are lost or damaged are left out, which is said: the model does not depend on them.
+
+    Args:
+        path: of the file.
+        size: bytes that the checkpoint knows of; what follows is cut off.
+        count: rows that it knows of; None where it does not say, as in earlier days.
+        last: its round.
+    """
+
+    def __init__(self, path: Path, size: int, count: int | None = None, last: int | None = None):
         self._path = path
         try:
-            self._file = path.open("a+b")
-            if self._file.seek(0, os.SEEK_END) < size:
-                raise UserError(f"{path} is shorter than its checkpoint says: this run cannot go on")
-            self._file.truncate(size)
+            self._file = open_regular(path, "a+b")
             self._file.seek(0)
-            self.rows: list[dict[str, float]] = [_row(line) for line in self._file.read().splitlines()]
+            data = self._file.read() if size else b""
+            self.rows, lines = _rows(data[:size], count is not None)
+            whole = len(data) >= size and len(self.rows) == lines and count in (lines, None)
+            if not whole:  # lines may have moved: what is left of them stands anywhere
+                found = [row for row in _rows(data, False)[0] if last is None or row["round"] <= last]
+                self.rows = found[:count]
+                lost = "some" if count is None else f"{count - len(self.rows)} of {count}"
+                log.warning("%s is damaged: %s rows are lost, and the run goes on without them", path, lost)
             self.written = len(self.rows)
+            if whole and count is not None:
+                self._file.truncate(size)
+                sync_folder(path.parent)  # it may be new
+            else:
+                self._replace("".join(map(_line, self.rows)).encode())
         except OSError as error:
             raise UserError(f"{path} could not be opened: {error.strerror}") from error
-        except json.JSONDecodeError:
-            raise UserError(f"{path} is damaged: it holds lines that are not JSON. This run cannot go on") from None
+
+    @classmethod
+    def resumed(cls, path: Path, before: dict[str, Any] | None) -> "MetricsFile":
+        """As the checkpoint `before` knows it; empty without one."""
+        if before is None:
+            return cls(path, 0, 0)
+        return cls(path, before.get(path.stem, 0), before.get(f"{path.stem}_rows"), before["round"])
 
     def append(self, row: dict[str, float]) -> None:
         try:
             with uninterrupted():
-                self._file.write(as_json(row).encode() + b"\n")
+                self._file.write(_line(row).encode())
                 self._file.flush()
                 self.written += 1
         except OSError as error:
             raise UserError(f"{self._path} could not be written: {error.strerror}") from error
+
+    def kept(self) -> dict[str, int]:
+        """What a checkpoint has to know. A file that was removed or replaced in the middle of the run is put back first."""
+        if not same_file(self._file.fileno(), self._path):
+            log.warning("%s was removed or replaced in the middle of the run: it is written anew", self._path)
+            self._file.seek(0)
+            self._replace(self._file.read())
+        return {self._path.stem: self.size, f"{self._path.stem}_rows": self.written}
+
+    def _replace(self, data: bytes) -> None:
+        def write(temporary: Path) -> None:
+            temporary.write_bytes(data)
+
+        self._file.close()
+        write_whole(self._path, write)
+        self._file = open_regular(self._path, "a+b")
 
     def sync(self) -> int:
         """Make what was written durable; its length."""
@@ -302,11 +406,15 @@ class MetricsFile:
         self._file.close()
 
 
+def _line(row: dict[str, float]) -> str:
+    return sealed(as_json(row)) + "\n"
+
+
 @contextmanager
 def alone(path: Path) -> Iterator[None]:
     """One process at a time works in a folder; the lock goes with the process, however it ends."""
     try:
-        file = (path / ".lock").open("w")
+        file = open_regular(path / ".lock", "a+b")
     except OSError as error:
         raise UserError(f"{path} cannot be written to: {error.strerror}; choose another folder") from None
     with file:
@@ -328,6 +436,9 @@ def sweep_up(folder: Folder) -> None:
             ("model", ".safetensors"),
             ("config", ".toml"),
             ("summary", ".json"),
+            ("metrics", ".jsonl"),
+            ("traffic", ".jsonl"),
+            ("clients", ".bin"),
             ("holdings", ".json"),
             *((figure, kind) for figure in ("curve", "holdings") for kind in (".png", ".svg")),
         ):
@@ -336,16 +447,17 @@ def sweep_up(folder: Folder) -> None:
 
 
 def _refuse_foreign(folder: Folder, config: Config, resume: bool) -> None:
+    refuse_link(folder.checkpoint)
     if not folder.config.exists():
         if folder.metrics.exists() or any(folder.checkpoint.glob("*.safetensors")):
             raise UserError(f"{folder.path} has parts of a run but no config.toml; another --out begins a new run")
         return
-    begun = any(folder.checkpoint.glob("*.safetensors")) or (folder.metrics.exists() and folder.metrics.stat().st_size)
+    begun = any(folder.checkpoint.glob("*.safetensors")) or (folder.metrics.exists() and folder.metrics.lstat().st_size)
     if not begun:
         return  # it failed before its first round: nothing is lost
     if not resume:
         raise UserError(f"{folder.path} holds a run already: --resume goes on with it, another --out begins a new one")
-    changed = configuration.differences(configuration.load(folder.config), config)
+    changed = configuration.differences(folder.configuration(), config)
     if changed:
         lines = "\n  ".join(changed)
         raise UserError(
@@ -370,6 +482,7 @@ def _tensorboard(config: Config, folder: Folder) -> list[Callback]:
         return []
     from fedbcgd.report.tensorboard import TensorBoard
 
+    refuse_link(folder.path / "tensorboard")
     return [TensorBoard(folder.path / "tensorboard")]
 
 

@@ -1,21 +1,23 @@
 """Client state out of memory: fixed-size slots of a memory-mapped file, written copy-on-write.
 
-A client's new state goes to a free slot; the table client → slot changes only when the round is committed. What a
-durable checkpoint points to is never overwritten: the slot it names is freed once a later checkpoint is durable. A
-client that never took part takes no space.
+A client's new state goes to a free slot; the table client → slot changes only when the round is committed. What one of
+the last two durable checkpoints points to is never overwritten: the slot it names is freed once two later ones are
+durable. The table of a checkpoint has a checksum of every slot. A client that never took part takes no space.
 """
 
 import mmap
 import os
+import shutil
 import tempfile
+import zlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from fedbcgd.errors import UserError
+from fedbcgd.files import Damaged, open_regular, same_file, write_whole
 from fedbcgd.messages import StateUpdate
 
 _PAGE = mmap.ALLOCATIONGRANULARITY
@@ -35,13 +37,23 @@ class SlotFile:
 
     def open(self, slot: int) -> dict[str, Tensor]:
         """The vectors of a slot, as views of the file."""
-        start = slot * self.slot_bytes
-        if self._memory is None or len(self._memory) < start + self.slot_bytes:
-            self._memory = mmap.mmap(self.fd, 0)  # all there is now: to map each slot anew costs more than to copy it
+        memory, start = self._map(slot)
         return {
-            name: torch.frombuffer(self._memory, dtype=self.dtype, count=self.dim, offset=start + k * self._vector)
+            name: torch.frombuffer(memory, dtype=self.dtype, count=self.dim, offset=start + k * self._vector)
             for k, name in enumerate(self.names)
         }
+
+    def checksum(self, slot: int) -> int:
+        memory, start = self._map(slot)
+        return zlib.crc32(memoryview(memory)[start : start + self.slot_bytes])
+
+    def _map(self, slot: int) -> tuple[mmap.mmap, int]:
+        start = slot * self.slot_bytes
+        memory = self._memory
+        if memory is None or len(memory) < start + self.slot_bytes:
+            # all there is now: to map each slot anew costs more than to copy it
+            memory = self._memory = mmap.mmap(self.fd, 0)
+        return memory, start
 
     def write(self, new: int, old: int | None, update: StateUpdate) -> None:
         """Slot `new` becomes slot `old` (zero without one) with the update applied."""
@@ -62,6 +74,7 @@ class StateStore:
     def __init__(self, names: Sequence[str], dim: int, dtype: torch.dtype, path: Path | None = None):
         self.names = tuple(names)
         self.durable = path is not None
+        self._path = path
         self._table: dict[int, tuple[int, int]] = {}  # client → (slot, control epoch)
         self._pending: dict[int, tuple[int, int]] = {}  # accepted in the open round
         self._slots = 0
@@ -69,10 +82,12 @@ class StateStore:
         self._fresh: set[int] = set()  # slots that no checkpoint names
         self._retired: list[int] = []  # named by a checkpoint, no longer in use
         self._leaving: list[int] = []  # of those, the ones that the last snapshot no longer names
+        self._older: list[int] = []  # and the ones that only the checkpoint before the last names
+        self._sums: dict[int, int] = {}  # checksums of slots that a checkpoint names
         self.file: SlotFile | None = None
         if self.names:
             try:
-                self._handle = tempfile.TemporaryFile() if path is None else path.open("a+b")  # noqa: SIM115
+                self._handle = tempfile.TemporaryFile() if path is None else open_regular(path, "a+b")  # noqa: SIM115
             except OSError as error:
                 raise UserError(
                     f"{path or tempfile.gettempdir()}: no room for client state: {error.strerror}"
@@ -139,13 +154,24 @@ class StateStore:
 
     # -- checkpoints ----------------------------------------------------------------------------------------------
 
-    def snapshot(self) -> dict[str, Any]:
-        """The table to keep in a checkpoint. From now on what it names is not overwritten; nor, until `released`, what the
-        checkpoint before it names."""
+    def snapshot(self) -> dict[str, list[int]]:
+        """The table to keep in a checkpoint. From now on what it names is not overwritten; nor, until `released` twice, what
+        the checkpoint before it names."""
         self._leaving += self._retired
         self._retired = []
+        for slot in self._fresh:
+            self._sums.pop(slot, None)
         self._fresh.clear()
         return {str(client): list(entry) for client, entry in self._table.items()}
+
+    def seal(self, table: dict[str, list[int]]) -> None:
+        """Add to a snapshot the checksum of each slot; only of new ones it is computed."""
+        for entry in table.values():
+            slot = entry[0]
+            if slot not in self._sums:
+                assert self.file is not None
+                self._sums[slot] = self.file.checksum(slot)
+            entry.append(self._sums[slot])
 
     def sync(self) -> None:
         """Make all slots durable."""
@@ -156,17 +182,49 @@ class StateStore:
                 raise UserError(f"client state could not be written: {error.strerror}") from error
 
     def released(self) -> None:
-        """The checkpoint with the last snapshot is durable: what only an older one named is free."""
-        self._free += self._leaving
-        self._leaving = []
+        """The checkpoint with the last snapshot is durable: what only the one before the one before it named is free."""
+        self._free += self._older
+        self._older, self._leaving = self._leaving, []
 
-    def restore(self, table: Mapping[str, Any]) -> None:
-        self._table = {int(client): (slot, epoch) for client, (slot, epoch) in table.items()}
+    def put_back(self) -> bool:
+        """Write the file anew if somebody removed or replaced it. True: then nothing more can be kept under its name, as the
+        processes at work still hold the file without one."""
+        if self.file is None or self._path is None or same_file(self.file.fd, self._path):
+            return False
+
+        def copy(temporary: Path) -> None:
+            with open(self.file.fd, "rb", closefd=False) as old, temporary.open("wb") as new:  # type: ignore[union-attr]
+                old.seek(0)
+                shutil.copyfileobj(old, new, 1 << 20)
+
+        write_whole(self._path, copy)
+        return True
+
+    def check(self, table: Mapping[str, Sequence[int]]) -> None:
+        """Whether all slots that a checkpoint names are as it says; without checksums, as of earlier days, whether they are
+        there.
+
+        Raises:
+            Damaged: they are not.
+        """
+        slots = 0 if self.file is None else os.fstat(self.file.fd).st_size // self.file.slot_bytes
+        for client, (slot, _, *said) in table.items():
+            if not 0 <= slot < slots:
+                raise Damaged(f"{self._path} is shorter than its checkpoint says: it cannot be resumed from")
+            assert self.file is not None
+            if said and self.file.checksum(slot) != said[0]:
+                raise Damaged(f"{self._path} is damaged: the state of client {client} is not what was written")
+
+    def restore(self, table: Mapping[str, Sequence[int]], before: Mapping[str, Sequence[int]] | None = None) -> None:
+        """Go on from the table of a checkpoint. before: of the checkpoint before it, which is kept too."""
+        self.check(table)
+        self._table = {int(client): (slot, epoch) for client, (slot, epoch, *_) in table.items()}
+        self._sums = {slot: said[0] for slot, _, *said in table.values() if said}
         used = {slot for slot, _ in self._table.values()}
         self._slots = 0 if self.file is None else os.fstat(self.file.fd).st_size // self.file.slot_bytes
-        if used and max(used) >= self._slots:
-            raise UserError("the file of client state is shorter than its checkpoint says: it cannot be resumed from")
-        self._free = [slot for slot in range(self._slots - 1, -1, -1) if slot not in used]
+        self._older = sorted({slot for slot, *_ in (before or {}).values() if slot < self._slots} - used)
+        kept = used.union(self._older)
+        self._free = [slot for slot in range(self._slots - 1, -1, -1) if slot not in kept]
         self._fresh, self._retired, self._leaving, self._pending = set(), [], [], {}
 
     def clients(self) -> list[int]:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from fedbcgd.checkpoint import Checkpoints
 from fedbcgd.errors import UserError
-from fedbcgd.files import as_json, make_folder, write_tensors, write_text
+from fedbcgd.files import as_json, make_folder, refuse_link, remove, sealed, write_tensors, write_text
 from fedbcgd.loop import Loop, Outcome, RoundInfo
 from fedbcgd.report import plots
 from fedbcgd.runner import Folder, MetricsFile, alone, sweep_up
@@ -29,6 +29,7 @@ class ServerFolder:
 
     def __enter__(self) -> "ServerFolder":
         make_folder(self._folder.path)
+        refuse_link(self._folder.checkpoint)
         make_folder(self._folder.checkpoint)
         self._stack.enter_context(alone(self._folder.path))
         sweep_up(self._folder)
@@ -62,10 +63,10 @@ class ServerFolder:
                 server.reset_controls()
                 federation.accepted = {}
         self._metrics = self._stack.enter_context(
-            MetricsFile(self._folder.metrics, there[1]["metrics"] if there else 0)
+            MetricsFile.resumed(self._folder.metrics, there[1] if there else None)
         )
         federation.rows[:] = self._metrics.rows
-        self._folder.summary.unlink(missing_ok=True)
+        remove(self._folder.summary)
 
     def after(self, federation: "Federation", loop: Loop) -> Callable[[RoundInfo], None]:
         def keep(info: RoundInfo) -> None:
@@ -80,7 +81,7 @@ class ServerFolder:
         server = federation.server
         assert server is not None
         more = {
-            "metrics": self._metrics.sync(),
+            **self._metrics.kept(),
             "seconds": seconds,
             "run": federation.run,
             "accepted": {str(client): round for client, round in federation.accepted.items()},
@@ -88,6 +89,7 @@ class ServerFolder:
             "clients_in_all": server.clients,
             "every": self._every,
         }
+        self._metrics.sync()
         self._checkpoints.save(server, self._store, more)
 
     def finish(self, federation: "Federation", outcome: Outcome) -> None:
@@ -101,6 +103,6 @@ class ServerFolder:
             "seed": server.seed,
             "options": federation.algorithm.options(),
         }
-        write_text(self._folder.summary, as_json(summary, indent=1) + "\n")
+        write_text(self._folder.summary, sealed(as_json(summary, indent=1)) + "\n")
         if outcome.rows:
             plots.curves({federation.algorithm.name: outcome.rows}, self._folder.path / "curve.png")

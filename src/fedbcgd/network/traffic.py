@@ -1,6 +1,5 @@
 """What was sent in each round, kept beside a run, so that any network can be applied to it afterwards."""
 
-import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from fedbcgd.errors import UserError
+from fedbcgd.files import open_regular, unsealed
 from fedbcgd.network.links import Links
 from fedbcgd.server import Server
 
@@ -56,12 +56,13 @@ class Round:
 def read(path: Path) -> Iterator[Round]:
     """All rounds of a run, the first one first."""
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        with open_regular(path) as file:
+            lines = file.read().splitlines()
     except OSError as error:
         raise UserError(f"{path} cannot be read: {error.strerror}; it is written with every run") from None
     for number, line in enumerate(lines, 1):
         try:
-            round = Round(**json.loads(line))
+            round = Round(**unsealed(line)[0])
         except (ValueError, TypeError):
             raise UserError(f"{path}, line {number}: this is no record of a round") from None
         if round.round != number:
