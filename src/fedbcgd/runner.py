@@ -102,7 +102,7 @@ class Folder:
             if self._other_links(config):
                 return None
             return self.outcome()
-        except (ValueError, KeyError, TypeError):
+        except (ValueError, KeyError, TypeError, ArithmeticError, OSError):
             return None  # damaged: it is made again from the checkpoint
 
     def _other_links(self, config: Config) -> bool:
@@ -130,8 +130,8 @@ class Folder:
             return configuration.check(tomllib.loads(data.decode()), str(self.config))
         except OSError as error:
             raise UserError(f"{self.config} cannot be read: {error.strerror}") from None
-        except ValueError as error:
-            if not isinstance(error, (Damaged, tomllib.TOMLDecodeError, UnicodeDecodeError)):
+        except (ValueError, RecursionError) as error:
+            if isinstance(error, UserError) and not isinstance(error, Damaged):
                 raise
             kept = Checkpoints(self.checkpoint, None).load()
             if kept is None or "config" not in kept[1]:
@@ -146,11 +146,15 @@ class Folder:
     def rows(self) -> list[dict[str, float]]:
         """The metrics, as far as the run has come."""
         try:
-            rows, lines = _rows(read_regular(self.metrics, MOST), False)
+            rows, lines = _rows(read_regular(self.metrics, LARGEST), False)
         except (FileNotFoundError, NotADirectoryError):
             raise UserError(f"{self.path} is no folder of a run: it has no {self.metrics.name}") from None
+        except OSError as error:
+            raise UserError(f"{self.metrics} cannot be read: {error.strerror}") from None
         if len(rows) < lines:
             raise Damaged(f"{self.metrics} is damaged: {lines - len(rows)} of its {lines} rows")
+        if not all(name.isprintable() and _is_number(v) for row in rows for name, v in row.items()):
+            raise Damaged(f"{self.metrics} is damaged: it holds what is no number")
         return rows
 
 
@@ -301,6 +305,11 @@ def _draw(folder: Folder, outcome: Outcome, task: Task) -> None:
     plots.curves({outcome.algorithm: outcome.rows}, folder.path / "curve.png")
     if task.counts is not None:
         plots.holdings(task.counts, folder.path / "holdings.png", task.classes)
+
+
+def _is_number(value: Any) -> bool:
+    """Whether it is one that can be counted with: a whole number larger than any float cannot."""
+    return isinstance(value, float) or (isinstance(value, int) and abs(value) < 2**63)
 
 
 def _rows(data: bytes, checked: bool) -> tuple[list[dict[str, float]], int]:

@@ -52,4 +52,6 @@ def refuse_masked(values: Mapping[str, Any], prefix: str = "") -> None:
         if isinstance(value, Mapping):
             refuse_masked(value, f"{name}.")
         elif value == MASK and looks_secret(name):
-            raise UserError(f"{name}: expected its value, got {MASK}, which stands for it in files: --set {name}=… gives it")
+            raise UserError(
+                f"{name}: expected its value, got {MASK}, which stands for it in files: --set {name}=… gives it"
+            )

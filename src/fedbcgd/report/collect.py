@@ -233,7 +233,9 @@ def _rows(path: Path, wrong: Callable[[str, str], None]) -> list[dict[str, float
             while (line := file.readline(MOST_LINE)).endswith(b"\n") or len(line) == MOST_LINE:
                 lines += 1  # what stands after the last line's end is still being written
                 if lines > MOST_LINES or file.tell() > MOST_METRICS:
-                    wrong(path.name, f"has more than {MOST_LINES:,} lines or {MOST_METRICS:,} bytes: the rest is left out")
+                    wrong(
+                        path.name, f"has more than {MOST_LINES:,} lines or {MOST_METRICS:,} bytes: the rest is left out"
+                    )
                     break
                 try:
                     last = facts.row(unsealed(line)[0])

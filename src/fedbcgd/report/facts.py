@@ -125,7 +125,9 @@ def row(loaded: Mapping[str, Any]) -> dict[str, float]:
     return {name: float("nan") if value is None else value for name, value in read.items()}
 
 
-_HOLDINGS = _kind(tuple[list[_Name], Annotated[list[Annotated[list[_Whole], Field(min_length=1)]], Field(min_length=1)]])
+_HOLDINGS = _kind(
+    tuple[list[_Name], Annotated[list[Annotated[list[_Whole], Field(min_length=1)]], Field(min_length=1)]]
+)
 
 
 def holdings(loaded: Mapping[str, Any]) -> dict[str, Any]:

@@ -110,9 +110,7 @@ def _names(firsts: Sequence[Found]) -> list[str]:
     return names
 
 
-def _enough_each(
-    kinds: Sequence[str], options: Sequence[dict[str, Any]], but: Collection[str] = ()
-) -> list[list[str]]:
+def _enough_each(kinds: Sequence[str], options: Sequence[dict[str, Any]], but: Collection[str] = ()) -> list[list[str]]:
     """For each configuration the keys that tell it apart from those of its kind."""
     alike: dict[str, list[dict[str, Any]]] = {}
     for kind, own in zip(kinds, options, strict=True):
@@ -158,7 +156,7 @@ def _tasks(firsts: Sequence[Found]) -> list[str]:
     for run in firsts:
         o = run.options
         named = {"model.name", "data.name"} <= set(o)
-        head = f"{_text(o['model.name'])} on {_text(o['data.name'])}" if named else "a model of your own"
+        head = f"{o['model.name']} on {o['data.name']}" if named else "a model of your own"
         heads.append(f"search: {head}" if _search(run) else head)
     own = [{k: v for k, v in run.options.items() if k.startswith(_TASK)} for run in firsts]
     apart = _enough_each(heads, own)
