@@ -219,23 +219,6 @@ def test_a_port_that_is_taken(server):
         PageServer([], server.server_address[1])
 
 
-@pytest.fixture(scope="module")
-def real_run(tmp_path_factory):
-    """A short run as the command leaves it."""
-    from fedbcgd import config
-    from fedbcgd.runner import execute
-
-    folder = tmp_path_factory.mktemp("real") / "run"
-    settings = {
-        "data": {"clients": 20},
-        "model": {"name": "logistic"},
-        "algorithm": {"name": "fedbcgd", "local_steps": 1, "blocks": 2},
-        "run": {"rounds": 4, "cohort": 4, "evaluate_every": 2, "workers": 0},
-    }
-    execute(config.check(settings, "test"), folder, figures=False)
-    return folder
-
-
 def test_hours_under_each_profile_are_those_of_the_clock(real_run):
     from fedbcgd.network import afterwards
     from fedbcgd.network.profiles import PROFILES

@@ -19,6 +19,7 @@ from fedbcgd.network.settings import Network, as_network
 from fedbcgd.network.traffic import Round, read
 from fedbcgd.runner import Folder
 
+LARGEST_CSV = 1 << 26  # bytes of measurements
 MOST_CLIENTS = 1_000_000  # whose links are drawn afterwards, for a configuration that may come from anywhere
 
 Given = str | Mapping[str, Any] | Network | Links
@@ -89,7 +90,7 @@ def _refuse_tied(place: Folder, config: Config, links: Links) -> None:
     ties += ["oversample"] if own.oversample > 1 else []
     if algorithm.get("uplink") == "matched" and (algorithm["haste"] or algorithm["divider"] == "links"):
         ties.append("uplink = 'matched'")
-    if ties and own.links(len(links), config.run.seed).digest() != links.digest():
+    if ties and _drawn(own, len(links), config.run.seed).digest() != links.digest():
         raise Tied(
             f"{place.path}: {', '.join(ties)}: who was asked, in time, or had which block depended on its own network, so "
             "that its hours on another one would mislead; run it with that one"
@@ -120,7 +121,15 @@ def _links(config: Config, network: Given) -> Links:
         return network
     settings = as_network(network)
     assert settings is not None
-    return settings.links(config.data.clients, config.run.seed)
+    return _drawn(settings, config.data.clients, config.run.seed)
+
+
+def _drawn(network: Network, clients: int, seed: int) -> Links:
+    """Draw the links; a file of measurements that a configuration from anywhere names must be an ordinary one."""
+    path = None if network.csv is None else Path(network.csv)
+    if path is not None and path.exists() and (not path.is_file() or path.stat().st_size > LARGEST_CSV):
+        raise UserError(f"network.csv: expected a file of at most {LARGEST_CSV:,} bytes, got {path}")
+    return network.links(clients, seed)
 
 
 def _rounds(place: Folder, clients: int) -> Iterator[Round]:

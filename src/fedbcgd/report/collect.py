@@ -72,8 +72,9 @@ def folders(places: Sequence[Path]) -> list[Path]:
             raise UserError(f"{place} is no folder: wanted is the folder of a run, or one that holds several")
         inside = []
         for root, names, files in itertools.islice(os.walk(place), MOST_WALKED):  # which follows no links
+            inner = {*names, *files}
             names[:] = [n for n in names if not n.startswith(".") and n not in ("checkpoint", "tensorboard")]
-            if "metrics.jsonl" in files or "summary.json" in files or {"config.toml", ".lock"} <= set(files):
+            if inner & {"metrics.jsonl", "summary.json"} or {"config.toml", ".lock"} <= inner:
                 inside.append(Path(root))
         for folder in sorted(inside):
             found.setdefault(folder.resolve(), folder)
@@ -231,12 +232,13 @@ def _rows(path: Path, wrong: Callable[[str, str], None]) -> list[dict[str, float
     try:
         with open_regular(path) as file:
             while (line := file.readline(MOST_LINE)).endswith(b"\n") or len(line) == MOST_LINE:
-                lines += 1  # what stands after the last line's end is still being written
-                if lines > MOST_LINES or file.tell() > MOST_METRICS:
+                # What stands after the last line's end is still being written.
+                if lines == MOST_LINES or file.tell() > MOST_METRICS:
                     wrong(
                         path.name, f"has more than {MOST_LINES:,} lines or {MOST_METRICS:,} bytes: the rest is left out"
                     )
                     break
+                lines += 1
                 try:
                     last = facts.row(unsealed(line)[0])
                 except ValueError:
