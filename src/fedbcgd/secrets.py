@@ -12,8 +12,8 @@ _SECRET = re.compile(r"passw|passphrase|secret|credential|(token|key)$", re.IGNO
 
 
 def looks_secret(name: str) -> bool:
-    """Whether the last part of a name with dots, such as `data.options.token`, is one that secrets have."""
-    return _SECRET.search(name.strip(" \t\"'").rpartition(".")[2]) is not None
+    """Whether any part of a name with dots, such as `data.options.token`, is one that secrets have."""
+    return any(_SECRET.search(part.strip(" \t\"'")) for part in name.split("."))
 
 
 def mask_config(values: Any) -> Any:

@@ -73,8 +73,8 @@ class _Handler(BaseHTTPRequestHandler):
     server: PageServer
     server_version = "fedbcgd"
     sys_version = ""
-    # What an answer before the request was understood needs.
-    request_version, requestline, command = "HTTP/1.0", "", ""
+    default_request_version = "HTTP/1.0"  # a line that is no request is answered with a status too
+    request_version, requestline, command = default_request_version, "", ""  # of a request that is not read to its end
 
     def handle(self) -> None:
         """Read the whole request within its time and size, then answer it; there is one per connection."""
