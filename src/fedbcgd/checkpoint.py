@@ -112,7 +112,7 @@ class Checkpoints:
         wrong = []
         for path in (self.path, self.previous):
             try:
-                found = _read(path)
+                found = read(path)
                 if store is not None:
                     store.check(found[1]["clients"])
             except FileNotFoundError:
@@ -152,14 +152,14 @@ class Checkpoints:
 
     def _table_before(self) -> dict[str, Any] | None:
         try:
-            table: dict[str, Any] = _read(self.previous)[1]["clients"]
+            table: dict[str, Any] = read(self.previous)[1]["clients"]
             return table
         except (OSError, Damaged):
             return None
 
 
-def _read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """A checkpoint of this file.
+def read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """The tensors and the plain values of a checkpoint.
 
     Raises:
         Damaged: it is not what was written.

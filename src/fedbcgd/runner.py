@@ -146,7 +146,7 @@ class Folder:
     def rows(self) -> list[dict[str, float]]:
         """The metrics, as far as the run has come."""
         try:
-            rows, lines = _rows(read_regular(self.metrics, LARGEST), False)
+            rows, lines, _ = read_rows(read_regular(self.metrics, LARGEST))
         except (FileNotFoundError, NotADirectoryError):
             raise UserError(f"{self.path} is no folder of a run: it has no {self.metrics.name}") from None
         except OSError as error:
@@ -312,21 +312,22 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, float) or (isinstance(value, int) and abs(value) < 2**63)
 
 
-def _rows(data: bytes, checked: bool) -> tuple[list[dict[str, float]], int]:
-    """The rows of metrics or traffic that are whole, null read as what is not a number; and how many lines there are.
+def read_rows(data: bytes, checked: bool = False) -> tuple[list[dict[str, float]], int, bool]:
+    """The rows of metrics or traffic that are whole, null read as what is not a number; how many lines there are; whether
+    the rows have checksums.
 
-    checked: whether each must have a checksum; else it is enough if none has, as in earlier days.
+    checked: whether each must have one; else it is enough if none has, as in earlier days.
     """
     rows, lines = [], data.splitlines()
     checked = checked or any(b', "crc": ' in line for line in lines)
     for line in lines:
         try:
-            row, vouched = unsealed(line)
+            row, fits = unsealed(line)
         except ValueError:
             continue
-        if isinstance(row.get("round"), int) and (vouched or not checked):
+        if isinstance(row.get("round"), int) and (fits or not checked):
             rows.append({name: math.nan if value is None else value for name, value in row.items()})
-    return rows, len(lines)
+    return rows, len(lines), checked
 
 
 class MetricsFile:
@@ -347,10 +348,10 @@ class MetricsFile:
             self._file = open_regular(path, "a+b")
             self._file.seek(0)
             data = self._file.read() if size else b""
-            self.rows, lines = _rows(data[:size], count is not None)
+            self.rows, lines, _ = read_rows(data[:size], count is not None)
             whole = len(data) >= size and len(self.rows) == lines and count in (lines, None)
             if not whole:  # lines may have moved: what is left of them stands anywhere
-                found = [row for row in _rows(data, False)[0] if last is None or row["round"] <= last]
+                found = [row for row in read_rows(data)[0] if last is None or row["round"] <= last]
                 self.rows = found[:count]
                 lost = "some" if count is None else f"{count - len(self.rows)} of {count}"
                 log.warning("%s is damaged: %s rows are lost, and the run goes on without them", path, lost)

@@ -15,6 +15,7 @@ import torch
 from archives import image_folder, mnist, npz, own_cache, pack, pictures, plain, refusal
 from safetensors import safe_open
 
+from fedbcgd import files
 from fedbcgd.data import store
 from fedbcgd.data.catalog import KNOWN, Known
 from fedbcgd.data.raw import Split
@@ -199,6 +200,7 @@ def header_only(path, **about):
     with safe_open(path, "pt") as old:
         tensors = {key: old.get_tensor(key) for key in old.keys()}  # noqa: SIM118
         metadata = old.metadata() | about
+    metadata["crc32"] = files.checksum(tensors, metadata)
     return safetensors.torch.save(tensors, metadata)
 
 

@@ -78,6 +78,6 @@ def _root(
 
 def main() -> None:
     # Each registers its commands.
-    from fedbcgd.cli import blocks, compare, data, demo, doctor, network, report, reproduce, run, theory  # noqa: F401
+    from fedbcgd.cli import blocks, check, compare, data, demo, doctor, network, report, reproduce, run, theory  # noqa: F401
 
     app()

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 data = typer.Typer(
     name="data",
     cls=Commands,
-    help="Data sets: list, get, add, show, remove; split shows who would hold what.",
+    help="Data sets: list, get, add, show, check, remove; split shows who would hold what.",
     no_args_is_help=True,
 )
 app.add_typer(data)
@@ -147,6 +147,27 @@ def split(config: ConfigFile, set_: Sets = None, out: Picture = None) -> None:
 
         plots.holdings(counts, out, handed.loaded.classes, f"{settings.data.name}, {settings.data.partition}")
         print(f"{out} written")
+
+
+@data.command()
+def check(
+    names: Annotated[list[str] | None, typer.Argument(help="Data sets; by default all that are here.")] = None,
+) -> None:
+    """Say which data sets are whole. The exit code is 1 where one is damaged."""
+    from fedbcgd.data import store
+    from fedbcgd.errors import UserError, unknown
+
+    bad = False
+    for name in names or store.kept():
+        if name not in store.kept():
+            raise unknown("data set here", name, store.kept())
+        try:
+            store.load(name)
+            print(f"{name}: whole")
+        except UserError as error:
+            bad = True
+            print(f"{name}: {error}")
+    raise typer.Exit(int(bad))
 
 
 @data.command()

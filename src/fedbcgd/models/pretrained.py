@@ -11,10 +11,9 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from safetensors import SafetensorError
-from safetensors.torch import load_file
 from torch import Tensor, nn
 
+from fedbcgd import files
 from fedbcgd.errors import UserError
 from fedbcgd.models.vit import STD, ViT
 
@@ -187,8 +186,8 @@ def _read(path: Path) -> dict[str, Tensor]:
     if path.suffix not in SUFFIXES:
         raise UserError(f"{path}: a file that ends in one of {', '.join(SUFFIXES)} is wanted")
     try:
-        stored = load_file(path) if path.suffix == ".safetensors" else _read_pytorch(path)
-    except (SafetensorError, OSError) as error:
+        stored = files.read_tensors(path)[0] if path.suffix == ".safetensors" else _read_pytorch(path)
+    except (files.Damaged, OSError) as error:
         raise UserError(f"{path} could not be read, it may be damaged or cut short: {_first_line(error)}") from error
     for name, tensor in stored.items():
         if _is_plain(tensor) and not tensor.isfinite().all():

@@ -81,11 +81,13 @@ def read(path: Path) -> Iterator[Round]:
                 try:
                     vouched(line)
                     round = _ROUND.validate_json(line)
+                    lists = (round.clients, round.blocks, round.upload, round.evaluations, round.accepted)
+                    if len({len(values) for values in lists}) > 1:
+                        raise ValueError("lists of different lengths")
                 except ValueError:
                     raise UserError(f"{path}, line {number}: this is no record of a round") from None
-                lists = (round.clients, round.blocks, round.upload, round.evaluations, round.accepted)
-                if round.round != number or len({len(values) for values in lists}) > 1:
-                    raise UserError(f"{path}, line {number}: expected round {number}, and lists of one length")
+                if round.round != number:
+                    raise UserError(f"{path}, line {number}: round {round.round} stands where round {number} should be")
                 yield round
     except OSError as error:
         raise UserError(f"{path} cannot be read: {error.strerror}; it is written with every run") from None
