@@ -1,5 +1,6 @@
 """Folders that hold what no run writes: one never takes the others with it."""
 
+import io
 import json
 import os
 import tempfile
@@ -8,10 +9,14 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from odd import FILES
+from odd import FILES, copy
+from rich.console import Console
 from runfolders import add_to_run, collect, embedded, make, shown
 
+from fedbcgd import UserError
 from fedbcgd.files import sealed
+from fedbcgd.network.afterwards import hours
+from fedbcgd.network.show import bias_table, hours_table
 from fedbcgd.report import facts, page
 from fedbcgd.report.collect import Found, read
 from fedbcgd.report.groups import group
@@ -223,3 +228,53 @@ def test_secrets_of_older_folders_are_not_shown(tmp_path):
     assert "hunter2" not in json.dumps(data)
     assert data["runs"][0]["options"]["algorithm.password"] == "***"
     assert data["runs"][0]["facts"]["command"] == "fedbcgd run x.toml --set data.options.token=*** --out b"
+
+
+def with_network(folder, real_run, *lines):
+    copy(real_run, folder)
+    text = (real_run / "config.toml").read_text().rpartition("# crc")[0]
+    (folder / "config.toml").write_text("\n".join([text, "[network]", *lines, ""]))
+    return folder
+
+
+def test_a_file_of_measurements_that_a_folder_names_is_an_ordinary_one(real_run, tmp_path):
+    os.mkfifo(tmp_path / "fifo")
+    folder = with_network(tmp_path / "a", real_run, f'csv = "{tmp_path}/fifo"', "dropout = 0.1")
+    assert shown(folder)["runs"][0]["profiles"] == {}
+    with pytest.raises(UserError, match=r"network.csv: expected a file of at most 67,108,864 bytes, got .*fifo"):
+        hours(folder, "4g")
+
+
+def test_links_of_more_clients_than_there_can_be_are_not_drawn(real_run, tmp_path):
+    folder = with_network(tmp_path / "a", real_run)
+    text = (folder / "config.toml").read_text()
+    (folder / "config.toml").write_text(text.replace("clients = 20", "clients = 100000000000"))
+    assert shown(folder)["runs"][0]["profiles"] == {}
+    with pytest.raises(UserError, match=r"data.clients: expected at most 1,000,000, got 100000000000"):
+        hours(folder, "4g")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"clients": [20, 1, 2, 3]}, {"clients": [-1, 1, 2, 3]}, {"upload": [1]}, {"waited": -1.0}, {"blocks": ["a"] * 4}],
+)
+def test_a_record_of_traffic_that_cannot_be_is_no_record(real_run, tmp_path, change):
+    folder = with_network(tmp_path / "a", real_run)
+    lines = (folder / "traffic.jsonl").read_text().splitlines()
+    spoilt = json.loads(lines[1])
+    del spoilt["crc"]
+    lines[1] = json.dumps(spoilt | change)
+    (folder / "traffic.jsonl").write_text("\n".join(lines) + "\n")
+    assert shown(folder)["runs"][0]["profiles"] == {}
+    with pytest.raises(UserError, match=r"traffic.jsonl, line 2: "):
+        hours(folder, "4g")
+
+
+def test_a_table_prints_names_as_they_are_and_nothing_else():
+    console = Console(file=io.StringIO(), width=200, force_terminal=True, color_system=None)
+    console.print(hours_table([{"network": "[/red]\x1b[31m[bold]a.csv\u202e", "hours": 1.0}]))
+    console.print(bias_table([], "[/red]\x9b31mb.csv"))
+    printed = console.file.getvalue()
+    assert "[/red] [31m[bold]a.csv " in printed
+    assert "[/red] 31mb.csv" in printed
+    assert not set("\x1b\x9b\u202e") & set(printed)

@@ -1,4 +1,4 @@
-"""Run folders damaged at random: the page is written, and `hours` has an answer or a reason."""
+"""Run folders damaged at random: the page is written, `hours` has an answer or a reason, a comparison its tables."""
 
 import random
 import shutil
@@ -9,9 +9,12 @@ from rich.console import Console
 from runfolders import embedded
 
 from fedbcgd import UserError
+from fedbcgd.experiments import compare, reach
+from fedbcgd.experiments.batch import as_csv
 from fedbcgd.network.show import bias_table, first_bias, hours_table, measure, networks
 from fedbcgd.report import page
 from fedbcgd.report.collect import Collector
+from fedbcgd.runner import Folder
 
 LONG = pytest.param(range(100, 10_100), marks=pytest.mark.slow)
 
@@ -59,3 +62,20 @@ def test_hours_are_told_or_why_there_are_none(damaged, seeds):
         except UserError as why:
             assert SECRET not in str(why), seed
     assert 0 < answered < len(seeds)
+
+
+@pytest.mark.parametrize("seeds", [range(100), LONG])
+def test_a_comparison_takes_a_run_as_finished_only_if_it_can_be_shown(damaged, real_run, tmp_path, seeds):
+    settings = Folder(real_run).configuration()
+    finished = 0
+    for seed in seeds:
+        outcome = Folder(damaged(seed)).finished(settings)
+        if outcome is not None:
+            finished += 1
+            outcomes = {"fedbcgd": {0: outcome}}
+            as_csv(compare.rows(outcomes)).encode()
+            with Console(quiet=True) as console:
+                console.print(compare.table(outcomes))
+                if reached := reach.rows(outcomes, tmp_path, say=lambda why: None):
+                    console.print(reach.table(reached))
+    assert 0 < finished < len(seeds)
