@@ -11,11 +11,13 @@ from pydantic import Field, ValidationError
 
 from fedbcgd import toml
 from fedbcgd.errors import UserError
+from fedbcgd.files import read_regular, vouched
 from fedbcgd.names import EMBEDDED, QUADRATICS
 from fedbcgd.network.links import COLUMNS
 from fedbcgd.network.profiles import Distribution
 from fedbcgd.network.settings import NO_WORKERS, Network
 from fedbcgd.parts import Section
+from fedbcgd.secrets import looks_secret, mask_config
 
 if TYPE_CHECKING:
     from fedbcgd.carriers.where import Where
@@ -126,7 +128,8 @@ class Config(Section):
         return Where(run.carrier, run.workers, run.address, run.gpus, run.device)
 
     def text(self) -> str:
-        return toml.dumps({k: v for k, v in self.model_dump().items() if v is not None})
+        """As TOML; what looks like a secret is masked."""
+        return toml.dumps({k: v for k, v in mask_config(self.model_dump()).items() if v is not None})
 
 
 SECTIONS: dict[str, type[Section]] = {"data": Data, "model": Model, "run": Run, "quadratics": Quadratics}
@@ -135,6 +138,9 @@ SECTIONS |= {"network": Network, **dict.fromkeys((*COLUMNS, "availability"), Dis
 # What may differ between a run and its continuation.
 EXTENDABLE = {"run.rounds", "run.budget", "run.target", "run.workers", "run.checkpoint_every", "run.tensorboard"}
 EXTENDABLE |= {"run.carrier", "run.address", "run.gpus"}
+
+LARGEST = 1 << 16  # bytes of the configuration of a run folder that may come from anywhere
+MOST_DOTS = 2000  # in one line of it: the parser's memory grows with the square of a key's parts
 
 
 def load(path: Path, overrides: Sequence[str] = (), run: Mapping[str, Any] | None = None) -> Config:
@@ -149,13 +155,31 @@ def load(path: Path, overrides: Sequence[str] = (), run: Mapping[str, Any] | Non
         raise UserError(f"{path} cannot be read: {error.strerror}") from None
     except UnicodeDecodeError as error:
         raise UserError(f"{path} is not a text file: {error.reason} at byte {error.start}") from None
-    except tomllib.TOMLDecodeError as error:
+    except (ValueError, RecursionError) as error:
         raise UserError(f"{path} is not valid TOML: {error}") from None
     for item in overrides:
         _override(raw, item)
     if run and isinstance(raw.setdefault("run", {}), dict):
         raw["run"] = {k: v for k, v in (raw["run"] | dict(run)).items() if v is not None}
     return check(raw, str(path))
+
+
+def read_table(path: Path) -> dict[str, Any]:
+    """Read the config.toml of a run folder that may come from anywhere; the values are not checked.
+
+    Raises:
+        UserError: it is no regular file, too large, damaged, or not TOML.
+        OSError: it is not there, or cannot be read.
+    """
+    data = read_regular(path, LARGEST)
+    try:
+        vouched(data)
+        text = data.decode()
+        if max(line.count(".") for line in text.split("\n")) > MOST_DOTS:
+            raise ValueError(f"a line has more than {MOST_DOTS:,} dots")
+        return tomllib.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"{path} is damaged: {error}") from None
 
 
 def check(raw: Mapping[str, Any], where: str) -> Config:
@@ -192,9 +216,10 @@ def complete(config: Config) -> Config:
 
 
 def differences(a: Config, b: Config) -> list[str]:
-    """Lines `section.key: this → that`, leaving out what may change between a run and its continuation."""
-    one, two = flat(a.model_dump()), flat(b.model_dump())
-    keys = [k for k in {**one, **two} if one.get(k) != two.get(k) and k not in EXTENDABLE]
+    """Lines `section.key: this → that`, leaving out what may change between a run and its continuation, and secrets,
+    which a run folder does not have."""
+    one, two = flat(mask_config(a.model_dump())), flat(mask_config(b.model_dump()))
+    keys = [k for k in {**one, **two} if one.get(k) != two.get(k) and k not in EXTENDABLE and not looks_secret(k)]
     return [f"{k}: {_shown(one.get(k))} → {_shown(two.get(k))}" for k in keys]
 
 

@@ -108,7 +108,11 @@ class Outcome:
     @classmethod
     def from_summary(cls, summary: dict[str, Any], rows: list[Row]) -> "Outcome":
         ledger = Ledger.from_totals(summary["ledger"])
-        return cls(summary["algorithm"], rows, ledger, summary["rounds"], summary["seconds"], summary["stopped"])
+        totals = [value for name, value in ledger.totals().items() if name != "block_bytes"]
+        if not all(map(math.isfinite, (*totals, *ledger.block_bytes, summary["rounds"], summary["seconds"]))):
+            raise ValueError("a summary with numbers that are none")
+        names = str(summary["algorithm"]), str(summary["stopped"])
+        return cls(names[0], rows, ledger, summary["rounds"], summary["seconds"], names[1])
 
 
 def cost(server: Server) -> float:

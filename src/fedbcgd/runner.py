@@ -40,6 +40,7 @@ from fedbcgd.files import (
 from fedbcgd.loop import Callback, Loop, Outcome, RoundInfo, Stop
 from fedbcgd.network.watch import Watch, fit_to_links
 from fedbcgd.processes import cores
+from fedbcgd.secrets import mask_command, mask_config, refuse_masked
 from fedbcgd.server import Server
 from fedbcgd.signals import uninterrupted
 from fedbcgd.simulation import export, make_carrier, make_job, make_server, try_out
@@ -101,7 +102,7 @@ class Folder:
             if self._other_links(config):
                 return None
             return self.outcome()
-        except (ValueError, KeyError, TypeError):
+        except (ValueError, KeyError, TypeError, ArithmeticError, OSError):
             return None  # damaged: it is made again from the checkpoint
 
     def _other_links(self, config: Config) -> bool:
@@ -140,7 +141,7 @@ class Folder:
             raise Damaged(f"{self.config} is damaged: {wrong}; put a copy of it there")
         try:
             return configuration.check(tomllib.loads(text.decode()), str(self.config))
-        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
             raise Damaged(f"{self.config} is damaged: {error}; put a copy of it there") from None
 
     def outcome(self) -> Outcome:
@@ -150,11 +151,15 @@ class Folder:
     def rows(self) -> list[dict[str, float]]:
         """The metrics, as far as the run has come."""
         try:
-            rows, lines, _ = read_rows(read_regular(self.metrics, MOST))
+            rows, lines, _ = read_rows(read_regular(self.metrics, LARGEST))
         except (FileNotFoundError, NotADirectoryError):
             raise UserError(f"{self.path} is no folder of a run: it has no {self.metrics.name}") from None
+        except OSError as error:
+            raise UserError(f"{self.metrics} cannot be read: {error.strerror}") from None
         if len(rows) < lines:
             raise Damaged(f"{self.metrics} is damaged: {lines - len(rows)} of its {lines} rows")
+        if not all(name.isprintable() and _is_number(v) for row in rows for name, v in row.items()):
+            raise Damaged(f"{self.metrics} is damaged: it holds what is no number")
         return rows
 
 
@@ -196,6 +201,7 @@ class _Prepared:
     def __init__(self, config: Config):
         run = config.run
         self.config = config
+        refuse_masked(config.model_dump())
         config.where.check()
         self.task = make_task(config)
         algorithm = configuration.algorithm_of(config, "configuration")
@@ -308,6 +314,11 @@ def _draw(folder: Folder, outcome: Outcome, task: Task) -> None:
     plots.curves({outcome.algorithm: outcome.rows}, folder.path / "curve.png")
     if task.counts is not None:
         plots.holdings(task.counts, folder.path / "holdings.png", task.classes)
+
+
+def _is_number(value: Any) -> bool:
+    """Whether it is one that can be counted with: a whole number larger than any float cannot."""
+    return isinstance(value, float) or (isinstance(value, int) and abs(value) < 2**63)
 
 
 def read_rows(data: bytes, checked: bool = False) -> tuple[list[dict[str, float]], int, bool]:
@@ -512,6 +523,6 @@ def _circumstances(config: Config, layout: Any, clock: dict[str, float]) -> dict
             "numpy": numpy.__version__,
         },
         "machine": {"system": platform.platform(), "cores": cores(), "device": config.run.device},
-        "config": config.model_dump(),
-        "command": " ".join([Path(sys.argv[0]).name, *sys.argv[1:]]),
+        "config": mask_config(config.model_dump()),
+        "command": " ".join([Path(sys.argv[0]).name, *mask_command(sys.argv[1:])]),
     }

@@ -57,3 +57,17 @@ def test_a_page_of_real_runs(tmp_path):
     finally:
         watched.kill()
         watched.communicate()
+
+
+def test_no_name_or_message_reaches_the_terminal_with_control_characters(tmp_path):
+    folder = tmp_path / "a\x1b[31mred\u202e"
+    folder.mkdir()
+    (folder / "summary.json").write_text('{"algorithm": "fedavg", "command": 1}')
+    (folder / "metrics.jsonl").write_text('{"round": "\x1b"}\n')
+    done = fedbcgd("report", str(folder), "--out", str(folder / "r.html"), cwd=tmp_path)
+    assert done.returncode == 0
+    assert "a [31mred /r.html written: 1 run" in done.stdout
+    asked = fedbcgd("hours", str(folder), cwd=tmp_path)
+    assert (asked.returncode, asked.stderr.count("\n")) == (2, 1)
+    assert "a [31mred /metrics.jsonl is damaged" in asked.stderr
+    assert not set(done.stdout + done.stderr + asked.stdout + asked.stderr) & set("\x1b\u202e")

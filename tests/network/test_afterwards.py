@@ -134,7 +134,7 @@ def test_one_damaged_record_leaves_the_others_their_hours(run, tmp_path):
     assert "hours_4g" not in cut
     assert cut["rounds"] == whole["rounds"]
     assert len(said) == 1
-    assert "seed-1/traffic.jsonl, line 4" in said[0]
+    assert "seed-1/traffic.jsonl has 3 rounds and the metrics 4" in said[0]
 
 
 @pytest.mark.parametrize(

@@ -28,3 +28,20 @@ def opened(browser, address):
     browser.go(address)
     yield browser
     assert browser.errors() == []
+
+
+@pytest.fixture(scope="session")
+def real_run(tmp_path_factory):
+    """A short run as the command leaves it."""
+    from fedbcgd import config
+    from fedbcgd.runner import execute
+
+    folder = tmp_path_factory.mktemp("real") / "run"
+    settings = {
+        "data": {"clients": 20},
+        "model": {"name": "logistic"},
+        "algorithm": {"name": "fedbcgd", "local_steps": 1, "blocks": 2},
+        "run": {"rounds": 4, "cohort": 4, "evaluate_every": 2, "workers": 0},
+    }
+    execute(config.check(settings, "test"), folder, figures=False)
+    return folder

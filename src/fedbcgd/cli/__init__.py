@@ -45,7 +45,10 @@ class Commands(TyperGroup):
             code, message = 1, str(error)
         except KeyboardInterrupt as stopped:
             code, message = 129 if isinstance(stopped, HungUp) else 130, str(stopped) or "interrupted"
-        print(f"fedbcgd: {message}", file=sys.stderr)
+        from fedbcgd.reading import shorten
+
+        lines = [shorten(line, 5000) for line in message.split("\n")[:200]]  # names in it may come from anywhere
+        print("fedbcgd:", "\n".join(lines), file=sys.stderr)
         sys.exit(code)
 
 

@@ -40,7 +40,7 @@ def compare(
     from fedbcgd.experiments.batch import as_csv
     from fedbcgd.files import make_folder, write_text
     from fedbcgd.network.afterwards import check_target
-    from fedbcgd.report.progress import wide_console
+    from fedbcgd.report.progress import printable, wide_console
 
     check_target(target)
     settings = configuration.load(
@@ -67,9 +67,9 @@ def compare(
         if reached:
             console.print(reach.table(reached))
         for why in untimed:
-            console.print(f"no hours under the profiles: {why}", highlight=False, markup=False, soft_wrap=True)
+            console.print(printable(f"no hours under the profiles: {why}", 5000), soft_wrap=True)
         files = ", ".join(f"{folder}/{name}" for name in ("compare.csv", "compare.png", *["reach.csv"][: len(reached)]))
-        console.print(f"{files}, and a folder for each run", highlight=False, markup=False)
+        console.print(printable(f"{files}, and a folder for each run", 5000))
 
 
 @app.command()
@@ -92,7 +92,7 @@ def sweep(
     from fedbcgd import config as configuration
     from fedbcgd.experiments import sweep as experiment
     from fedbcgd.files import make_folder
-    from fedbcgd.report.progress import wide_console
+    from fedbcgd.report.progress import printable, wide_console
 
     settings = configuration.load(config, set_ or [])
     if not settings.data.validation:
@@ -109,4 +109,4 @@ def sweep(
     else:
         console = wide_console()
         console.print(experiment.table(runs, outcomes))
-        console.print(f"best on held-out data: {best.label}; {folder}/best.toml runs it", highlight=False, markup=False)
+        console.print(printable(f"best on held-out data: {best.label}; {folder}/best.toml runs it", 5000))

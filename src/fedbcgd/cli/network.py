@@ -26,7 +26,7 @@ def hours(
     """Hours of a run on the clock of a network, whole and to a target; and whether its blocks lean to fast clients, by the
     links of the CSV, of the run's own network or of the first profile, whichever of these comes first."""
     from fedbcgd.network.show import bias_table, first_bias, hours_table, measure, networks
-    from fedbcgd.report.progress import wide_console
+    from fedbcgd.report.progress import printable, wide_console
 
     chosen = networks(folder, network, csv)
     found = measure(folder, chosen, target)
@@ -39,5 +39,5 @@ def hours(
     console = wide_console()
     console.print(hours_table(found))
     for why in dict.fromkeys(row["why"] for row in found if "why" in row):
-        console.print(f"– {why}", highlight=False, markup=False, soft_wrap=True)
+        console.print(printable(f"– {why}", 5000), soft_wrap=True)
     console.print(bias_table(leans, name))

@@ -31,6 +31,7 @@ def report(
     import webbrowser
 
     from fedbcgd.errors import UserError
+    from fedbcgd.reading import shorten
     from fedbcgd.report import page
     from fedbcgd.report.collect import folders as find
 
@@ -53,6 +54,6 @@ def report(
     count, problems = page.write(folders, out)
     for problem in problems:
         print(f"fedbcgd: {problem.where}: {problem.what}", file=sys.stderr)
-    print(f"{out} written: {count} run{'' if count == 1 else 's'}")
+    print(f"{shorten(str(out))} written: {count} run{'' if count == 1 else 's'}")
     if open_:
         webbrowser.open(out.resolve().as_uri())

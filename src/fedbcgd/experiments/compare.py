@@ -14,6 +14,7 @@ from fedbcgd.experiments.batch import Planned, as_csv, run_all
 from fedbcgd.files import write_text
 from fedbcgd.loop import Outcome
 from fedbcgd.report import plots
+from fedbcgd.report.progress import printable
 
 Outcomes = Mapping[str, dict[int, Outcome]]  # by algorithm and seed
 
@@ -97,7 +98,7 @@ def table(outcomes: Outcomes) -> Table:
         metric = "validation" if "validation_loss" in group[0].final else "test"
         nan = float("nan")
         out.add_row(
-            name,
+            printable(name),
             str(len(group)),
             _kept([o.final.get(f"{metric}_accuracy", nan) for o in kept], lost),
             _spread([o.final.get(f"{metric}_loss", nan) for o in kept]) if kept else "–",

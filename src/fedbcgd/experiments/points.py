@@ -8,7 +8,9 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from fedbcgd.files import as_json, make_folder, write_text
+from fedbcgd.files import as_json, make_folder, read_regular, write_text
+
+LARGEST = 1 << 24  # bytes of a measurement
 
 
 class Points:
@@ -47,8 +49,8 @@ def _digest(settings: Any) -> str:
 def _read(path: Path | None, settings: Any) -> dict[str, Any] | None:
     """A file that is damaged is measured again."""
     try:
-        known = json.loads(path.read_text(encoding="utf-8")) if path is not None else {}
-    except (FileNotFoundError, ValueError):
+        known = json.loads(read_regular(path, LARGEST)) if path is not None else {}
+    except (OSError, ValueError, RecursionError):
         return None
     whole = isinstance(known, dict) and isinstance(known.get("found"), dict) and known.get("settings") == settings
     return known if whole and isinstance(known.get("seconds"), (int, float)) and "commit" in known else None

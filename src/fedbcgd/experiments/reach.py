@@ -1,6 +1,7 @@
 """What it took each algorithm to reach one accuracy: rounds, upload, and hours under each network."""
 
 import logging
+import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -13,6 +14,7 @@ from fedbcgd.loop import Outcome
 from fedbcgd.network.afterwards import check_target, hours, to_reach
 from fedbcgd.network.profiles import PROFILES
 from fedbcgd.network.show import told
+from fedbcgd.report.progress import printable
 from fedbcgd.runner import Folder
 
 log = logging.getLogger("fedbcgd")
@@ -30,16 +32,15 @@ def rows(
     runs = [o for group in outcomes.values() for o in group.values() if o.rows and not o.diverged]
     if metric is None or not runs:
         return []
-    best = [max(row[metric] for row in o.rows) for o in runs]
+    best = [max((row[metric] for row in o.rows if metric in row), default=0.0) for o in runs]
     goal = min(best) if target is None else target
     out = []
     for name, group in outcomes.items():
         for seed, o in group.items():
             place = folder / name / f"seed-{seed}"
             cost: dict[str, Any] = {
-                "rounds": to_reach(o.rows, [row["round"] for row in o.rows], metric, goal),
-                "upload_d": to_reach(o.rows, [row["upload_d"] for row in o.rows], metric, goal),
-                "upload_bytes": to_reach(o.rows, [row["upload_bytes"] for row in o.rows], metric, goal),
+                name: to_reach(o.rows, [row.get(column, math.nan) for row in o.rows], metric, goal)
+                for name, column in (("rounds", "round"), ("upload_d", "upload_d"), ("upload_bytes", "upload_bytes"))
             }
             if Folder(place).traffic.exists():  # a run of earlier days has no record
                 try:
@@ -48,7 +49,7 @@ def rows(
                 except UserError as why:
                     say(str(why))
             if o.rows and "hours" in o.rows[0]:
-                cost["hours_own"] = to_reach(o.rows, [row["hours"] for row in o.rows], metric, goal)
+                cost["hours_own"] = to_reach(o.rows, [row.get("hours", math.nan) for row in o.rows], metric, goal)
             if o.diverged:
                 cost = dict.fromkeys(cost)
             out.append({"algorithm": name, "seed": seed, "target": goal, **cost})
@@ -74,7 +75,7 @@ def table(reached: Sequence[Mapping[str, Any]]) -> Table:
         out.add_column(_title(key), justify="right")
     for name in dict.fromkeys(row["algorithm"] for row in reached):
         group = [row for row in reached if row["algorithm"] == name]
-        out.add_row(name, *(_cell(key, [row[key] for row in group if key in row]) for key in keys))
+        out.add_row(printable(name), *(_cell(key, [row[key] for row in group if key in row]) for key in keys))
     return out
 
 

@@ -13,6 +13,7 @@ from fedbcgd.errors import UserError
 from fedbcgd.experiments.batch import Planned, as_csv, run_all
 from fedbcgd.files import write_text
 from fedbcgd.loop import Outcome
+from fedbcgd.report.progress import printable
 
 METRIC = "validation_accuracy"
 
@@ -73,8 +74,8 @@ def table(runs: Sequence[Planned], outcomes: Mapping[str, Outcome]) -> Table:
         o = outcomes[planned.label]
         final = o.final
         out.add_row(
-            planned.label,
-            f"{final[METRIC]:.4f}" if _score(o) >= 0 else o.stopped,
+            printable(planned.label),
+            f"{final[METRIC]:.4f}" if _score(o) >= 0 else printable(o.stopped),
             f"{final.get('validation_loss', float('nan')):.4f}",
             str(o.rounds),
             f"{o.ledger.upload_d:.2f}",
@@ -83,7 +84,7 @@ def table(runs: Sequence[Planned], outcomes: Mapping[str, Outcome]) -> Table:
 
 
 def _score(outcome: Outcome) -> float:
-    return -1.0 if outcome.diverged else outcome.final[METRIC]
+    return -1.0 if outcome.diverged else outcome.final.get(METRIC, -1.0)
 
 
 def _value(text: str) -> Any:

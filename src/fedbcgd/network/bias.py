@@ -1,5 +1,6 @@
 """Whether blocks lean to fast clients: who served each block, by the speed of its uplink."""
 
+from array import array
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -32,11 +33,11 @@ def leans(rounds: Iterable[Round], links: Links) -> list[Lean]:
     """One for each block. `distance` is that of few uploads too: chance alone gives about √(1/uploads)."""
     order = np.empty(len(links), int)
     order[np.argsort(links.uplink, kind="stable")] = np.arange(len(links))
-    served: dict[int, list[int]] = {}
+    served: dict[int, array[int]] = {}
     for sent in rounds:
         for client, block, accepted in zip(sent.clients, sent.blocks, sent.accepted, strict=True):
             if accepted:
-                served.setdefault(block, []).append(client)
+                served.setdefault(block, array("q")).append(client)
     out = []
     for block in sorted(served):
         ranks = order[served[block]]

@@ -1,16 +1,19 @@
 """Tables of `fedbcgd hours`."""
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from rich.table import Table
+from rich.text import Text
 
 from fedbcgd.errors import UserError
-from fedbcgd.network.afterwards import Tied, bias, check_target, hours, to_reach
+from fedbcgd.network.afterwards import Tied, bias, check_target, configuration_of, hours, to_reach
 from fedbcgd.network.bias import Lean
 from fedbcgd.network.profiles import PROFILES
 from fedbcgd.network.settings import Network
+from fedbcgd.report.progress import printable
 from fedbcgd.runner import Folder
 
 OWN = "own"
@@ -22,7 +25,7 @@ def networks(folder: Path, names: str | None, csv: Path | None) -> Networks:
     come first, then the run's own network."""
     place = Folder(folder)
     if names is None:
-        own = place.config.exists() and place.configuration().network is not None
+        own = place.config.exists() and configuration_of(place).network is not None
         chosen = [*([OWN] if own else []), *PROFILES]
     else:
         chosen = [name.strip() for name in names.split(",") if name.strip()]
@@ -44,7 +47,7 @@ def measure(folder: Path, chosen: Networks, target: float | None) -> list[dict[s
         raise UserError(f"--target: {folder} measured no accuracy; leave it out")
     goal = target
     if metric is not None and target is None:
-        goal = max(row[metric] for row in rows if metric in row)
+        goal = max((row[metric] for row in rows if math.isfinite(row.get(metric, math.nan))), default=None)
     found = []
     for name, network in chosen.items():
         row: dict[str, Any] = {"network": name, "hours": None}
@@ -67,7 +70,7 @@ def hours_table(found: Sequence[dict[str, Any]]) -> Table:
     if goal is not None:
         out.add_column(f"to accuracy {goal:.4f}", justify="right")
     for row in found:
-        cells = [row["network"], "–" if row["hours"] is None else told(row["hours"])]
+        cells: list[Text | str] = [printable(row["network"]), "–" if row["hours"] is None else told(row["hours"])]
         if goal is not None:
             reached = row.get("hours_to_target")
             cells.append("–" if row["hours"] is None else "not reached" if reached is None else told(reached))
@@ -83,7 +86,7 @@ def told(hours: float) -> str:
 def bias_table(leans: Sequence[Lean], name: str) -> Table:
     """Who served each block, by the speed of its uplink."""
     whose = "the own network" if name == OWN else name
-    out = Table(title=f"who served each block ({whose})", title_justify="left")
+    out = Table(title=printable(f"who served each block ({whose})"), title_justify="left")
     for column in ("block", "uploads", "different\nclients", "mean rank of uplinks\n(0 slowest, fair 0.5)"):
         out.add_column(column, justify="right")
     for column in ("slowest\nfifth", "2", "3", "4", "fastest\nfifth", "distance\nfrom fair"):

@@ -1,32 +1,40 @@
 """What was sent in each round, kept beside a run, so that any network can be applied to it afterwards."""
 
+import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, ClassVar
 
 import numpy as np
+from pydantic import ConfigDict, Field, TypeAdapter
 
 from fedbcgd.errors import UserError
-from fedbcgd.files import open_regular, unsealed
+from fedbcgd.files import open_regular, vouched
 from fedbcgd.messages import Task
 from fedbcgd.network.links import Links
 from fedbcgd.server import Server
+
+LARGEST = 1 << 29  # bytes of a record that is read
+LONGEST = 1 << 26  # bytes of one round
+Count = Annotated[int, Field(ge=0, lt=2**53)]
 
 
 @dataclass(frozen=True)
 class Round:
     """A list entry for each upload that arrived, refused ones included, in the order of the plan."""
 
-    round: int
-    asked: int  # clients that were asked
-    download: int  # bytes of the broadcast, to each
-    waited: float  # seconds until the round closed, where the server waited for uploads that did not come; 0 otherwise
-    clients: list[int]
-    blocks: list[int]
-    upload: list[int]  # bytes as encoded
-    evaluations: list[int]  # gradients of minibatches
-    accepted: list[int]  # 0 or 1
+    __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(strict=True, allow_inf_nan=False)  # where it is read
+
+    round: Count
+    asked: Count  # clients that were asked
+    download: Count  # bytes of the broadcast, to each
+    waited: Annotated[float, Field(ge=0)]  # seconds until the round closed with some missing; 0 if all were there
+    clients: list[Count]
+    blocks: list[int]  # of a refused upload whatever it said
+    upload: list[Count]  # bytes as encoded
+    evaluations: list[Count]  # gradients of minibatches
+    accepted: list[Count]  # 0 or 1
 
     @classmethod
     def of(cls, server: Server, tasks: Sequence[Task], waited: float) -> "Round":
@@ -56,18 +64,33 @@ class Round:
         return max(slowest, self.waited)
 
 
+_ROUND = TypeAdapter(Round)
+
+
 def read(path: Path) -> Iterator[Round]:
-    """All rounds of a run, the first one first."""
+    """All rounds of a run, the first one first. What stands after the end of the last line is still being written.
+
+    Raises:
+        UserError: a line is damaged, or it is no regular file, or too large.
+    """
     try:
         with open_regular(path) as file:
-            lines = file.read().splitlines()
+            for number in itertools.count(1):
+                line = file.readline(LONGEST)
+                if len(line) == LONGEST or file.tell() > LARGEST:
+                    raise UserError(f"{path}, line {number}: it is larger than any that a run writes")
+                if not line.endswith(b"\n"):
+                    return
+                try:
+                    vouched(line)
+                    round = _ROUND.validate_json(line)
+                    lists = (round.clients, round.blocks, round.upload, round.evaluations, round.accepted)
+                    if len({len(values) for values in lists}) > 1:
+                        raise ValueError("lists of different lengths")
+                except ValueError:
+                    raise UserError(f"{path}, line {number}: this is no record of a round") from None
+                if round.round != number:
+                    raise UserError(f"{path}, line {number}: round {round.round} stands where round {number} should be")
+                yield round
     except OSError as error:
         raise UserError(f"{path} cannot be read: {error.strerror}; it is written with every run") from None
-    for number, line in enumerate(lines, 1):
-        try:
-            round = Round(**unsealed(line)[0])
-        except (ValueError, TypeError):
-            raise UserError(f"{path}, line {number}: this is no record of a round") from None
-        if round.round != number:
-            raise UserError(f"{path}, line {number}: round {round.round} stands where round {number} should be")
-        yield round

@@ -1,6 +1,7 @@
 """Runs put together for the page: tasks that can be compared, groups that differ by their seed alone, names and looks."""
 
 import re
+from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -23,7 +24,8 @@ ASIDE = {
 # What only says when to look and when to stop: it names a group where nothing else tells it from another.
 QUIET = {"run.evaluate_every", "run.rounds", "run.budget", "run.target"}
 MOST_TEXT = 24  # characters of a value in a name
-_NUMBER = re.compile(r"(\d+(?:\.\d+)?)")
+MOST_KEYS = 60  # in which configurations differ, that are looked at for a name
+_NUMBER = re.compile(r"([0-9]+(?:\.[0-9]+)?)")
 _TASK = ("data.", "model.", "quadratics.")
 
 
@@ -72,9 +74,8 @@ def _search(run: Found) -> bool:
 
 def _natural(name: str) -> list[tuple[bool, float, str]]:
     """A key by which 2 stands before 10."""
-    return [
-        (True, float(part), "") if part[:1].isdigit() else (False, 0.0, part) for part in _NUMBER.split(name) if part
-    ]
+    parts = enumerate(_NUMBER.split(name))  # numbers stand at every second place
+    return [(True, float(part), "") if k % 2 else (False, 0.0, part) for k, part in parts if part]
 
 
 def _tested(runs: Sequence[Found], members: Sequence[int]) -> bool:
@@ -88,32 +89,39 @@ def _key(run: Found, prefixes: tuple[str, ...] = ("",)) -> str:
 def _gather(runs: Sequence[Found], members: Sequence[int]) -> list[list[int]]:
     """Runs of one configuration; a seed that comes twice begins a group of its own."""
     by_key: dict[tuple[str, int], list[int]] = {}
+    copies: Counter[tuple[str, int | None]] = Counter()
     for k in members:
-        copy = 0
-        while any(runs[other].seed == runs[k].seed for other in by_key.get((_key(runs[k]), copy), [])):
-            copy += 1
-        by_key.setdefault((_key(runs[k]), copy), []).append(k)
+        key = _key(runs[k])
+        by_key.setdefault((key, copies[key, runs[k].seed]), []).append(k)
+        copies[key, runs[k].seed] += 1
     return list(by_key.values())
 
 
 def _names(firsts: Sequence[Found]) -> list[str]:
-    names = []
-    for run in firsts:
-        alike = [other.options for other in firsts if other.algorithm == run.algorithm]
-        names.append(", ".join([run.algorithm, *_said(run, _enough(alike, QUIET))]))
+    apart = _enough_each([run.algorithm for run in firsts], [run.options for run in firsts], QUIET)
+    names = [", ".join([run.algorithm, *_said(run, keys)]) for run, keys in zip(firsts, apart, strict=True)]
     for places in _twice(names):
-        apart = differences([firsts[k].options for k in places])
+        quiet = [key for key in differences([firsts[k].options for k in places]) if key in QUIET]
         for k in places:
-            names[k] = ", ".join([names[k], *_said(firsts[k], [key for key in apart if key in QUIET])])
+            names[k] = ", ".join([names[k], *_said(firsts[k], quiet)])
     for places in _twice(names):
         for turn, k in enumerate(places):
             names[k] += f" ({turn + 1})"
     return names
 
 
+def _enough_each(kinds: Sequence[str], options: Sequence[dict[str, Any]], but: Collection[str] = ()) -> list[list[str]]:
+    """For each configuration the keys that tell it apart from those of its kind."""
+    alike: dict[str, list[dict[str, Any]]] = {}
+    for kind, own in zip(kinds, options, strict=True):
+        alike.setdefault(kind, []).append(own)
+    enough = {kind: _enough(group, but) for kind, group in alike.items()}
+    return [enough[kind] for kind in kinds]
+
+
 def _enough(options: Sequence[dict[str, Any]], but: Collection[str] = ()) -> list[str]:
     """Keys that tell these configurations apart as far as all of them do, and none to spare; numbers rather than others."""
-    keys = [key for key in differences(options) if key not in but]
+    keys = [key for key in differences(options) if key not in but][:MOST_KEYS]
     plain = {key: all(isinstance(o.get(key), (int, float, type(None))) for o in options) for key in keys}
     kinds = _kinds(options, keys)
     for key in [*(k for k in keys if not plain[k]), *(k for k in reversed(keys) if plain[k])]:
@@ -150,21 +158,15 @@ def _tasks(firsts: Sequence[Found]) -> list[str]:
         named = {"model.name", "data.name"} <= set(o)
         head = f"{o['model.name']} on {o['data.name']}" if named else "a model of your own"
         heads.append(f"search: {head}" if _search(run) else head)
-    names = []
-    for run, head in zip(firsts, heads, strict=True):
-        alike = [
-            {k: v for k, v in other.options.items() if k.startswith(_TASK)}
-            for other, its in zip(firsts, heads, strict=True)
-            if its == head
-        ]
-        names.append(", ".join([head, *_said(run, _enough(alike))]))
-    return names
+    own = [{k: v for k, v in run.options.items() if k.startswith(_TASK)} for run in firsts]
+    apart = _enough_each(heads, own)
+    return [", ".join([head, *_said(run, keys)]) for run, head, keys in zip(firsts, heads, apart, strict=True)]
 
 
 def differences(options: Sequence[dict[str, Any]]) -> list[str]:
     """The keys in which these configurations differ, but for those that change nothing."""
-    keys = dict.fromkeys(key for o in options for key in o if key not in ASIDE)
-    return [key for key in keys if len({repr(o.get(key)) for o in options}) > 1]
+    count = Counter((key, repr(v)) for o in options for key, v in o.items() if v is not None and key not in ASIDE)
+    return list(dict.fromkeys(key for (key, _), times in count.items() if times < len(options)))
 
 
 def _text(value: Any) -> str:

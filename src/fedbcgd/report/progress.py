@@ -8,6 +8,9 @@ from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+from rich.text import Text
+
+from fedbcgd.reading import shorten
 
 if TYPE_CHECKING:
     from fedbcgd.loop import RoundInfo
@@ -20,6 +23,11 @@ def wide_console(stderr: bool = False) -> Console:
     """Standard output; where it is no terminal, and so has no width, wide enough for the tables."""
     console = Console(stderr=stderr)
     return console if console.is_terminal else Console(width=110, stderr=stderr)
+
+
+def printable(text: object, longest: int = 500) -> Text:
+    """A name or message from anywhere as it may be printed: no control characters, no markup, on one line."""
+    return Text(shorten(str(text), longest))
 
 
 class Watch:

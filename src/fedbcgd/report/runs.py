@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from rich.table import Table
 
 from fedbcgd.loop import Outcome
+from fedbcgd.report.progress import printable
 
 
 def table(results: Mapping[str, Outcome], title: str = "") -> Table:
@@ -25,7 +26,7 @@ def table(results: Mapping[str, Outcome], title: str = "") -> Table:
     for name, result in results.items():
         ledger = result.ledger
         out.add_row(
-            name,
+            printable(name),
             f"{_accuracy(result):.4f}",
             str(result.rounds),
             f"{ledger.upload_d:.2f}",

@@ -1,0 +1,81 @@
+"""Run folders damaged at random: the page is written, `hours` has an answer or a reason, a comparison its tables."""
+
+import random
+import shutil
+
+import pytest
+from odd import SECRET, copy, damage
+from rich.console import Console
+from runfolders import embedded
+
+from fedbcgd import UserError
+from fedbcgd.experiments import compare, reach
+from fedbcgd.experiments.batch import as_csv
+from fedbcgd.network.show import bias_table, first_bias, hours_table, measure, networks
+from fedbcgd.report import page
+from fedbcgd.report.collect import Collector
+from fedbcgd.runner import Folder
+
+LONG = pytest.param(range(100, 10_100), marks=pytest.mark.slow)
+
+
+@pytest.fixture
+def damaged(real_run, tmp_path):
+    """A function from a seed to a folder with a whole run and one that was damaged by the draws of this seed."""
+    copy(real_run, tmp_path / "runs" / "whole")
+
+    def make(seed):
+        folder = tmp_path / "runs" / "odd"
+        shutil.rmtree(folder, ignore_errors=True)
+        damage(copy(real_run, folder), random.Random(seed))
+        return folder
+
+    return make
+
+
+@pytest.mark.parametrize("seeds", [range(100), LONG])
+def test_the_page_is_written_whatever_a_folder_holds(damaged, tmp_path, seeds):
+    for seed in seeds:
+        damaged(seed)
+        runs, problems = Collector([tmp_path / "runs"]).collect()
+        html = page.document(page.content(runs, problems)).encode().decode()
+        data = embedded(html)
+        assert data["runs"][-1]["place"].endswith("whole"), seed
+        assert len(data["runs"]) == 2 or any("odd" in p["where"] for p in data["problems"]), seed
+        assert SECRET not in html, seed
+        assert not set(html) & set("\x1b\u202e"), seed
+        assert len(html) < 1_000_000, seed
+
+
+@pytest.mark.parametrize("seeds", [range(100), LONG])
+def test_hours_are_told_or_why_there_are_none(damaged, seeds):
+    answered = 0
+    for seed in seeds:
+        folder = damaged(seed)
+        try:
+            chosen = networks(folder, None, None)
+            found = measure(folder, chosen, None)
+            name, leans = first_bias(folder, chosen)
+            with Console(quiet=True) as console:
+                console.print(hours_table(found), bias_table(leans, name))
+            answered += 1
+        except UserError as why:
+            assert SECRET not in str(why), seed
+    assert 0 < answered < len(seeds)
+
+
+@pytest.mark.parametrize("seeds", [range(100), LONG])
+def test_a_comparison_takes_a_run_as_finished_only_if_it_can_be_shown(damaged, real_run, tmp_path, seeds):
+    settings = Folder(real_run).configuration()
+    finished = 0
+    for seed in seeds:
+        outcome = Folder(damaged(seed)).finished(settings)
+        if outcome is not None:
+            finished += 1
+            outcomes = {"fedbcgd": {0: outcome}}
+            as_csv(compare.rows(outcomes)).encode()
+            with Console(quiet=True) as console:
+                console.print(compare.table(outcomes))
+                if reached := reach.rows(outcomes, tmp_path, say=lambda why: None):
+                    console.print(reach.table(reached))
+    assert 0 < finished < len(seeds)
