@@ -47,7 +47,7 @@ def app(**more):
 def start(name, grid, rounds=3, cohort=4, **options):
     options = ({"blocks": 2} if "fedbcgd" in name else {}) | LOCAL | options
     federation = fedbcgd.flower.strategy(name, make_model(), cohort=cohort, seed=3, **options)
-    return federation, federation.start(grid, num_rounds=rounds, timeout=5)
+    return federation, federation.start(grid, num_rounds=rounds, timeout=0.05)
 
 
 def same(arrays, module):

@@ -11,6 +11,7 @@ from torch import Tensor
 from fedbcgd.clock import Clock
 from fedbcgd.evaluation import combine, evaluate_span, spans
 from fedbcgd.flat import FlatModel
+from fedbcgd.flower.exchange import exchange
 from fedbcgd.loop import Loop
 from fedbcgd.messages import Plan, RoundReport
 from fedbcgd.server import Server
@@ -36,11 +37,13 @@ class GridCarrier:
     def carry(self, server: Server, plan: Plan) -> None:
         """Who has not answered by the timeout is given up for this round, when the server commits."""
         federation = self.federation
-        messages = federation.messages(plan)
-        with self.clock.timing("waiting"):
-            replies = list(self._grid.send_and_receive(messages, timeout=federation.timeout))
-        with self.clock.timing("sums"):
-            for reply in replies:
+        replies = exchange(self._grid, federation.messages(plan), federation.timeout)
+        while True:
+            with self.clock.timing("waiting"):
+                reply = next(replies, None)
+            if reply is None:
+                return
+            with self.clock.timing("sums"):
                 federation.take(reply)
 
     def evaluate(self, x: Tensor) -> dict[str, float]:
@@ -55,8 +58,7 @@ class GridCarrier:
             values = combine([evaluate_span(module, federation.objective, test, *span) for span in spans(len(test))])
         questions = list(federation.configure_evaluate(0, ArrayRecord(), ConfigRecord(), self._grid))
         if questions:
-            answers = self._grid.send_and_receive(questions, timeout=federation.timeout)
-            found = federation.aggregate_evaluate(0, answers)
+            found = federation.aggregate_evaluate(0, exchange(self._grid, questions, federation.timeout))
             values |= {f"clients_{name}": float(v) for name, v in (found or {}).items()}  # type: ignore[arg-type]
         return values
 

@@ -37,15 +37,24 @@ class ServerFolder:
     def __exit__(self, *_: object) -> None:
         self._stack.close()
 
+    def peek(self, federation: "Federation") -> int | None:
+        """Say how many clients the run in the folder has, if there is one, and which node is which of them."""
+        self._checkpoints = Checkpoints(self._folder.checkpoint, self._every)
+        there = self._checkpoints.load()
+        self._before = values = None if there is None else there[1]
+        if values is None:
+            return None
+        federation.roster.restore(values.get("roster", {}))
+        federation.claims = {int(client): (last, times) for client, (last, times) in values.get("claims", {}).items()}
+        return int(values["clients_in_all"])
+
     def restore(self, federation: "Federation") -> None:
         """Put the federation back to where the last checkpoint left it, if there is one."""
         server = federation.server
         assert server is not None
-        self._checkpoints = Checkpoints(self._folder.checkpoint, self._every)
         self._store = StateStore((), server.layout.dim, server.layout.dtype)
-        there = self._checkpoints.load()
-        if there is not None:
-            before = there[1]
+        before = self._before
+        if before is not None:
             said = federation.algorithm.options()
             if before["algorithm"] != as_json(said) or before["clients_in_all"] != server.clients:
                 raise UserError(
@@ -61,9 +70,7 @@ class ServerFolder:
                 # Rounds after the checkpoint may have moved the clients' c_i on; c no longer fits them.
                 server.reset_controls()
                 federation.accepted = {}
-        self._metrics = self._stack.enter_context(
-            MetricsFile(self._folder.metrics, there[1]["metrics"] if there else 0)
-        )
+        self._metrics = self._stack.enter_context(MetricsFile(self._folder.metrics, before["metrics"] if before else 0))
         federation.rows[:] = self._metrics.rows
         self._folder.summary.unlink(missing_ok=True)
 
@@ -84,6 +91,8 @@ class ServerFolder:
             "seconds": seconds,
             "run": federation.run,
             "accepted": {str(client): round for client, round in federation.accepted.items()},
+            "claims": {str(client): claim for client, claim in federation.claims.items()},
+            "roster": federation.roster.snapshot(),
             "algorithm": as_json(federation.algorithm.options()),
             "clients_in_all": server.clients,
             "every": self._every,
