@@ -65,7 +65,11 @@ class LocalGrid(Grid):
         return [message.metadata.message_id for message in messages]
 
     def pull_messages(self, message_ids):
-        return [self._waiting.pop(key) for key in message_ids if key in self._waiting]
+        replies = [self._waiting.pop(key) for key in message_ids if key in self._waiting]
+        for reply in replies:
+            if isinstance(reply, Exception):  # bytes that Flower itself cannot read
+                raise reply
+        return replies
 
     def send_and_receive(self, messages, *, timeout=None):
         return self.pull_messages(self.push_messages(messages))
