@@ -1,5 +1,6 @@
 """A federated algorithm is four independent choices; a named algorithm is one line that puts four together."""
 
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
@@ -11,9 +12,12 @@ from fedbcgd.errors import UserError, unknown
 from fedbcgd.flat import Layout
 from fedbcgd.local import LOCALS, LocalRule
 from fedbcgd.messages import BUFFERS
+from fedbcgd.norms import MaxNorm, OverNorm, parse
 from fedbcgd.parts import Part, Registry, build
 from fedbcgd.servers import SERVERS, ServerRule
 from fedbcgd.uplink import UPLINKS, Uplink
+
+log = logging.getLogger("fedbcgd")
 
 RESIDUAL = "residual"  # the state of error feedback: what was not sent yet
 
@@ -28,10 +32,24 @@ class Algorithm:
     server: ServerRule
     codec: Codec
     weighting: Weighting = "uniform"  # of the clients in a mean: as in the paper, or by their examples
+    max_norm: MaxNorm = None  # of an upload: see norms.py; None: no limit in a simulation, "20x" on Flower
+    over_norm: OverNorm = "refuse"  # what becomes of a larger one
 
     def __post_init__(self) -> None:
-        if self.weighting not in get_args(Weighting):
-            raise unknown("weighting", self.weighting, get_args(Weighting))
+        for name, choices in (("weighting", Weighting), ("over_norm", OverNorm)):
+            if getattr(self, name) not in get_args(choices):
+                raise unknown(name, getattr(self, name), get_args(choices))
+        parse(self.max_norm)
+        if self.over_norm == "scale" and self.state_names:
+            raise UserError(
+                f"over_norm: expected 'refuse' with {self.name}, got 'scale': its clients keep state that goes with what "
+                "they sent, so that the server cannot count in something else"
+            )
+        if self.codec.residual and getattr(self.local, "derived", False):
+            raise UserError(
+                "derived: expected false with a codec that keeps residuals (topk), got true: the change that arrives "
+                "holds parts of earlier rounds, so that no control change can be derived from it"
+            )
 
     def check(self, model: nn.Module) -> None:
         """Refuse a model that this algorithm cannot train, with the reason."""
@@ -62,11 +80,13 @@ class Algorithm:
         chosen: dict[str, Any] = {kind: registry.name_of(getattr(self, kind)) for kind, registry in _KINDS.items()}
         for kind in _KINDS:
             chosen |= getattr(self, kind).model_dump()
-        return {"name": self.name, **chosen, "weighting": self.weighting}
+        limits = {"max_norm": self.max_norm, "over_norm": self.over_norm} if self.max_norm is not None else {}
+        return {"name": self.name, **chosen, "weighting": self.weighting, **limits}
 
 
 _KINDS: dict[str, Registry[Any]] = {"uplink": UPLINKS, "local": LOCALS, "server": SERVERS, "codec": CODECS}
 KINDS = frozenset(_KINDS)
+_OWN = ("weighting", "max_norm", "over_norm")  # options of the algorithm as a whole
 _BASES: dict[str, type[Part]] = {"uplink": Uplink, "local": LocalRule, "server": ServerRule, "codec": Codec}
 
 
@@ -135,7 +155,7 @@ def option_names(name: str, choice: Mapping[str, Any]) -> set[str]:
         if not isinstance(part, str):
             raise UserError(f"{kind}: a name is wanted ({', '.join(_KINDS[kind])}), given {part!r}")
     parts = {option for kind, part in chosen.items() for option in _KINDS[kind].get(part).options()}
-    return parts | {"weighting"}
+    return parts | set(_OWN)
 
 
 def make_algorithm(name: str = "fedbcgd", **options: Any) -> Algorithm:
@@ -147,7 +167,7 @@ def make_algorithm(name: str = "fedbcgd", **options: Any) -> Algorithm:
     if not isinstance(name, str) or name not in _RECIPES:
         raise unknown("algorithm", str(name), _RECIPES)
     options = {**_RECIPES[name].options, **options}
-    weighting = options.pop("weighting", "uniform")
+    own = {option: options.pop(option) for option in _OWN if option in options}
     choice: dict[str, Any] = {kind: options.pop(kind, getattr(_RECIPES[name], kind)) for kind in _KINDS}
     classes = {kind: registry.get(choice[kind]) for kind, registry in _KINDS.items() if isinstance(choice[kind], str)}
     _refuse_foreign(name, options, classes)
@@ -162,7 +182,13 @@ def make_algorithm(name: str = "fedbcgd", **options: Any) -> Algorithm:
             raise UserError(
                 f"{kind}: a name ({', '.join(_KINDS[kind])}) or a {_BASES[kind].__name__}, given {chosen!r}"
             )
-    return Algorithm(name, weighting=weighting, **parts)
+    algorithm = Algorithm(name, **own, **parts)
+    if algorithm.codec.residual and algorithm.local.controls:
+        log.warning(
+            "%s with top-k: controls and residuals of clients that are sampled rarely go stale; FedDC at 5 %% grows without "
+            "bound on least squares. Compare with codec='qsgd'", name
+        )  # fmt: skip
+    return algorithm
 
 
 def _refuse_foreign(name: str, options: dict[str, Any], classes: dict[str, type[Part]]) -> None:
@@ -177,4 +203,4 @@ def _refuse_foreign(name: str, options: dict[str, Any], classes: dict[str, type[
                         f"{name} has no option {option!r}: it belongs to the {registry.kind} {other!r} "
                         f"(say {kind}={other!r} to use that)"
                     )
-        raise unknown(f"option of {name}", option, [*allowed, *_KINDS, "weighting"])
+        raise unknown(f"option of {name}", option, [*allowed, *_KINDS, *_OWN])

@@ -232,6 +232,11 @@ def template() -> str:
         )
     )
     lines.append(_line("weighting", "uniform", "of clients in a mean: uniform, or examples"))
+    limit = "largest norm of an upload: a number, or a multiple of the median of those accepted (off by default)"
+    lines.append("# " + _line("max_norm", "20x", limit))
+    lines.append(
+        "# " + _line("over_norm", "refuse", "what becomes of a larger one: refuse, or scale (down to the limit)")
+    )
     parts.append("\n".join(lines))
     parts.append(_section("run", Run).replace("# rounds = …", "rounds = 100"))
     lines = _section("network", Network).splitlines()

@@ -3,6 +3,8 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+import torch
 from torch import Tensor
 
 BUFFERS = "buffers"  # the channel of BatchNorm statistics and the like: sent plain, averaged plainly
@@ -54,8 +56,14 @@ class Upload:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the payload, whatever a carrier was handed."""
-        return sum(int(getattr(piece, "nbytes", 0)) for pieces in self.payload.values() for piece in pieces)
+        """Bytes of the payload; what is no array counts nothing."""
+        if not isinstance(self.payload, Mapping):
+            return 0
+        pieces = [piece for part in self.payload.values() if isinstance(part, (list, tuple)) for piece in part]
+        dense = [
+            p for p in pieces if isinstance(p, np.ndarray) or (isinstance(p, Tensor) and p.layout == torch.strided)
+        ]
+        return sum(piece.nbytes for piece in dense)
 
 
 @dataclass(frozen=True)

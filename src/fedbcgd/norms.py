@@ -1,0 +1,99 @@
+"""The largest norm that a client's change may have: what a server that does not trust its clients checks.
+
+`max_norm` is a number, the limit of the whole change y − x, or a multiple such as "20x" of the running median of the
+norms that were accepted for the same block. A multiple follows the training by itself; until a block has had WARM_UP
+accepted uploads it has a loose limit instead: LOOSE times the norm of the block, or LOOSE for each coordinate.
+
+The limits of a round follow from the rounds before it, so they do not depend on who answers first.
+"""
+
+import math
+import re
+from collections import deque
+from collections.abc import Mapping, Sequence
+from statistics import median
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from fedbcgd.errors import UserError
+
+WINDOW = 64  # accepted norms that a running median looks back on, for each slice
+WARM_UP = 8
+LOOSE = 100.0
+OFF = "off"
+
+MaxNorm = float | str | None
+OverNorm = Literal["refuse", "scale"]
+
+
+def parse(max_norm: MaxNorm) -> tuple[float | None, float | None]:
+    """Return the fixed limit and the multiple of the median; at most one of them is a number.
+
+    Raises:
+        UserError: the value is neither a positive number, a multiple such as "20x", nor "off".
+    """
+    if max_norm is None or max_norm == OFF:
+        return None, None
+    if isinstance(max_norm, (int, float)) and not isinstance(max_norm, bool) and 0 < max_norm < math.inf:
+        return float(max_norm), None
+    if isinstance(max_norm, str) and (found := re.fullmatch(r"(\d{1,9}(?:\.\d{1,9})?)x", max_norm)):
+        factor = float(found[1])
+        if factor >= 1:
+            return None, factor
+    raise UserError(
+        f'max_norm: expected a positive number, a multiple of the median such as "20x" (at least "1x") or "off", '
+        f"got {max_norm!r}"
+    )
+
+
+class NormLimit:
+    """The limits of one server, and the accepted norms that they follow.
+
+    A slice is known by its channel and its owner: a block, the shared block, or the buffers.
+    """
+
+    def __init__(self, max_norm: MaxNorm):
+        self.fixed, self.factor = parse(max_norm)
+        self._accepted: dict[str, deque[float]] = {}
+
+    @property
+    def on(self) -> bool:
+        return self.fixed is not None or self.factor is not None
+
+    def of_slice(self, channel: str, owner: int, x: Tensor) -> float:
+        """Return the limit of a slice of a channel in the next round, where the limit is a multiple of a median."""
+        if self.factor is None:
+            return math.inf
+        norms = self._accepted.get(f"{channel}.{owner}", ())
+        if len(norms) >= WARM_UP:
+            return self.factor * median(norms)
+        return LOOSE * max(math.sqrt(x.numel()), norm(x))
+
+    def follow(self, norms: Sequence[Mapping[tuple[str, int], float]]) -> None:
+        """Take in the norms of the uploads that a round accepted, in the order of its plan."""
+        if self.factor is None:
+            return
+        for one in norms:
+            for (channel, owner), value in one.items():
+                self._accepted.setdefault(f"{channel}.{owner}", deque(maxlen=WINDOW)).append(value)
+
+    def snapshot(self) -> dict[str, list[float]]:
+        return {key: list(norms) for key, norms in self._accepted.items()}
+
+    def restore(self, accepted: Mapping[str, Any]) -> None:
+        self._accepted = {key: deque(norms, maxlen=WINDOW) for key, norms in accepted.items()}
+
+
+def norm(values: Tensor) -> float:
+    """Return the Euclidean norm; NaN or infinity where, and only where, a value is not finite."""
+    if values.dtype in (torch.float32, torch.float64):
+        square = float(torch.dot(values, values))  # one pass
+    else:
+        square = float(torch.linalg.vector_norm(values, dtype=torch.float32)) ** 2
+    if math.isfinite(square):
+        return math.sqrt(square)
+    # A square overflows before its value does.
+    largest = float(values.abs().max())
+    return largest * float(torch.linalg.vector_norm(values / largest, dtype=torch.float64)) if largest else largest
