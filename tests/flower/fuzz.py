@@ -112,7 +112,10 @@ class Mutator:
             ]
         )
         shape = rng.choice([(len(data),), (len(data),), (len(data),), (), (-1,), (2, len(data) // 2), (2**62,)])
-        dtype, stype = rng.choice(["uint8", "uint8", "float32", ""]), rng.choice([wire.STYPE, wire.STYPE, "numpy.ndarray"])
+        dtype, stype = (
+            rng.choice(["uint8", "uint8", "float32", ""]),
+            rng.choice([wire.STYPE, wire.STYPE, "numpy.ndarray"]),
+        )
         if rng.random() < 0.3:
             del record[name]
             name = rng.choice(["dx.9", "dx.-1", "dx.0x0", "dx", "dx.00", ".", "w" * 10_000, "dc.0"])
@@ -135,14 +138,14 @@ class Measured:
 
     def __call__(self, function):
         def measured(*arguments):
-            before = tracemalloc.get_traced_memory()[0]
-            tracemalloc.reset_peak()
+            tracemalloc.start()
             start = time.perf_counter()
             try:
                 return function(*arguments)
             finally:
                 self.seconds = max(self.seconds, time.perf_counter() - start)
-                self.bytes = max(self.bytes, tracemalloc.get_traced_memory()[1] - before)
+                self.bytes = max(self.bytes, tracemalloc.get_traced_memory()[1])
+                tracemalloc.stop()
 
         return measured
 
@@ -162,29 +165,25 @@ def fuzz(federation, grid, mutator, messages, hostile, clients):
         return mutator(message, reply) if bad else through_protobuf(reply)
 
     grid.lose = lose
-    tracemalloc.start()
-    try:
-        while mutator.count < messages:
-            for client in hostile:
-                grid.join(client, clients)
-            server.available = federation.online(grid)
-            for reply in exchange(grid, federation.messages(server.plan()), 0):
-                take(reply)
-            server.commit()
-            federation.committed()
-            assert server.last.accepted >= clients - len(hostile)
-            values = [server.x, *server.controls.values(), *server.state.values()]
-            assert all(v.isfinite().all() for v in values)
-            for reply in exchange(grid, federation.configure_evaluate(0, None, None, grid), 0):
-                aggregate(0, [reply])
-            grid.replies.clear()
-            # Finite values that are wrong may be accepted; what they do to the honest clients is not asked here.
-            server.x.copy_(start["x"])
-            for name, vector in server.state.items():
-                vector.copy_(start[f"server.{name}"])
-            if any(vector.abs().max() > 1e3 for vector in server.controls.values()):
-                server.reset_controls()
-                federation.accepted = {}
-    finally:
-        tracemalloc.stop()
+    while mutator.count < messages:
+        for client in hostile:
+            grid.join(client, clients)
+        server.available = federation.online(grid)
+        for reply in exchange(grid, federation.messages(server.plan()), 0):
+            take(reply)
+        server.commit()
+        federation.committed()
+        assert server.last.accepted >= clients - len(hostile)
+        values = [server.x, *server.controls.values(), *server.state.values()]
+        assert all(v.isfinite().all() for v in values)
+        for reply in exchange(grid, federation.configure_evaluate(0, None, None, grid), 0):
+            aggregate(0, [reply])
+        grid.replies.clear()
+        # Finite values that are wrong may be accepted; what they do to the honest clients is not asked here.
+        server.x.copy_(start["x"])
+        for name, vector in server.state.items():
+            vector.copy_(start[f"server.{name}"])
+        if any(vector.abs().max() > 1e3 for vector in server.controls.values()):
+            server.reset_controls()
+            federation.accepted = {}
     return cost

@@ -31,7 +31,7 @@ KINDS = {
 
 @pytest.mark.parametrize("name", KINDS)
 def test_damaged_messages(name):
-    cost = attack(name, 150, 0, **KINDS[name])
+    cost = attack(name, 80, 0, **KINDS[name])
     assert cost.bytes < 100e6
 
 

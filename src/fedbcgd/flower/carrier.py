@@ -1,6 +1,8 @@
 """Flower's grid as a carrier: tasks go out as messages, uploads come back as replies."""
 
 import copy
+import logging
+import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -19,6 +21,8 @@ from fedbcgd.state import StateStore
 
 if TYPE_CHECKING:
     from fedbcgd.flower.federation import Federation
+
+log = logging.getLogger("flwr.fedbcgd")  # shown where Flower shows its own
 
 
 class GridCarrier:
@@ -60,6 +64,10 @@ class GridCarrier:
         if questions:
             found = federation.aggregate_evaluate(0, exchange(self._grid, questions, federation.timeout))
             values |= {f"clients_{name}": float(v) for name, v in (found or {}).items()}  # type: ignore[arg-type]
+            wanted = federation.target[0] if federation.target is not None else ""
+            if wanted.startswith("clients_") and wanted not in values:
+                log.warning("most clients that answered did not report %s, the target of the run", wanted)
+                values[wanted] = math.nan  # not reached; without the name the run would end
         return values
 
     def close(self) -> None:

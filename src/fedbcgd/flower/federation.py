@@ -29,7 +29,7 @@ from fedbcgd.flower.roster import Roster, read_roster
 from fedbcgd.loop import Callback, Outcome, Row, Stop
 from fedbcgd.messages import Plan, RoundReport, Task
 from fedbcgd.objective import Loss, Metrics, objective
-from fedbcgd.reading import Evaluation, Malformed, shorten
+from fedbcgd.reading import MOST_STEPS, Evaluation, Malformed, shorten
 from fedbcgd.server import Server
 from fedbcgd.simulation import likes_channels_last, make_target
 from fedbcgd.streams import stream
@@ -140,7 +140,7 @@ class Federation(Strategy):
         self._clients, self._cohort, self._seed = clients or len(given) or None, cohort, seed
         self._min_clients, self._patience = min_clients, patience
         self._every, self._share = evaluate_every, evaluate_clients
-        self._budget, self._target = budget, make_target(target)
+        self._budget, self.target = budget, make_target(target)
         self._folder = None if folder is None else Path(folder)
         self._checkpoint_every, self._callbacks = checkpoint_every, callbacks
         self._plan: Plan | None = None
@@ -176,7 +176,7 @@ class Federation(Strategy):
                 kept.restore(self)
             result = Result()
             carrier = GridCarrier(self, grid)
-            stop = Stop(num_rounds, self._budget, self._target)
+            stop = Stop(num_rounds, self._budget, self.target)
             loop = GridLoop(server, carrier, stop, self._every, (), "test", self.rows)
             if evaluate_fn is not None and server.round == 0:
                 _put(result.evaluate_metrics_serverapp, 0, evaluate_fn(0, self.arrays()))
@@ -301,7 +301,7 @@ class Federation(Strategy):
             return failure.failed
         upload = wire.read_upload(reply.content, self.algorithm.lengths(self.layout, task.block))
         most = self.roster.most["examples"].get(task.client)
-        if most is not None and isinstance(upload.examples, int) and upload.examples > most:
+        if most is not None and isinstance(upload.examples, int) and most < upload.examples <= MOST_STEPS:
             upload = replace(upload, examples=most)
         server.ledger.wire_bytes += wire.counted(reply)
         if server.receive(upload, sender=task.client).accepted:
