@@ -33,7 +33,7 @@ class Checkpoints:
         self.previous = folder / "previous.safetensors"
         self.clients = folder / "clients.bin"
         self._every = every
-        self._fallen_back = False  # the newest is damaged: it must not take the place of the one before it
+        self.fallen_back = False  # the newest is damaged: it must not take the place of the one before it
         self._cost: float | None = None
         self._last = time.monotonic()
         self._thread: threading.Thread | None = None
@@ -69,9 +69,9 @@ class Checkpoints:
                 for make_durable in (*first, store.sync):
                     make_durable()
                 store.seal(table)
-                before = None if self._fallen_back else self.previous
+                before = None if self.fallen_back else self.previous
                 write_tensors(self.path, tensors, {"fedbcgd": json.dumps(values)}, before)
-                self._fallen_back = False
+                self.fallen_back = False
             except BaseException as error:
                 self._error = error
             self._last = time.monotonic()
@@ -120,8 +120,8 @@ class Checkpoints:
             except Damaged as error:
                 wrong.append(str(error))
                 continue
-            self._fallen_back = path == self.previous
-            if self._fallen_back and not wrong:  # killed between the two steps that put a new one in place
+            self.fallen_back = path == self.previous
+            if self.fallen_back and not wrong:  # killed between the two steps that put a new one in place
                 wrong.append(f"{self.path} is missing")
             return found, " and ".join(wrong)
         if wrong:
@@ -147,7 +147,7 @@ class Checkpoints:
             server.restore(tensors, values)
         except (KeyError, TypeError, RuntimeError) as error:
             raise Damaged(f"{self.path} is damaged: {error!r}") from None
-        store.restore(values["clients"], None if self._fallen_back else self._table_before())
+        store.restore(values["clients"], None if self.fallen_back else self._table_before())
         return values
 
     def _table_before(self) -> dict[str, Any] | None:

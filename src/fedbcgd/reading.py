@@ -5,11 +5,13 @@ refused with a reason that fits on one line; nothing but `Malformed` leaves this
 """
 
 from collections.abc import Mapping
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 LONGEST_TEXT = 500  # characters of a client's own words that are kept
+LONGEST_NAME = 100  # characters of a metric's name
+MOST_METRICS = 100
 MOST_CLIENTS = 2**31
 MOST_STEPS = 2**40  # local steps, gradient evaluations, examples: more than any client can do in a round
 
@@ -34,6 +36,39 @@ class UploadValues(Message):
     steps: int = Field(ge=1, le=MOST_STEPS)
     gradient_evaluations: int = Field(ge=0, le=MOST_STEPS)
     train_loss: float
+
+
+class Hello(Message):
+    """Who a node says it is, and how much data it has where the server asked for that."""
+
+    client: int = Field(ge=0, lt=MOST_CLIENTS)
+    of: int = Field(0, ge=0, le=MOST_CLIENTS)  # how many clients there are, as far as the node knows; 0: not said
+    examples: int | None = Field(None, ge=1, le=MOST_STEPS)
+    test_examples: int | None = Field(None, ge=1, le=MOST_STEPS)
+
+
+class Failure(Message):
+    """Why a client could not do its task, in its own words: cut them before they go anywhere."""
+
+    failed: str
+    state_lost: bool = False
+
+
+MetricName = Annotated[str, Field(min_length=1, max_length=LONGEST_NAME)]
+
+
+class Evaluation(Message):
+    """What a client found on its test data."""
+
+    examples: int = Field(ge=1, le=MOST_STEPS)
+    metrics: dict[MetricName, float] = Field(min_length=1, max_length=MOST_METRICS)
+
+    @field_validator("metrics")
+    @classmethod
+    def _printable(cls, metrics: dict[str, float]) -> dict[str, float]:
+        if not all(name.isprintable() for name in metrics):
+            raise ValueError("names must be printable")
+        return metrics
 
 
 M = TypeVar("M", bound=Message)

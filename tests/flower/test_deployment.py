@@ -76,6 +76,21 @@ def simulated(name, rounds, **options):
     return result
 
 
+def ties(out):
+    """Which key is which client, as kept with the checkpoint."""
+    from fedbcgd.checkpoint import Checkpoints
+
+    _, values = Checkpoints(out / "checkpoint", 1).load()
+    return values["roster"]["ties"]
+
+
+def key_of(path):
+    """The key of a public key's file, as a roster reads it."""
+    from fedbcgd.flower.roster import Entry, Roster
+
+    return Roster({0: Entry(key=path.read_text())}).ties[0]
+
+
 def check_same(out, reference):
     found = load_file(out / "model.safetensors")
     assert all(torch.equal(found[name], value) for name, value in reference.module.state_dict().items())
@@ -90,6 +105,8 @@ def test_a_round_on_a_real_federation(place):
     assert ledger["upload_bytes"] == reference.ledger.upload_bytes
     assert ledger["upload_bytes"] < ledger["wire_bytes"] <= ledger["upload_bytes"] * 1.01 + NODES * 2048
     assert summary["final"]["clients_accuracy"] >= 0
+    assert len(set(ties(place / "out").values())) == NODES
+    assert all(who.startswith("key ") for who in ties(place / "out").values())
     assert all(process.poll() is not None for process in federation.processes.values())
 
 
@@ -104,6 +121,26 @@ def test_the_same_bits_over_tls_with_authenticated_nodes(place):
             summary = train(federation, out, 400, **values)
             assert summary["ledger"]["lost"] == summary["ledger"]["refused"] == 0
             check_same(out, simulated(name, 3, **blocks))
+            assert ties(out) == {str(k): key_of(place / f"node-{k}.pub") for k in range(NODES)}
+
+
+@pytest.mark.slow
+def test_an_authenticated_node_keeps_its_key_and_so_its_index(place, capfd):
+    """Also after a restart; a registered node that names another's index is left out."""
+    with loopback.federation(place, NODES, secure=True) as federation:
+        train(federation, place / "out")
+        before = ties(place / "out")
+        node = federation.processes["node-1"]
+        os.killpg(node.pid, signal.SIGTERM)
+        node.wait(30)
+        federation.register("thief")
+        federation.supernode(0, NODES, "thief")
+        federation.supernode(1, NODES)
+        summary = train(federation, place / "out", rounds=2)
+    log = capfd.readouterr().out  # of `flwr run --stream`
+    assert summary["rounds"] == 2
+    assert ties(place / "out") == before
+    assert "cannot take part: it says that it is client 0" in log
 
 
 @pytest.mark.slow

@@ -47,7 +47,7 @@ def app(**more):
 def start(name, grid, rounds=3, cohort=4, **options):
     options = ({"blocks": 2} if "fedbcgd" in name else {}) | LOCAL | options
     federation = fedbcgd.flower.strategy(name, make_model(), cohort=cohort, seed=3, **options)
-    return federation, federation.start(grid, num_rounds=rounds, timeout=5)
+    return federation, federation.start(grid, num_rounds=rounds, timeout=0.05)
 
 
 def same(arrays, module):
@@ -196,11 +196,11 @@ def _cut(message, reply):
 SPOILT = {
     "Flower's own error": (lambda m, r: Message(Error(code=0, reason="out of memory"), reply_to=m), "lost"),
     "nothing of ours": (lambda m, r: Message(RecordDict({"x": MetricRecord({"a": 1})}), reply_to=m), "lost"),
-    "another client's": (lambda m, r: _edit(r, client=(r.content[wire.TOLD]["client"] + 1) % M), "lost"),
+    "another client's": (lambda m, r: _edit(r, client=(r.content[wire.TOLD]["client"] + 1) % M), "refused"),
     "another round's": (lambda m, r: _edit(r, round=99), "refused"),
     "another block": (lambda m, r: _edit(r, block=1 - r.content[wire.TOLD]["block"]), "refused"),
     "no steps": (lambda m, r: _edit(r, steps=0), "refused"),
-    "text for a number": (lambda m, r: _edit(r, steps="many"), "lost"),
+    "text for a number": (lambda m, r: _edit(r, steps="many"), "refused"),
     "NaN": (_nan, "refused"),
     "cut short": (_cut, "refused"),
     "late": (lambda m, r: None, "lost"),

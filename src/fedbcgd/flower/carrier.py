@@ -1,6 +1,8 @@
 """Flower's grid as a carrier: tasks go out as messages, uploads come back as replies."""
 
 import copy
+import logging
+import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -11,6 +13,7 @@ from torch import Tensor
 from fedbcgd.clock import Clock
 from fedbcgd.evaluation import combine, evaluate_span, spans
 from fedbcgd.flat import FlatModel
+from fedbcgd.flower.exchange import exchange
 from fedbcgd.loop import Loop
 from fedbcgd.messages import Plan, RoundReport
 from fedbcgd.server import Server
@@ -18,6 +21,8 @@ from fedbcgd.state import StateStore
 
 if TYPE_CHECKING:
     from fedbcgd.flower.federation import Federation
+
+log = logging.getLogger("flwr.fedbcgd")  # shown where Flower shows its own
 
 
 class GridCarrier:
@@ -36,11 +41,13 @@ class GridCarrier:
     def carry(self, server: Server, plan: Plan) -> None:
         """Who has not answered by the timeout is given up for this round, when the server commits."""
         federation = self.federation
-        messages = federation.messages(plan)
-        with self.clock.timing("waiting"):
-            replies = list(self._grid.send_and_receive(messages, timeout=federation.timeout))
-        with self.clock.timing("sums"):
-            for reply in replies:
+        replies = exchange(self._grid, federation.messages(plan), federation.timeout)
+        while True:
+            with self.clock.timing("waiting"):
+                reply = next(replies, None)
+            if reply is None:
+                return
+            with self.clock.timing("sums"):
                 federation.take(reply)
 
     def evaluate(self, x: Tensor) -> dict[str, float]:
@@ -55,9 +62,12 @@ class GridCarrier:
             values = combine([evaluate_span(module, federation.objective, test, *span) for span in spans(len(test))])
         questions = list(federation.configure_evaluate(0, ArrayRecord(), ConfigRecord(), self._grid))
         if questions:
-            answers = self._grid.send_and_receive(questions, timeout=federation.timeout)
-            found = federation.aggregate_evaluate(0, answers)
+            found = federation.aggregate_evaluate(0, exchange(self._grid, questions, federation.timeout))
             values |= {f"clients_{name}": float(v) for name, v in (found or {}).items()}  # type: ignore[arg-type]
+            wanted = federation.target[0] if federation.target is not None else ""
+            if wanted.startswith("clients_") and wanted not in values:
+                log.warning("most clients that answered did not report %s, the target of the run", wanted)
+                values[wanted] = math.nan  # not reached; without the name the run would end
         return values
 
     def close(self) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from flwr.app import ConfigRecord, Context, Message, MetricRecord, RecordDict
+from flwr.app import ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 from torch import nn
 
@@ -78,15 +78,18 @@ def partition_id(context: Context) -> int:
 
 
 def _answer(work: Callable[[Message, Context], RecordDict], message: Message, context: Context) -> RecordDict:
-    """A failure is told to the server in words; Flower alone would only say that there was one."""
+    """Do the work, and return the question's token. A failure is told in words; Flower would only say that there was one."""
     try:
-        return work(message, context)
+        content = work(message, context)
     except UserError as error:
         log.error("%s", error)
-        return wire.failure(str(error))
+        content = wire.failure(str(error))
     except Exception as error:
         log.error("%s", "".join(traceback.format_exception(error)))
-        return wire.failure(f"{type(error).__name__}: {error}")
+        content = wire.failure(f"{type(error).__name__}: {error}")
+    task: Any = message.content[wire.TASK]
+    content[wire.TOLD] = ConfigRecord({**content.get(wire.TOLD, {}), wire.TOKEN: task[wire.TOKEN]})  # type: ignore[dict-item]
+    return content
 
 
 class _Site:
@@ -113,8 +116,13 @@ class _Site:
         self._data: dict[str, tuple[int, Source]] = {}
 
     def hello(self, message: Message, context: Context) -> RecordDict:
-        of = context.node_config.get("num-partitions", 0)
-        return RecordDict({wire.TOLD: ConfigRecord({"client": self._index(context), "of": int(of)})})
+        task: Any = message.content[wire.TASK]
+        told = {"client": self._index(context), "of": int(context.node_config.get("num-partitions", 0))}
+        if "examples" in task["ask"]:
+            told["examples"] = len(self._source("train", self._load_data, context))
+        if "test_examples" in task["ask"] and self._load_test is not None:
+            told["test_examples"] = len(self._source("test", self._load_test, context))
+        return RecordDict({wire.TOLD: ConfigRecord(told)})  # type: ignore[arg-type]
 
     def train(self, message: Message, context: Context) -> RecordDict:
         order = Order.read(message.content)
@@ -145,8 +153,7 @@ class _Site:
         client.model.load(wire.read_broadcast(message.content, order, client.layout).x)
         with threads_used(self._threads):
             batches = [evaluate_span(client.model.module, self._objective, data, *span) for span in spans(len(data))]
-        values: dict[str, Any] = {**combine(batches), "examples": len(data)}
-        return RecordDict({"metrics": MetricRecord(values)})
+        return wire.evaluation(len(data), combine(batches))
 
     def _client(self, order: Order, context: Context) -> Client:
         key = (order.layout, order.channels_last, order.seed, repr(order.algorithm))

@@ -4,8 +4,11 @@ import contextlib
 import copy
 import inspect
 import logging
+import math
+import secrets
 import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,20 +21,23 @@ from torch import nn
 from fedbcgd.algorithm import Algorithm, make_algorithm
 from fedbcgd.data.sources import as_source
 from fedbcgd.errors import UserError
-from fedbcgd.evaluation import Total, total
+from fedbcgd.evaluation import total
 from fedbcgd.flat import FlatModel, Layout
 from fedbcgd.flower import wire
 from fedbcgd.flower.carrier import GridCarrier, GridLoop
 from fedbcgd.flower.folder import ServerFolder
-from fedbcgd.flower.roster import Roster
+from fedbcgd.flower.roster import Roster, read_roster
 from fedbcgd.loop import Callback, Outcome, Row, Stop
 from fedbcgd.messages import Plan, RoundReport, Task
 from fedbcgd.objective import Loss, Metrics, objective
+from fedbcgd.reading import MOST_STEPS, Evaluation, Malformed, shorten
 from fedbcgd.server import Server
 from fedbcgd.simulation import likes_channels_last, make_target
 from fedbcgd.streams import stream
 
 log = logging.getLogger("flwr.fedbcgd")  # shown where Flower shows its own
+
+CLAIM_ROUNDS = 10  # rounds before a client that lost its state may again set all controls back; doubled each time
 
 
 def strategy(algorithm: str | Algorithm, model: nn.Module, **options: Any) -> "Federation":
@@ -50,8 +56,11 @@ def strategy(algorithm: str | Algorithm, model: nn.Module, **options: Any) -> "F
 class Federation(Strategy):
     """Any algorithm of the registry as a Flower strategy.
 
-    clients: M, all clients of the federation, online or not; default: what the nodes say (`num-partitions`), or how many are
-        there in the first round. cohort: clients asked in a round; default all that are online.
+    clients: M, all clients of the federation, online or not; default: as many as the roster has, else how many nodes are
+        there when the run begins. cohort: clients asked in a round; default all that are online.
+    roster: a TOML or JSON file that says which node is which client (docs/flower.md). authenticated: nodes have keys of
+        their own, which they keep (`--enable-supernode-auth`): an index is never given to another key.
+    max_examples: what a client may weigh at most, in means by examples and in evaluations.
     min_clients: no round begins with fewer online; waits up to `patience` seconds for them.
     seed: of cohorts and of every client's draws. test, loss, metrics: for evaluation here, as in `fedbcgd.simulate`.
     evaluate_every: rounds between evaluations. evaluate_clients: share of the online clients that evaluate too.
@@ -67,6 +76,9 @@ class Federation(Strategy):
         model: nn.Module,
         *,
         clients: int | None = None,
+        roster: str | Path | None = None,
+        authenticated: bool = False,
+        max_examples: int | None = None,
         cohort: int | None = None,
         min_clients: int = 2,
         patience: float = 3600.0,
@@ -87,9 +99,21 @@ class Federation(Strategy):
             raise UserError(f"{algorithm.name} has all data in one place: there is nothing to federate")
         if not isinstance(model, nn.Module):
             raise UserError(f"model: an nn.Module is wanted, given {model!r}")
-        for name, value in (("min_clients", min_clients), ("evaluate_every", evaluate_every), ("cohort", cohort or 1)):
+        given = read_roster(roster) if roster is not None else {}
+        counts = {
+            "min_clients": min_clients,
+            "evaluate_every": evaluate_every,
+            "cohort": 1 if cohort is None else cohort,
+        }
+        counts |= {
+            "clients": 1 if clients is None else clients,
+            "max_examples": 1 if max_examples is None else max_examples,
+        }
+        for name, value in counts.items():
             if not isinstance(value, int) or value < 1:
-                raise UserError(f"{name}: a whole number of at least 1 is wanted, given {value!r}")
+                raise UserError(f"{name}: expected an integer ≥ 1, got {value!r}")
+        if given and clients not in (None, len(given)):
+            raise UserError(f"clients: expected {len(given)}, as in the roster, got {clients}")
         if not 0 <= evaluate_clients <= 1:
             raise UserError(f"evaluate_clients: a share from 0 to 1 is wanted, given {evaluate_clients!r}")
         self.algorithm = algorithm
@@ -104,21 +128,25 @@ class Federation(Strategy):
             self.module = self.module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         self.channels_last = channels_last
         self.layout: Layout = algorithm.uplink.layout(self.module)
-        self.roster = Roster()
+        asks = {"examples": algorithm.weighting == "examples", "test_examples": evaluate_clients > 0}
+        self.roster = Roster(given, authenticated, max_examples, [what for what, asked in asks.items() if asked])
         self.run = uuid.uuid4().hex
         self.server: Server | None = None
         self.accepted: dict[int, int] = {}  # client → round of its last accepted upload in this control epoch
+        self.claims: dict[
+            int, tuple[int, int]
+        ] = {}  # client → round of its last lost state that was honoured, how many
         self.rows: list[Row] = []
         self.outcome: Outcome | None = None
-        self._clients, self._cohort, self._seed = clients, cohort, seed
+        self._clients, self._cohort, self._seed = clients or len(given) or None, cohort, seed
         self._min_clients, self._patience = min_clients, patience
         self._every, self._share = evaluate_every, evaluate_clients
-        self._budget, self._target = budget, make_target(target)
+        self._budget, self.target = budget, make_target(target)
         self._folder = None if folder is None else Path(folder)
         self._checkpoint_every, self._callbacks = checkpoint_every, callbacks
         self._plan: Plan | None = None
         self._fresh: dict[int, int] = {}  # accepted in the open round
-        self._sent: list[tuple[Message, Task]] = []
+        self._sent: dict[str, tuple[Message, Task]] = {}  # questions without an answer yet, by their token
         self.timeout = 3600.0
 
     # -- the whole run ------------------------------------------------------------------------------------------------
@@ -138,15 +166,18 @@ class Federation(Strategy):
         initial_arrays: weights to begin with instead of the model's, unless a checkpoint is there.
         """
         self.timeout = timeout
-        server = self._open(grid, initial_arrays)
-        server.reliable = False
         folder = ServerFolder(self._folder, self._checkpoint_every) if self._folder is not None else None
         with folder or contextlib.nullcontext() as kept:
+            if kept is not None:
+                begun_with = kept.peek(self)
+                self._clients = self._clients or begun_with
+            server = self._open(grid, initial_arrays)
+            server.reliable = False
             if kept is not None:
                 kept.restore(self)
             result = Result()
             carrier = GridCarrier(self, grid)
-            stop = Stop(num_rounds, self._budget, self._target)
+            stop = Stop(num_rounds, self._budget, self.target)
             loop = GridLoop(server, carrier, stop, self._every, (), "test", self.rows)
             if evaluate_fn is not None and server.round == 0:
                 _put(result.evaluate_metrics_serverapp, 0, evaluate_fn(0, self.arrays()))
@@ -180,8 +211,11 @@ class Federation(Strategy):
     def _open(self, grid: Grid, arrays: ArrayRecord | None) -> Server:
         """The server, once it is known how many clients there are."""
         if self.server is None:
-            self.roster.wait(grid, self._min_clients, lambda _: True, self._patience)
-            count = self._clients or max(self.roster.most, len(self.roster.node))
+            self.roster.size = self._clients
+            least = min(self._min_clients, self._clients or self._min_clients)
+            self.roster.wait(grid, least, self._patience)
+            count = self._clients or len(self.roster.node)
+            self.roster.settle(count)
             state: Mapping[str, torch.Tensor] = self.module.state_dict()
             if arrays is not None:
                 state = arrays.to_torch_state_dict()
@@ -206,25 +240,24 @@ class Federation(Strategy):
     # -- a round ------------------------------------------------------------------------------------------------------
 
     def online(self, grid: Grid) -> Sequence[int]:
-        server = self._server()
-
-        def known(client: int) -> bool:
-            if client >= server.clients:
-                log.warning("client %d is beyond the federation's %d clients and is not asked", client, server.clients)
-            return client < server.clients
-
-        least = min(self._min_clients, server.clients)
-        return self.roster.wait(grid, least, known, self._patience)
+        least = min(self._min_clients, self._server().clients)
+        return self.roster.wait(grid, least, self._patience)
 
     def messages(self, plan: Plan) -> list[Message]:
         """One for each client of the cohort: the same vectors, a task of its own."""
         self._plan, self._fresh = plan, {}
         vectors = wire.vectors(plan.broadcast)
-        asked = filter(self._server().expects, plan.tasks)
-        self._sent = [(self._message(task, vectors, MessageType.TRAIN), task) for task in asked]
-        return [message for message, _ in self._sent]
+        return self._send(filter(self._server().expects, plan.tasks), vectors, MessageType.TRAIN)
 
-    def _message(self, task: Task, vectors: ArrayRecord, kind: str) -> Message:
+    def _send(self, tasks: Iterable[Task], vectors: ArrayRecord, kind: str) -> list[Message]:
+        """Make the questions, and remember who was asked what."""
+        self._sent = {}
+        for task in tasks:
+            token = secrets.token_hex(16)
+            self._sent[token] = self._message(task, vectors, kind, token), task
+        return [message for message, _ in self._sent.values()]
+
+    def _message(self, task: Task, vectors: ArrayRecord, kind: str, token: str) -> Message:
         server = self._server()
         order = wire.Order(
             task,
@@ -236,49 +269,71 @@ class Federation(Strategy):
             self.channels_last,
             self.algorithm,
         )
-        content = RecordDict({wire.BROADCAST: vectors, wire.TASK: order.record()})
+        record = ConfigRecord({**order.record(), wire.TOKEN: token})
+        content = RecordDict({wire.BROADCAST: vectors, wire.TASK: record})
         return Message(content, self.roster.node[task.client], kind, ttl=self.timeout, group_id=str(task.round))
 
     def take(self, reply: Message) -> None:
-        """One reply: checked by the server like any upload, or counted as lost."""
-        server, task = self._server(), self._task_of(reply)
+        """Take one reply: it is checked like any upload, or counts as lost; it raises nothing, whatever it is."""
+        task = self._task_of(reply)
         if task is None:
-            log.warning("a reply came from node %d, which was not asked: passed over", reply.metadata.src_node_id)
+            log.warning("a reply came that answers no open question: passed over")
             return
-        if reply.has_error():
-            server.lost(task, f"Flower reports: {reply.error.reason}")
-            return
-        told = wire.told(reply.content)
-        if "failed" in told:
-            if told.get("state_lost"):
-                server.forget_controls(f"client {task.client}: {told['failed']}")
-            server.lost(task, str(told["failed"]))
-            return
-        server.ledger.wire_bytes += wire.counted(reply)
         try:
-            upload = wire.read_upload(reply.content)
-        except ValueError as error:
-            server.lost(task, str(error))
-            return
-        if upload.client != task.client:
-            server.lost(task, f"its node answered for client {upload.client}")
-        elif server.receive(upload).accepted:
+            why = self._take(reply, task)
+        except Malformed as error:
+            why = f"its reply is refused: {error}"
+        except Exception as error:  # a client's message must never end the run
+            why = f"its reply is refused: {type(error).__name__}: {error}"
+        if why:
+            why = shorten(why)
+            log.warning("client %d: %s", task.client, why)
+            self._server().lost(task, why)
+
+    def _take(self, reply: Message, task: Task) -> str:
+        """Hand an upload to the server; else say why there is none."""
+        server = self._server()
+        if reply.has_error():
+            return f"Flower reports: {shorten(reply.error.reason)}"
+        failure = wire.read_failure(reply.content)
+        if failure is not None:
+            if failure.state_lost and self._honoured(task):
+                server.forget_controls(f"client {task.client}: {failure.failed}")
+            return failure.failed
+        upload = wire.read_upload(reply.content, self.algorithm.lengths(self.layout, task.block))
+        most = self.roster.most["examples"].get(task.client)
+        if most is not None and isinstance(upload.examples, int) and most < upload.examples <= MOST_STEPS:
+            upload = replace(upload, examples=most)
+        server.ledger.wire_bytes += wire.counted(reply)
+        if server.receive(upload, sender=task.client).accepted:
             self._fresh[task.client] = task.round
+        return ""
+
+    def _honoured(self, task: Task) -> bool:
+        """Whether a client may set all controls back now: once in 10 rounds at first, then half as often each time."""
+        last, times = self.claims.get(task.client, (0, 0))
+        if times and task.round - last < CLAIM_ROUNDS * 2 ** (times - 1):
+            log.warning("client %d: it said so in round %d already; the controls stay", task.client, last)
+            return False
+        self.claims[task.client] = task.round, times + 1
+        return True
 
     def _task_of(self, reply: Message) -> Task | None:
-        """Whose it is: of a client's reply by the node it came from, of an error that Flower made itself by the question."""
+        """The task that a reply answers, by the token it returns; an error that Flower made, by the question it names."""
         if reply.has_error():
             asked = reply.metadata.reply_to_message_id
-            return next((task for message, task in self._sent if message.metadata.message_id == asked), None)
-        senders = self.roster.clients([reply.metadata.src_node_id])
-        return next((task for _, task in self._sent if [task.client] == senders), None)
+            token = next((t for t, (message, _) in self._sent.items() if message.metadata.message_id == asked), None)
+        else:
+            token = wire.token(reply)
+        _, task = self._sent.pop(token, (None, None)) if token is not None else (None, None)
+        return task
 
     def committed(self) -> None:
         """After a commit: what was accepted now holds, unless all controls began again."""
         if self._plan is not None:
             same = self._server().epoch == self._plan.broadcast.epoch
             self.accepted = self.accepted | self._fresh if same else {}
-        self._plan, self._fresh, self._sent = None, {}, []
+        self._plan, self._fresh, self._sent = None, {}, {}
 
     # -- for users with a loop of their own ---------------------------------------------------------------------------
 
@@ -309,27 +364,41 @@ class Federation(Strategy):
             return []
         chosen = stream(server.seed, "evaluation", server.round).choice(there, count, replace=False)
         vectors = ArrayRecord({wire.X: wire.array(server.x)})
-        return [
-            self._message(Task(server.round, int(client), 0), vectors, MessageType.EVALUATE)
-            for client in sorted(chosen)
-        ]
+        tasks = [Task(server.round, int(client), 0) for client in sorted(chosen)]
+        return self._send(tasks, vectors, MessageType.EVALUATE)
 
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
-        """Means over the examples of all that answered."""
-        totals: dict[str, Total] = {}
-        examples = 0
-        for reply in sorted(replies, key=lambda r: self.roster.clients([r.metadata.src_node_id])):
-            values = None if reply.has_error() else reply.content.get("metrics")
-            if not isinstance(values, MetricRecord):
-                why = reply.error.reason if reply.has_error() else wire.told(reply.content).get("failed", "no metrics")
-                log.warning("node %d did not evaluate: %s", reply.metadata.src_node_id, why)
+        """Means over the examples of all that answered; a metric that half of them or fewer have is left out."""
+        answers: dict[int, Evaluation] = {}
+        for reply in replies:
+            task = self._task_of(reply)
+            if task is None:
+                log.warning("an evaluation came that answers no open question: passed over")
                 continue
-            n = int(values["examples"])  # type: ignore[arg-type]
-            examples += n
-            for name, value in values.items():
-                if name != "examples":
-                    totals[name] = totals.get(name, 0) + total(value, n)
-        return MetricRecord({name: float(value / examples) for name, value in totals.items()}) if examples else None
+            try:
+                answers[task.client] = self._evaluation(reply, task.client)
+            except Exception as error:  # a client's message must never end the run
+                log.warning("client %d did not evaluate: %s", task.client, shorten(str(error)))
+        means: dict[str, float] = {}
+        for name in {name: None for client in sorted(answers) for name in answers[client].metrics}:
+            those = [answers[client] for client in sorted(answers) if name in answers[client].metrics]
+            examples = sum(answer.examples for answer in those)
+            mean = float(sum(total(answer.metrics[name], answer.examples) for answer in those) / examples)
+            if len(those) > len(answers) / 2 and math.isfinite(mean):
+                means[name] = mean
+        return MetricRecord(dict(means)) if means else None
+
+    def _evaluation(self, reply: Message, client: int) -> Evaluation:
+        if reply.has_error():
+            raise Malformed(f"Flower reports: {shorten(reply.error.reason)}")
+        failure = wire.read_failure(reply.content)
+        if failure is not None:
+            raise Malformed(failure.failed)
+        found = wire.read_evaluation(reply.content)
+        most = self.roster.most["test_examples"].get(client)
+        if most is None:
+            raise Malformed("it has not said how many test examples it has")
+        return found.model_copy(update={"examples": min(found.examples, most)})
 
     def summary(self) -> None:
         log.info(

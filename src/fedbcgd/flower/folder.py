@@ -38,15 +38,24 @@ class ServerFolder:
     def __exit__(self, *_: object) -> None:
         self._stack.close()
 
+    def peek(self, federation: "Federation") -> int | None:
+        """Say how many clients the run in the folder has, if there is one, and which node is which of them."""
+        self._checkpoints = Checkpoints(self._folder.checkpoint, self._every)
+        there = self._checkpoints.load()
+        self._before = values = None if there is None else there[1]
+        if values is None:
+            return None
+        federation.roster.restore(values.get("roster", {}))
+        federation.claims = {int(client): (last, times) for client, (last, times) in values.get("claims", {}).items()}
+        return int(values["clients_in_all"])
+
     def restore(self, federation: "Federation") -> None:
         """Put the federation back to where the last checkpoint left it, if there is one."""
         server = federation.server
         assert server is not None
-        self._checkpoints = Checkpoints(self._folder.checkpoint, self._every)
         self._store = StateStore((), server.layout.dim, server.layout.dtype)
-        there = self._checkpoints.load()
-        if there is not None:
-            before = there[1]
+        before = self._before
+        if before is not None:
             said = federation.algorithm.options()
             if before["algorithm"] != as_json(said) or before["clients_in_all"] != server.clients:
                 raise UserError(
@@ -58,13 +67,11 @@ class ServerFolder:
             federation.run = before["run"]
             federation.accepted = {int(client): round for client, round in before["accepted"].items()}
             self.seconds = before["seconds"]
-            if before["every"] > 1 and server.controls:
+            if (before["every"] > 1 or self._checkpoints.fallen_back) and server.controls:
                 # Rounds after the checkpoint may have moved the clients' c_i on; c no longer fits them.
                 server.reset_controls()
                 federation.accepted = {}
-        self._metrics = self._stack.enter_context(
-            MetricsFile.resumed(self._folder.metrics, there[1] if there else None)
-        )
+        self._metrics = self._stack.enter_context(MetricsFile.resumed(self._folder.metrics, before))
         federation.rows[:] = self._metrics.rows
         remove(self._folder.summary)
 
@@ -85,6 +92,8 @@ class ServerFolder:
             "seconds": seconds,
             "run": federation.run,
             "accepted": {str(client): round for client, round in federation.accepted.items()},
+            "claims": {str(client): claim for client, claim in federation.claims.items()},
+            "roster": federation.roster.snapshot(),
             "algorithm": as_json(federation.algorithm.options()),
             "clients_in_all": server.clients,
             "every": self._every,
