@@ -1,8 +1,11 @@
 """The largest norm that a client's change may have: what a server that does not trust its clients checks.
 
 `max_norm` is a number, the limit of the whole change y − x, or a multiple such as "20x" of the running median of the
-norms that were accepted for the same block. A multiple follows the training by itself; until a block has had WARM_UP
-accepted uploads it has a loose limit instead: LOOSE times the norm of the block, or LOOSE for each coordinate.
+norms that were accepted for the same block: of the largest that this median has been. For changes become small as
+clients converge, and a client that comes late, or to a block that is new to it, still begins with a large one.
+
+Until a block has had WARM_UP accepted uploads its limit is loose: LOOSE times the norm of the block, or LOOSE for each
+coordinate.
 
 The limits of a round follow from the rounds before it, so they do not depend on who answers first.
 """
@@ -57,6 +60,7 @@ class NormLimit:
     def __init__(self, max_norm: MaxNorm):
         self.fixed, self.factor = parse(max_norm)
         self._accepted: dict[str, deque[float]] = {}
+        self._reference: dict[str, float] = {}  # the largest that the running median has been
 
     @property
     def on(self) -> bool:
@@ -66,9 +70,9 @@ class NormLimit:
         """Return the limit of a slice of a channel in the next round, where the limit is a multiple of a median."""
         if self.factor is None:
             return math.inf
-        norms = self._accepted.get(f"{channel}.{owner}", ())
-        if len(norms) >= WARM_UP:
-            return self.factor * median(norms)
+        reference = self._reference.get(f"{channel}.{owner}")
+        if reference is not None:
+            return self.factor * reference
         return LOOSE * max(math.sqrt(x.numel()), norm(x))
 
     def follow(self, norms: Sequence[Mapping[tuple[str, int], float]]) -> None:
@@ -78,12 +82,17 @@ class NormLimit:
         for one in norms:
             for (channel, owner), value in one.items():
                 self._accepted.setdefault(f"{channel}.{owner}", deque(maxlen=WINDOW)).append(value)
+        for key, accepted in self._accepted.items():
+            if len(accepted) >= WARM_UP:
+                self._reference[key] = max(median(accepted), self._reference.get(key, 0.0))
 
-    def snapshot(self) -> dict[str, list[float]]:
-        return {key: list(norms) for key, norms in self._accepted.items()}
+    def snapshot(self) -> dict[str, Any]:
+        return {"accepted": {key: list(norms) for key, norms in self._accepted.items()}, "reference": self._reference}
 
-    def restore(self, accepted: Mapping[str, Any]) -> None:
+    def restore(self, values: Mapping[str, Any]) -> None:
+        accepted = values.get("accepted", {})
         self._accepted = {key: deque(norms, maxlen=WINDOW) for key, norms in accepted.items()}
+        self._reference = dict(values.get("reference", {}))
 
 
 def norm(values: Tensor) -> float:

@@ -74,7 +74,7 @@ class Server:
         self._sum = torch.zeros_like(self.x, dtype=wide)  # of a slice: once something of this round was counted in
         self._control_sums = {name: torch.zeros_like(params, dtype=wide) for name in self.controls}
         self.last: RoundReport | None = None  # of the last round that was committed
-        self.examples: dict[int, int] = {}  # of each client: as registered, or as it said with its first upload
+        self.examples: dict[int, int] = {}  # of each client, as it said with its first upload
         self._examples_in_all = 0.0  # that the controls are a mean over, where clients are weighted by their examples
         self.strikes: dict[int, int] = {}  # client → steps that were undone because of it
         self._limit = NormLimit(algorithm.max_norm)
@@ -235,10 +235,6 @@ class Server:
         """A client's state is gone, or newer than this server: with this round all controls begin again from zero."""
         self._open_plan()
         self._forget = self._forget or shorten(why)
-
-    def register(self, client: int, examples: int) -> None:
-        """Note how many examples a client has: with `weighting="examples"` it never counts for more."""
-        self.examples[client] = examples
 
     def _slices(self, block: int) -> tuple[slice, ...]:
         return self._cut[block] if 0 <= block < self.layout.blocks else ()

@@ -1,6 +1,5 @@
 """What a compromised client can and cannot do: a test for each sentence of that section of docs/flower.md."""
 
-import contextlib
 import json
 import tracemalloc
 
@@ -480,11 +479,43 @@ def test_it_cannot_make_the_model_or_a_state_infinite(name, value):
         name, make_model(), clients=M, seed=3, **LOCAL, **({"blocks": 2} if "fedbcgd" in name else {})
     )
     grid = attacked("train", change, load_test=False)
-    with contextlib.suppress(fedbcgd.Diverged):  # without a norm limit a finite poison may end the training
-        federation.start(grid, num_rounds=4, timeout=0.05)
+    federation.start(grid, num_rounds=4, timeout=0.05)
     server = federation.server
+    assert server.last.accepted == M - 1
     for vector in (server.x, *server.controls.values(), *server.state.values()):
         assert vector.isfinite().all()
+
+
+@pytest.mark.parametrize(("value", "rounds"), [(1e30, 0), (5.0, 8)])
+def test_it_cannot_move_a_block_by_much_more_than_the_others(value, rounds):
+    """1e30 is refused from the first round on; a change of 5 in each coordinate once there is a median to compare with."""
+    now = 0
+
+    def change(message, reply):
+        if now >= rounds:
+            for a in reply.content[wire.UPLOAD].values():
+                a.data = torch.full((len(a.data) // 4,), value).numpy().tobytes()
+        return reply
+
+    def count(info):
+        nonlocal now
+        now = info.report.round + 1
+
+    grid = attacked("train", change, load_test=False)
+    federation, _ = start("fedbcgd", grid, rounds=rounds + 6, cohort=None, callbacks=[count])
+    honest, _ = start("fedbcgd", LocalGrid(app(), M), rounds=rounds + 6, cohort=None)
+    assert federation.server.ledger.refused == 6
+    assert "at most" in federation.server.last.refused[0]
+    assert honest.server.ledger.refused == 0
+    assert (federation.server.x - honest.server.x).norm() < honest.server.x.norm()
+
+
+def test_the_limit_can_be_set_and_switched_off():
+    huge = attacked("train", lambda m, r: r, load_test=False)
+    for limit, refused in (("off", 0), (1e-6, M), ("20x", 0), (None, 0)):
+        federation, _ = start("fedavg", huge, rounds=1, cohort=None, max_norm=limit)
+        assert federation.server.ledger.refused == refused
+        assert federation.algorithm.max_norm == (limit or "20x")
 
 
 # -- it can ------------------------------------------------------------------------------------------------------------

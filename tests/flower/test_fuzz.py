@@ -15,7 +15,7 @@ HOSTILE = (1, 3, 4)
 
 def attack(name, messages, seed, **options):
     federation = fedbcgd.flower.strategy(
-        name, make_model(), clients=M, evaluate_clients=1.0, min_clients=1, seed=3, **LOCAL, **options
+        name, make_model(), clients=M, evaluate_clients=1.0, min_clients=1, seed=3, max_norm="off", **LOCAL, **options
     )
     grid = LocalGrid(app(load_test=lambda client: CLIENTS[client]), M)
     return fuzz(federation, grid, Mutator(seed), messages, HOSTILE, M)

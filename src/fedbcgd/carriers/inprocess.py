@@ -40,7 +40,7 @@ class InProcess:
         with self.clock.timing("sums"):
             if arrived is None:
                 server.lost(task, "the upload did not arrive")
-            elif server.receive(arrived).accepted:
+            elif server.receive(arrived, task.client).accepted:
                 slot = self.store.reserve()
                 if slot is not None and self.store.file is not None:
                     self.store.file.write(slot, self.store.slot(task.client, epoch), update)

@@ -132,7 +132,7 @@ class Ray:
             task = tasks[position]
             with self.clock.timing("sums"):
                 pieces = {channel: [as_tensor(piece) for piece in sent] for channel, sent in payload.items()}
-                if server.receive(Upload(task.round, task.client, task.block, pieces, *told)).accepted:
+                if server.receive(Upload(task.round, task.client, task.block, pieces, *told), task.client).accepted:
                     self._keep(actor, task.client, broadcast.epoch, values)
             self.clock.add(seconds)
 

@@ -114,7 +114,7 @@ class _Round:
         for position, place, (where, told) in zip(unit, used, said, strict=True):
             task = self._plan.tasks[position]
             with carrier.clock.timing("sums"):
-                accepted = server.receive(carrier.upload(task, where, told)).accepted
+                accepted = server.receive(carrier.upload(task, where, told), task.client).accepted
             if accepted:
                 carrier.store.accept(task.client, self._reserved[position], self._epoch)
             else:

@@ -37,6 +37,8 @@ from fedbcgd.streams import stream
 
 log = logging.getLogger("flwr.fedbcgd")  # shown where Flower shows its own
 
+MAX_NORM = "20x"  # of an upload, unless the algorithm says another limit
+
 CLAIM_ROUNDS = 10  # rounds before a client that lost its state may again set all controls back; doubled each time
 
 
@@ -116,6 +118,8 @@ class Federation(Strategy):
             raise UserError(f"clients: expected {len(given)}, as in the roster, got {clients}")
         if not 0 <= evaluate_clients <= 1:
             raise UserError(f"evaluate_clients: a share from 0 to 1 is wanted, given {evaluate_clients!r}")
+        if algorithm.max_norm is None:  # clients of a federation are not trusted
+            algorithm = replace(algorithm, max_norm=MAX_NORM)
         self.algorithm = algorithm
         self.module = copy.deepcopy(model)
         algorithm.check(self.module)
@@ -384,6 +388,8 @@ class Federation(Strategy):
             those = [answers[client] for client in sorted(answers) if name in answers[client].metrics]
             examples = sum(answer.examples for answer in those)
             mean = float(sum(total(answer.metrics[name], answer.examples) for answer in those) / examples)
+            if not math.isfinite(mean):  # a sum overflowed
+                mean = sum(answer.examples / examples * answer.metrics[name] for answer in those)
             if len(those) > len(answers) / 2 and math.isfinite(mean):
                 means[name] = mean
         return MetricRecord(dict(means)) if means else None

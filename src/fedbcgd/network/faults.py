@@ -76,13 +76,13 @@ class Door:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._server, name)
 
-    def receive(self, upload: Upload) -> Receipt:
+    def receive(self, upload: Upload, sender: int | None = None) -> Receipt:
         if self._victim is not None:
             pids: list[int] = self._carrier.pids()  # type: ignore[attr-defined]
             with contextlib.suppress(ProcessLookupError):  # gone already
                 os.kill(int(self._victim.choice(pids)), signal.SIGKILL)
             self._victim = None
-        return self._server.receive(damaged(upload, self._corrupt, self._seed))
+        return self._server.receive(damaged(upload, self._corrupt, self._seed), sender)
 
 
 def crashes(share: float, round: int, seed: int) -> np.random.Generator | None:
