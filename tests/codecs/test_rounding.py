@@ -13,7 +13,7 @@ from fedbcgd.streams import stream
 
 
 def fast(rows, scale, levels, rng):
-    return FastRounding(scale, levels)(rows, 0, rng).to(torch.uint8)
+    return FastRounding()(rows, scale, levels, rng).to(torch.uint8)
 
 
 ROUNDINGS = {"definition": round_to_levels, "fast": fast}

@@ -1,5 +1,7 @@
 """QSGD's rounding for up to 8 bits a value, in a few passes over memory. `qsgd.round_to_levels` is the definition."""
 
+import math
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -16,37 +18,33 @@ class FastRounding:
     rounded values has the variance that it has by the definition.
     """
 
-    def __init__(self, scale: Tensor, levels: int):
-        """Prepare the rounding of buckets with these scales."""
-        scale = scale.float()
-        odd = ~((scale > _TINY) & scale.isfinite())
-        scale = torch.where(odd, scale * _LIFT, scale)
-        self._odd = odd if odd.any() else None
-        self._empty = (scale == 0) | ~scale.isfinite()  # buckets of zeros, and those whose scale alone tells
-        scale = scale.masked_fill(self._empty, 1)
-        last = levels * 2.0**_FRACTION
-        factor = last / scale
-        # Nothing may lie beyond the last level, not by a bit. This product is exact: both factors have 24 bits.
-        beyond = factor.double() * scale > last
-        self._factor = torch.where(beyond, factor.nextafter(torch.zeros_like(factor)), factor)[:, None]
-        self._levels = levels
+    def __init__(self) -> None:
         self._memory: tuple[Tensor, ...] = ()
 
-    def __call__(self, rows: Tensor, start: int, rng: np.random.Generator) -> Tensor:
-        """Round some buckets, the first of which is number `start`.
+    def __call__(self, rows: Tensor, scale: Tensor, levels: int, rng: np.random.Generator) -> Tensor:
+        """Round some buckets, all of one size.
 
         The lowest byte of each value returned is sign(v)·l + s. It is good until the next call: memory is kept, since new
         pages cost more than the passes.
         """
-        some = slice(start, start + len(rows))
-        if self._odd is not None:
-            rows = torch.where(self._odd[some, None], rows * _LIFT, rows).masked_fill(self._empty[some, None], 0)
+        scale = scale.float()
+        if not (float(scale.amin()) > _TINY and float(scale.amax()) < math.inf):  # not either, if one is NaN
+            rows, scale = _ordinary(rows, scale)
         if not self._memory or len(self._memory[0]) < len(rows):
             kinds = (torch.float32, torch.int32, torch.int32)
             self._memory = tuple(torch.empty(rows.shape, dtype=kind, device=rows.device) for kind in kinds)
         level, fixed, draw = (t[: len(rows)] for t in self._memory)
-        fixed.copy_(torch.mul(rows, self._factor[some], out=level))
-        return fixed.add_(_draws(rng, self._levels, draw)).bitwise_right_shift_(_FRACTION)
+        last = levels * 2.0**_FRACTION
+        torch.mul(rows, (last / scale)[:, None], out=level).clamp_(-last, last)  # not beyond it by a rounding
+        return fixed.copy_(level).add_(_draws(rng, levels, draw)).bitwise_right_shift_(_FRACTION)
+
+
+def _ordinary(rows: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
+    """Bring tiny scales into float32's range; make buckets of zeros of those whose scale is zero or not finite."""
+    tiny = scale <= _TINY
+    rows, scale = torch.where(tiny[:, None], rows * _LIFT, rows), torch.where(tiny, scale * _LIFT, scale)
+    empty = (scale == 0) | ~scale.isfinite()
+    return rows.masked_fill(empty[:, None], 0), scale.masked_fill(empty, 1)
 
 
 def _draws(rng: np.random.Generator, levels: int, out: Tensor) -> Tensor:

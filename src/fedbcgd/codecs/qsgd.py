@@ -40,18 +40,13 @@ class QSGD(Codec):
         n, dtype = values.numel(), values.dtype
         head = self._buckets(n) * dtype.itemsize
         out = room(self.nbytes(n, dtype), lend, values.device)
-        pieces = list(self._pieces(n, dtype, head))
-        for piece, buckets, _ in pieces:
-            out[buckets] = self._scale(self._rows(values[piece]), dtype).view(torch.uint8)
-        scale = out[:head].clone().view(dtype)
-        fast = FastRounding(scale, self.levels) if self.bits <= 8 and dtype != torch.float64 else None
-        for piece, _, codes in pieces:
-            rows, start = self._rows(values[piece]), piece.start // self.bucket
-            if fast is not None:
-                code = fast(rows, start, rng)
-            else:
-                code = round_to_levels(rows, scale[start : start + len(rows)], self.levels, rng)
-            code = code.view(-1)[: piece.stop - piece.start]
+        fast = self.bits <= 8 and dtype != torch.float64
+        rounding = FastRounding() if fast else round_to_levels
+        for piece, buckets, codes in self._pieces(n, dtype, head):
+            rows = self._rows(values[piece])
+            scale = self._scale(rows, dtype)
+            code = rounding(rows, scale, self.levels, rng).view(-1)[: piece.stop - piece.start]
+            out[buckets] = scale.view(torch.uint8)
             out[codes] = code if self.bits == 8 else pack(code, self.bits)
         return out
 
