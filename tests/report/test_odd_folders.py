@@ -163,6 +163,13 @@ def test_sizes_are_bounded(tmp_path, monkeypatch):
     ]
 
 
+def test_a_map_of_too_many_clients_is_left_out(tmp_path):
+    folder = make(tmp_path / "a")
+    for clients, there in ((300_000, True), (300_001, False)):
+        (folder / "holdings.json").write_text(json.dumps({"classes": ["x"], "counts": [[1]] * clients}))
+        assert (len(shown(tmp_path)["holdings"]) == 1) == there
+
+
 def test_a_page_holds_so_many_runs_and_no_more(tmp_path, monkeypatch):
     for seed in range(6):
         make(tmp_path / f"seed-{seed}", "fedavg", seed)

@@ -20,6 +20,7 @@ FILES = ("config.toml", "metrics.jsonl", "summary.json", "holdings.json")
 FRESH = 120.0  # seconds after which a run that writes nothing is no longer called running
 MOST_ROWS = 2000  # of one run on the page; of more, every so many and the last
 MOST_BLOCKS = facts.MOST_ITEMS
+MOST_CELLS = 300_000  # of a map of labels; a larger one is left out
 MOST_FOLDERS = 2000  # runs on a page
 MOST_WALKED = 100_000  # folders that are looked into for runs
 MOST_BYTES = 64_000_000  # of a page
@@ -263,7 +264,8 @@ def _holdings(loaded: dict[str, Any], wrong: Callable[[str, str], None]) -> dict
     if not loaded:
         return None
     try:
-        return facts.holdings(loaded)
+        made = facts.holdings(loaded)
+        return made if len(made["counts"]) * len(made["classes"]) <= MOST_CELLS else None
     except ValueError:
         wrong("holdings.json", "is not what a run writes: it is left out")
         return None

@@ -17,7 +17,6 @@ from fedbcgd.report.looks import Look
 from fedbcgd.version import __version__
 
 SCRIPTS = ("base.js", "numbers.js", "chart.js", "panels.js", "tables.js", "main.js")
-MOST_CELLS = 300_000  # of a map of labels; a larger one is left out
 _FACTS = ("stopped", "seconds", "rounds", "finished", "command", "versions", "machine", "divider", "notes", "carrier")
 _LEDGER = ("dim", "itemsize", "blocks", "block_bytes", "upload_bytes", "upload_max_bytes", "refused", "lost")
 
@@ -122,6 +121,4 @@ def _short(value: float) -> float:
 
 
 def _holdings_key(run: Found) -> str:
-    if run.holdings is None or len(run.holdings["counts"]) * len(run.holdings["classes"]) > MOST_CELLS:
-        return ""
-    return repr(run.holdings)
+    return "" if run.holdings is None else repr(run.holdings)
