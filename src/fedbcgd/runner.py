@@ -140,7 +140,7 @@ class Folder:
             raise Damaged(f"{self.config} is damaged: {wrong}; put a copy of it there")
         try:
             return configuration.check(tomllib.loads(text.decode()), str(self.config))
-        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
             raise Damaged(f"{self.config} is damaged: {error}; put a copy of it there") from None
 
     def outcome(self) -> Outcome:
