@@ -1,11 +1,13 @@
-"""Regular files only: a link, a FIFO or a folder in the place of a file is left alone."""
+"""Regular files only, and checksums: a link, a FIFO or a folder in the place of a file is left alone."""
 
+import json
 import os
 
 import pytest
+import torch
 
 from fedbcgd import UserError
-from fedbcgd.files import open_regular, read_regular, write_text
+from fedbcgd.files import Damaged, checksum_of, open_regular, read_regular, sealed, unsealed, vouched, write_text
 
 MODES = ["rb", "r+b", "a+b", "wb"]
 
@@ -84,3 +86,44 @@ def test_writing_replaces_a_link_and_not_what_it_points_to(tmp_path, secret):
     assert secret.read_bytes() == b"of somebody else"
     assert (tmp_path / "place").read_text() == "new"
     assert not (tmp_path / "place").is_symlink()
+
+
+@pytest.mark.parametrize("length", [0, 1, 511, 512, 513, 5000])
+def test_a_checksum_finds_every_flipped_bit(length):
+    data = torch.randint(256, (length,), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    whole = checksum_of(data)
+    assert checksum_of(torch.cat([torch.zeros(3, dtype=torch.uint8), data])[3:]) == whole  # wherever it lies
+    assert checksum_of(torch.cat([data, torch.zeros(1, dtype=torch.uint8)])) != whole
+    for at in range(length):
+        for bit in (0, 7):
+            data[at] ^= 1 << bit
+            assert checksum_of(data) != whole
+            data[at] ^= 1 << bit
+    if length == 5000:
+        assert checksum_of(torch.cat([data[512:1024], data[:512], data[1024:]])) != whole  # sectors that changed places
+
+
+@pytest.mark.parametrize("text", ['{"round": 1, "loss": null}', '{\n "a": {"b": "crc"}\n}', "a = 1\n[b]\n"])
+def test_a_sealed_text_is_whole_or_noticed(text):
+    data = sealed(text).encode()
+    assert vouched(data)
+    assert not vouched(text.encode())
+    for at in range(len(data)):
+        for bit in range(8):
+            damaged = bytearray(data)
+            damaged[at] ^= 1 << bit
+            try:
+                checked = vouched(bytes(damaged))
+            except Damaged:
+                continue
+            assert not checked  # what the checksum is known by is damaged, and with it that there is one
+
+
+def test_what_is_sealed_is_json_that_anybody_reads():
+    line = sealed('{"round": 1, "loss": null}')
+    assert list(json.loads(line)) == ["round", "loss", "crc"]
+    assert unsealed(line.encode()) == ({"round": 1, "loss": None}, True)
+    assert unsealed(b'{"round": 1}') == ({"round": 1}, False)
+    for damaged in (b"", b"[1]", b"{", b"[" * 100_000, b'{"a": 1, "crc": 5}'):
+        with pytest.raises(ValueError):
+            unsealed(damaged)

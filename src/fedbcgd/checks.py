@@ -1,15 +1,16 @@
 """Which files of a run folder are whole: what `fedbcgd check` says."""
 
 import os
-import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from fedbcgd import checkpoint
 from fedbcgd.errors import UserError
-from fedbcgd.files import open_regular, read_regular, read_tensors, unsealed, vouched
+from fedbcgd.files import checksum_of, open_regular, read_regular, read_tensors, unsealed, vouched
 from fedbcgd.runner import LARGEST, MOST, Folder, read_rows
 
 WHOLE, DAMAGED, MISSING, UNVERIFIED = "whole", "damaged", "missing", "unverified"
@@ -117,7 +118,8 @@ def _slots(path: Path, size: int, slots: dict[int, list[int]]) -> bool:
         for slot, said in slots.items():
             if size and said:
                 file.seek(slot * size)
-                wrong += zlib.crc32(file.read(size)) != said[0]
+                data = bytearray(file.read(size))
+                wrong += len(data) < size or checksum_of(torch.frombuffer(data, dtype=torch.uint8)) != said[0]
     if wrong:
         raise ValueError(f"{wrong} of the {len(slots)} states of clients that checkpoints speak of")
     return bool(size)

