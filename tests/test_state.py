@@ -71,7 +71,9 @@ def test_several_vectors_and_another_dtype():
 
 @settings(max_examples=40, deadline=None)
 @given(
-    st.lists(st.sampled_from(["round", "lost round", "begin", "durable", "crash", "crash back"]), max_size=30),
+    st.lists(
+        st.sampled_from(["round", "lost round", "begin", "durable", "crash", "crash back"]), min_size=10, max_size=30
+    ),
     st.integers(0, 2**31),
 )
 def test_a_crash_at_any_moment_comes_back_to_the_last_checkpoint(tmp_path_factory, events, seed):
@@ -129,6 +131,26 @@ def test_a_crash_at_any_moment_comes_back_to_the_last_checkpoint(tmp_path_factor
             store.check(table)
     assert store._slots <= 40  # five clients, four times, and what was reserved ahead
     store.close()
+
+
+def test_the_state_of_the_last_two_checkpoints_is_kept(tmp_path):
+    store = StateStore(("c",), DIM, torch.float32, tmp_path / "clients.bin")
+    tables = [{}, {}]
+    for value in range(12):
+        for other in range(10, 18):  # a round that never was takes every free slot
+            put(store, other, -1)
+        store.abandon()
+        put(store, 1, value)
+        store.commit()
+        for table in tables[-2:]:
+            store.check(table)
+        tables.append(store.snapshot())
+        store.seal(tables[-1])
+        store.released()
+        if value % 3 == 2:  # the run goes on from here
+            store.close()
+            store = StateStore(("c",), DIM, torch.float32, tmp_path / "clients.bin")
+            store.restore(tables[-1], tables[-2])
 
 
 def test_only_clients_that_took_part_take_space(tmp_path):
