@@ -177,12 +177,12 @@ def test_an_interrupt_in_the_middle_of_a_round_loses_only_that_round(tmp_path, m
     original = Server.receive
     count = 0
 
-    def receive(self, upload):
+    def receive(self, upload, sender):
         nonlocal count
         count += 1
         if count == moment:
             raise KeyboardInterrupt
-        return original(self, upload)
+        return original(self, upload, sender)
 
     monkeypatch.setattr(Server, "receive", receive)
     with pytest.raises(KeyboardInterrupt):

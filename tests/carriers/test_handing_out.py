@@ -131,9 +131,9 @@ def test_a_worker_has_its_next_task_while_its_upload_is_checked(toys, net, monke
     carrier = workers_module.Workers(job, store, 1, 5)
     receive, doing = server.receive, []
 
-    def watched(upload):
+    def watched(upload, sender):
         doing.append(len(carrier._workers[0].doing))
-        return receive(upload)
+        return receive(upload, sender)
 
     monkeypatch.setattr(server, "receive", watched)
     try:

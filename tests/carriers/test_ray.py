@@ -153,10 +153,10 @@ def at_uploads(parts, hook):
     """`hook(count, upload)` gives what the server sees of each upload."""
     receive, count = parts.server.receive, 0
 
-    def hooked(upload):
+    def hooked(upload, sender):
         nonlocal count
         count += 1
-        return receive(hook(count, upload))
+        return receive(hook(count, upload), sender)
 
     parts.server.receive = hooked
 
