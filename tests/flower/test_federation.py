@@ -438,3 +438,19 @@ def test_without_the_extra_it_says_which(monkeypatch):
         monkeypatch.setitem(sys.modules, name, None)
     with pytest.raises(UserError, match=r"fedbcgd\[flower\]"):
         fedbcgd.flower.__getattr__("strategy")
+
+
+@pytest.mark.parametrize("place", [-1, 40, 400])
+def test_damaged_state_of_a_client_is_lost_state(tmp_path, place, caplog):
+    """One bit of its file is flipped: the state is not trained on, and all controls begin again."""
+    grid = LocalGrid(app(folder=tmp_path), M)
+    federation = fedbcgd.flower.strategy("scaffold", make_model(), seed=3, **LOCAL)
+    federation.start(grid, num_rounds=2, timeout=5)
+    assert federation.server.epoch == 0
+    (file,) = tmp_path.glob("client-2.*")
+    damaged = bytearray(file.read_bytes())
+    damaged[place] ^= 1
+    file.write_bytes(damaged)
+    federation.start(grid, num_rounds=3, timeout=5)
+    assert federation.server.epoch == 1
+    assert "the client's state is lost" in caplog.text

@@ -5,6 +5,7 @@ otherwise it is dropped.
 """
 
 import json
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,12 +13,13 @@ from typing import Any
 
 import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
-from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from fedbcgd.files import make_folder, write_tensors
+from fedbcgd.files import make_folder, read_tensors, write_tensors
 from fedbcgd.flower.wire import Order, array, tensor
 from fedbcgd.messages import StateUpdate
+
+log = logging.getLogger("flwr.fedbcgd")
 
 NEVER = -1  # the version of state that no accepted upload has touched
 RECORD = "fedbcgd-state"
@@ -115,15 +117,14 @@ class InFolder:
         self._path = make_folder(folder) / f"client-{client}.safetensors"
 
     def load(self) -> Memory:
-        if not self._path.exists():
-            return Memory()
         try:
-            with safe_open(self._path, "pt") as file:
-                values = json.loads((file.metadata() or {})["fedbcgd"])
-                tensors = {key: file.get_tensor(key).clone() for key in file.keys()}  # noqa: SIM118
-            return Memory.parse(tensors, values)
-        except (SafetensorError, OSError, KeyError, ValueError):
-            return Memory()  # a damaged file is lost state, and lost state is survived
+            tensors, metadata, _ = read_tensors(self._path)
+            return Memory.parse({key: t.clone() for key, t in tensors.items()}, json.loads(metadata["fedbcgd"]))
+        except FileNotFoundError:
+            return Memory()
+        except (OSError, KeyError, ValueError) as error:
+            log.warning("the client's state is lost: %s", error)
+            return Memory()
 
     def save(self, memory: Memory) -> None:
         tensors, values = memory.dump()
