@@ -13,7 +13,7 @@ from pathlib import Path
 from machinery import Federation, one_round
 from rich.console import Console
 
-from fedbcgd.checkpoint import Checkpoints
+from fedbcgd.engine.checkpoint import Checkpoints
 
 CASES = {  # name: cohort, clients, d
     "10 of 100 clients, d = 1,000,000": (10, 100, 1_000_000),

@@ -10,11 +10,12 @@ import torch
 from torch import Tensor, nn
 
 from fedbcgd import make_algorithm
-from fedbcgd.carriers.where import Where
+from fedbcgd.backends.placement import Where
+from fedbcgd.backends.registry import make_backend
 from fedbcgd.data.sources import Tensors, split
-from fedbcgd.loop import Loop, Stop
-from fedbcgd.simulation import make_carrier, make_job, make_server
-from fedbcgd.state import StateStore
+from fedbcgd.engine.assemble import make_job, make_server
+from fedbcgd.engine.client_state import StateStore
+from fedbcgd.engine.loop import Loop, Stop
 
 
 class Vector(nn.Module):
@@ -37,7 +38,7 @@ class Federation:
         job = make_job(Vector(d), parts, algorithm, None, 0, loss)
         server = make_server(job, cohort, Stop(rounds=1))
         self._store = StateStore(algorithm.state_names, job.layout.dim, job.layout.dtype, path)
-        self._carrier = make_carrier(job, self._store, cohort, Where())
+        self._carrier = make_backend(job, self._store, cohort, Where())
         self._loop = Loop(server, self._carrier, Stop())
 
     def __enter__(self) -> Loop:

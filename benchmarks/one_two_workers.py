@@ -11,12 +11,13 @@ from interleave import interleaved, ratios
 from rich.console import Console
 
 from fedbcgd import make_algorithm
-from fedbcgd.carriers.where import Where
+from fedbcgd.backends.placement import Where
+from fedbcgd.backends.registry import make_backend
 from fedbcgd.data import dirichlet, fashion_mnist, split
-from fedbcgd.loop import Loop, Stop
+from fedbcgd.engine.assemble import make_job, make_server
+from fedbcgd.engine.client_state import StateStore
+from fedbcgd.engine.loop import Loop, Stop
 from fedbcgd.models import LeNet5
-from fedbcgd.simulation import make_carrier, make_job, make_server
-from fedbcgd.state import StateStore
 
 ROUNDS = 5
 
@@ -33,7 +34,7 @@ def measure(console: Console, repeats: int = 7) -> list[dict]:
         job = make_job(model, clients, algorithm, test, 0)
         server = make_server(job, 10, Stop(rounds=1))
         store = StateStore(algorithm.state_names, job.layout.dim, job.layout.dtype)
-        loops[name] = Loop(server, make_carrier(job, store, 10, Where(workers=workers)), Stop(), every=ROUNDS)
+        loops[name] = Loop(server, make_backend(job, store, 10, Where(workers=workers)), Stop(), every=ROUNDS)
 
     def go(loop: Loop):
         def way() -> None:

@@ -16,12 +16,13 @@ from torch.utils.flop_counter import FlopCounterMode
 from workloads import DECAY, LR, WORKLOADS, Workload
 
 from fedbcgd import make_algorithm
-from fedbcgd.carriers.where import Where
-from fedbcgd.loop import Loop, Stop
-from fedbcgd.processes import cores
-from fedbcgd.simulation import make_carrier, make_job, make_server
-from fedbcgd.state import StateStore
-from fedbcgd.threads import threads
+from fedbcgd.backends.placement import Where
+from fedbcgd.backends.registry import make_backend
+from fedbcgd.backends.workers.processes import cores
+from fedbcgd.engine.assemble import make_job, make_server
+from fedbcgd.engine.client_state import StateStore
+from fedbcgd.engine.loop import Loop, Stop
+from fedbcgd.engine.threads import threads
 
 FLOWER = "flower's simulation, two actors"
 COMPARED = ("logistic", "lenet5", "cnn")  # with Flower, whose start takes a while
@@ -40,7 +41,7 @@ def federation(
     with ExitStack() as stack:
         store = StateStore(made.state_names, job.layout.dim, job.layout.dtype)
         stack.callback(store.close)
-        carrier = make_carrier(job, store, workload.cohort, where or Where())
+        carrier = make_backend(job, store, workload.cohort, where or Where())
         stack.callback(carrier.close)
         loop = Loop(server, carrier, Stop())
 

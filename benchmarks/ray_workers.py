@@ -12,12 +12,13 @@ from interleave import interleaved, ratios
 from rich.console import Console
 
 from fedbcgd import make_algorithm
-from fedbcgd.carriers.where import Where
+from fedbcgd.backends.placement import Where
+from fedbcgd.backends.registry import make_backend
 from fedbcgd.data import dirichlet, fashion_mnist, split
-from fedbcgd.loop import Loop, Stop
+from fedbcgd.engine.assemble import make_job, make_server
+from fedbcgd.engine.client_state import StateStore
+from fedbcgd.engine.loop import Loop, Stop
 from fedbcgd.models import LeNet5
-from fedbcgd.simulation import make_carrier, make_job, make_server
-from fedbcgd.state import StateStore
 
 ROUNDS = 5
 PARTS = ("local", "codec", "sums", "waiting")
@@ -43,7 +44,7 @@ def _one(name: str, repeats: int) -> list[dict]:
             job = make_job(model, clients, algorithm, None, 0)
             server = make_server(job, 10, Stop(rounds=1))
             store = StateStore(algorithm.state_names, job.layout.dim, job.layout.dtype)
-            loops[carrier] = Loop(server, make_carrier(job, store, 10, Where(carrier, workers=2)), Stop())
+            loops[carrier] = Loop(server, make_backend(job, store, 10, Where(carrier, workers=2)), Stop())
 
         def go(loop: Loop):
             def way() -> None:

@@ -8,13 +8,13 @@ import torch
 from hypothesis import settings
 from torch import nn
 
-from fedbcgd.algorithm import Algorithm
-from fedbcgd.carriers import InProcess
-from fedbcgd.job import Job
-from fedbcgd.messages import Upload
-from fedbcgd.objective import objective
-from fedbcgd.server import Server
-from fedbcgd.state import StateStore
+from fedbcgd.backends import InProcess
+from fedbcgd.core.algorithm import Algorithm
+from fedbcgd.core.messages import Upload
+from fedbcgd.core.objective import objective
+from fedbcgd.core.server import Server
+from fedbcgd.engine.client_state import StateStore
+from fedbcgd.engine.job import Job
 
 settings.register_profile("house", deadline=None)  # a busy machine is no reason to fail
 settings.load_profile("house")

@@ -5,11 +5,11 @@ import itertools
 import pytest
 
 from fedbcgd import UserError, algorithm_names, make_algorithm
-from fedbcgd.algorithm import _KINDS, register
-from fedbcgd.codecs import QSGD, Plain
-from fedbcgd.local import SGD, Scaffold
-from fedbcgd.servers import Average, Momentum
-from fedbcgd.uplink import Blocks, Matched, Whole
+from fedbcgd.algorithms.codecs import QSGD, Plain
+from fedbcgd.algorithms.local_rules import SGD, Scaffold
+from fedbcgd.algorithms.registry import _KINDS, register
+from fedbcgd.algorithms.server_rules import Average, Momentum
+from fedbcgd.algorithms.uplinks import Blocks, Matched, Whole
 
 
 @pytest.mark.parametrize(
@@ -86,8 +86,8 @@ def test_contributing_shows_ten_lines_that_work():
     code = text.split("```python\n")[1].split("```")[0]
     lines = [line for line in code.splitlines() if line.strip()]
     assert len(lines) <= 12
-    from fedbcgd import algorithm
-    from fedbcgd.servers import SERVERS
+    from fedbcgd.algorithms import registry as algorithm
+    from fedbcgd.algorithms.server_rules import SERVERS
 
     before = dict(algorithm._RECIPES), dict(SERVERS._parts)
     try:

@@ -4,8 +4,9 @@ import tomllib
 
 import pytest
 
-from fedbcgd import UserError, toml
-from fedbcgd import config as configuration
+from fedbcgd import UserError
+from fedbcgd.runs import config as configuration
+from fedbcgd.runs import toml
 
 GOOD = """
 [run]

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from fedbcgd import config as configuration
+from fedbcgd.runs import config as configuration
 
 ROOT = Path(__file__).parents[1]
 

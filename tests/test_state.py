@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedbcgd import UserError
-from fedbcgd.messages import StateUpdate
-from fedbcgd.state import StateStore
+from fedbcgd.core.messages import StateUpdate
+from fedbcgd.engine.client_state import StateStore
 
 DIM = 6
 

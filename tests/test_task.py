@@ -9,11 +9,11 @@ import pytest
 import torch
 
 from fedbcgd import UserError
-from fedbcgd.config import check
 from fedbcgd.data import store
 from fedbcgd.data.raw import Raw, Split
-from fedbcgd.runner import execute
-from fedbcgd.task import hand_out, make_task
+from fedbcgd.runs.config import check
+from fedbcgd.runs.execute import execute
+from fedbcgd.runs.experiment import hand_out, make_task
 
 
 def made_up(n=120, test=30, side=16, seed=0, groups=False):
@@ -179,7 +179,7 @@ def test_a_run_that_failed_before_its_first_round_does_not_keep_its_folder(mine,
         raise RuntimeError("no luck")
 
     with monkeypatch.context() as patch:
-        patch.setattr("fedbcgd.runner.Loop.run", fail)
+        patch.setattr("fedbcgd.runs.execute.Loop.run", fail)
         with pytest.raises(RuntimeError):
             execute(own("load"), mine / "run")
     assert (mine / "run" / "config.toml").exists()

@@ -10,10 +10,10 @@ from torch import nn
 
 import fedbcgd
 from fedbcgd import simulate
-from fedbcgd.carriers import workers as workers_module
-from fedbcgd.loop import Stop
-from fedbcgd.simulation import make_job, make_server
-from fedbcgd.state import StateStore
+from fedbcgd.backends.workers import backend as workers_module
+from fedbcgd.engine.assemble import make_job, make_server
+from fedbcgd.engine.client_state import StateStore
+from fedbcgd.engine.loop import Stop
 
 
 def test_the_longest_of_the_next_tasks_goes_first(monkeypatch):

@@ -16,7 +16,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from fedbcgd import processes, simulate
+from fedbcgd import simulate
+from fedbcgd.backends.workers import processes
 from fedbcgd.errors import WorkerLost
 
 linux = pytest.mark.skipif(sys.platform != "linux", reason="forks are for Linux")
@@ -73,7 +74,7 @@ def test_how_a_worker_ended_is_known(monkeypatch, forks):
 def test_one_nursery_serves_several_runs_and_its_workers_are_all_gone(net, toys, fresh, monkeypatch):
     pids, started = [], []
     start, spawn = processes.start, processes._spawn
-    monkeypatch.setattr("fedbcgd.carriers.workers.start", lambda: pids.append(start()) or pids[-1])
+    monkeypatch.setattr("fedbcgd.backends.workers.backend.start", lambda: pids.append(start()) or pids[-1])
     monkeypatch.setattr(processes, "_spawn", lambda *a, **k: started.append(spawn(*a, **k)) or started[-1])
     for _ in range(3):
         go(net, toys)
@@ -319,7 +320,7 @@ def test_threads_have_nurseries_of_their_own(net, toys, fresh):
 
 SCRIPT = """
     import os, sys, torch, fedbcgd, random, numpy
-    from fedbcgd import processes
+    from fedbcgd.backends.workers import processes
     os.environ["MINE"], where = "late", os.getcwd()
     processes.start_early()
     os.environ["MINE"] = "later"

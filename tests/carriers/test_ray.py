@@ -17,18 +17,19 @@ import torch.nn.functional as F
 pytest.importorskip("ray", reason="the extra `ray` is not installed")
 
 from fedbcgd import UserError, make_algorithm, simulate
-from fedbcgd import config as configuration
-from fedbcgd.carriers import InProcess, cluster
-from fedbcgd.carriers.actor import begin
-from fedbcgd.carriers.ray import Ray, _frozen
-from fedbcgd.carriers.shares import NOTHING, as_bytes
+from fedbcgd.backends import InProcess
+from fedbcgd.backends.ray import cluster
+from fedbcgd.backends.ray.actor import begin
+from fedbcgd.backends.ray.backend import Ray, _frozen
+from fedbcgd.backends.ray.state_cache import NOTHING, as_bytes
+from fedbcgd.core.messages import Task
+from fedbcgd.engine.assemble import make_job, make_server
+from fedbcgd.engine.client_state import StateStore
+from fedbcgd.engine.loop import Loop, Stop
+from fedbcgd.engine.threads import one_thread
 from fedbcgd.errors import WorkerLost
-from fedbcgd.loop import Loop, Stop
-from fedbcgd.messages import Task
-from fedbcgd.runner import execute
-from fedbcgd.simulation import make_job, make_server
-from fedbcgd.state import StateStore
-from fedbcgd.threads import one_thread
+from fedbcgd.runs import config as configuration
+from fedbcgd.runs.execute import execute
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="the job travels in a memory file")
 
@@ -362,7 +363,7 @@ def test_sys_exit_in_a_loss_does_not_end_anything_else(net, toys):
 @pytest.mark.slow
 def test_more_actors_than_the_cluster_has_room_for(net, toys, monkeypatch, caplog):
     """Those that found no room are waited for, but the others do the work, with state sent along."""
-    from fedbcgd.carriers import ray as carrier
+    from fedbcgd.backends.ray import backend as carrier
 
     monkeypatch.setattr(carrier, "PATIENCE", 0.0)
     with caplog.at_level(logging.WARNING, "fedbcgd"):

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from fedbcgd.carriers.shared import freeze, thaw
+from fedbcgd.backends.workers.shared import freeze, thaw
 
 
 def through(obj):

@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 import torch
 
-from fedbcgd.carriers import shares
-from fedbcgd.carriers.shares import AFTER, BEFORE, NOTHING, Record, Shelf, as_bytes, as_tensor
-from fedbcgd.messages import StateUpdate
-from fedbcgd.state import StateStore
+from fedbcgd.backends.ray import state_cache as shares
+from fedbcgd.backends.ray.state_cache import AFTER, BEFORE, NOTHING, Record, Shelf, as_bytes, as_tensor
+from fedbcgd.core.messages import StateUpdate
+from fedbcgd.engine.client_state import StateStore
 
 DIM = 5
 

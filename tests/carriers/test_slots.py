@@ -7,9 +7,9 @@ import torch
 from torch import nn
 
 from fedbcgd import algorithm_names, make_algorithm
-from fedbcgd.carriers.desk import Memory, Slot
-from fedbcgd.messages import Broadcast, Task
-from fedbcgd.simulation import make_job
+from fedbcgd.backends.workers.memory import Memory, Slot
+from fedbcgd.core.messages import Broadcast, Task
+from fedbcgd.engine.assemble import make_job
 
 
 class Net(nn.Module):

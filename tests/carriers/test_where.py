@@ -5,8 +5,8 @@ import sys
 import pytest
 
 from fedbcgd import UserError, simulate
-from fedbcgd import config as configuration
-from fedbcgd.carriers.where import Where
+from fedbcgd.backends.placement import Where
+from fedbcgd.runs import config as configuration
 
 WRONG = {
     "unknown carrier": ({"carrier": "rya"}, "carrier.*workers, ray.*'rya'"),
@@ -55,7 +55,7 @@ def test_with_ray_the_server_stays_on_the_cpu():
 
 
 def test_without_the_extra_it_is_named(net, toys, tmp_path, monkeypatch):
-    from fedbcgd.runner import execute
+    from fedbcgd.runs.execute import execute
 
     monkeypatch.setitem(sys.modules, "ray", None)
     words = r"carrier 'ray' needs the extra `ray`: pip install 'fedbcgd\[ray\]'"
@@ -70,7 +70,7 @@ def test_without_the_extra_it_is_named(net, toys, tmp_path, monkeypatch):
 def test_ray_is_imported_only_when_asked_for():
     import subprocess
 
-    code = "import sys, fedbcgd, fedbcgd.cli, fedbcgd.experiments.batch; sys.exit('ray' in sys.modules)"
+    code = "import sys, fedbcgd, fedbcgd.cli, fedbcgd.runs.batch; sys.exit('ray' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False, timeout=120).returncode == 0
 
 

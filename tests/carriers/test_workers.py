@@ -20,15 +20,17 @@ from going import go, same, state
 from torch import nn
 
 import fedbcgd
-from fedbcgd import UserError, processes, simulate
-from fedbcgd.carriers import workers as workers_module
-from fedbcgd.carriers.where import Where
+from fedbcgd import UserError, simulate
+from fedbcgd.backends.placement import Where
+from fedbcgd.backends.registry import make_backend
+from fedbcgd.backends.workers import backend as workers_module
+from fedbcgd.backends.workers import processes
+from fedbcgd.engine.assemble import make_job, make_server
+from fedbcgd.engine.client_state import StateStore
+from fedbcgd.engine.loop import Loop, Stop
 from fedbcgd.errors import WorkerLost
-from fedbcgd.loop import Loop, Stop
 from fedbcgd.models import Logistic
-from fedbcgd.network.watch import Watch
-from fedbcgd.simulation import make_carrier, make_job, make_server
-from fedbcgd.state import StateStore
+from fedbcgd.network.simulator import Watch
 
 
 def test_the_same_rows_on_any_number_of_workers(net, toys):
@@ -68,7 +70,7 @@ def test_a_worker_killed_in_the_middle_of_a_round_changes_nothing(net, toys, tmp
 
 
 def test_a_worker_killed_from_outside_or_while_idle(net, toys, caplog):
-    from fedbcgd.carriers import Workers
+    from fedbcgd.backends import Workers
 
     victims = []
     original = Workers.carry
@@ -189,7 +191,7 @@ def test_code_of_a_script_reaches_the_workers(tmp_path):
 
 ENDLESS = """
     import os, sys, torch, fedbcgd
-    from fedbcgd.carriers import Workers
+    from fedbcgd.backends import Workers
     original = Workers.__init__
     def init(self, *a):
         original(self, *a)
@@ -239,11 +241,11 @@ def test_of_many_clients_only_those_who_take_part_cost(tmp_path):
     a table of 200 entries; the parent's memory does not grow with the federation."""
     import tracemalloc
 
-    from fedbcgd.carriers import InProcess
-    from fedbcgd.job import Job
-    from fedbcgd.objective import objective
-    from fedbcgd.server import Server
-    from fedbcgd.state import StateStore
+    from fedbcgd.backends import InProcess
+    from fedbcgd.core.objective import objective
+    from fedbcgd.core.server import Server
+    from fedbcgd.engine.client_state import StateStore
+    from fedbcgd.engine.job import Job
 
     class Lazy:
         def __len__(self):
@@ -503,7 +505,7 @@ def test_what_was_sent_is_recorded_in_the_order_of_the_plan(net, toys):
         watch = Watch(job, None, lambda sent, rounds=rounds: rounds.append(sent.row()))
         server = make_server(job, 5, Stop(rounds=3), watch)
         store = StateStore(algorithm.state_names, job.layout.dim, job.layout.dtype)
-        carrier = make_carrier(job, store, 5, Where(workers=workers))
+        carrier = make_backend(job, store, 5, Where(workers=workers))
         try:
             Loop(server, carrier, Stop(rounds=3), watch=watch).run()
         finally:

@@ -13,8 +13,8 @@ import time
 import pytest
 
 from fedbcgd.cli.common import terminable
+from fedbcgd.engine.signals import HungUp
 from fedbcgd.errors import shortage
-from fedbcgd.signals import HungUp
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="signals, limits and descriptors of POSIX")
 

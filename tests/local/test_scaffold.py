@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from fedbcgd import make_algorithm, simulate
-from fedbcgd.streams import stream
+from fedbcgd.rng import stream
 
 HAND = {"lr": 0.5, "lr_decay": 1, "weight_decay": 0, "local_steps": 2, "batch_size": 1}
 

@@ -6,12 +6,12 @@ import torch
 from torch import nn
 
 from fedbcgd import UserError, algorithm_names, make_algorithm, simulate
+from fedbcgd.core.messages import Task
+from fedbcgd.core.stack import Rows, Stack, offered_step
 from fedbcgd.data.images import Images
 from fedbcgd.data.sources import Tensors
-from fedbcgd.local.stack import Rows, Stack, offered_step
-from fedbcgd.messages import Task
+from fedbcgd.engine.assemble import make_job
 from fedbcgd.models import BinaryLogistic, BinarySigmoid, Logistic
-from fedbcgd.simulation import make_job
 
 MODELS = {"logistic": Logistic, "binary-logistic": BinaryLogistic, "binary-sigmoid": BinarySigmoid}
 TOGETHER = [name for name in algorithm_names() if name != "fedbcgd-frozen"]
@@ -243,7 +243,7 @@ def test_resident_images_and_anything_else_give_the_same():
 
 
 def test_large_epochs_are_gathered_step_by_step(monkeypatch):
-    from fedbcgd.local import stack
+    from fedbcgd.core import stack
 
     at_once = values(go(together=3))
     monkeypatch.setattr(stack, "AT_ONCE", 10)

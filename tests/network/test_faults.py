@@ -8,8 +8,8 @@ import torch
 from torch import nn
 
 from fedbcgd import Diverged, UserError, algorithm_names, make_algorithm, simulate
-from fedbcgd.codecs import CODECS
-from fedbcgd.messages import Task
+from fedbcgd.algorithms.codecs import CODECS
+from fedbcgd.core.messages import Task
 from fedbcgd.network import faults
 from fedbcgd.network.faults import Door, crashes, damaged, dropped, spoilt
 
@@ -81,7 +81,7 @@ def test_damage_is_the_same_for_the_same_upload(federation, net, toys):
 def test_half_of_the_cohort_drops_out_in_every_round(federation, net, toys, name):
     """It trains, nothing hangs, the ledger counts what arrived, and c = mean(c_i) holds."""
     from fedbcgd.network.settings import as_network
-    from fedbcgd.network.watch import Watch
+    from fedbcgd.network.simulator import Watch
 
     options = {"blocks": 2} if "fedbcgd" in name else {}
     if name == "fedbcgd-matched":

@@ -9,14 +9,16 @@ from hypothesis import strategies as st
 from torch import nn
 
 from fedbcgd import UserError, algorithm_names, make_algorithm, simulate
-from fedbcgd import config as configuration
-from fedbcgd.loop import Stop
-from fedbcgd.messages import Upload
-from fedbcgd.network.afterwards import bias
+from fedbcgd.core.messages import Upload
+from fedbcgd.engine.assemble import make_job, make_server
+from fedbcgd.engine.loop import Stop
+from fedbcgd.engine.run_folder import RunFolder
 from fedbcgd.network.settings import Network
-from fedbcgd.network.watch import Watch
-from fedbcgd.runner import Folder, execute
-from fedbcgd.simulation import make_job, make_server
+from fedbcgd.network.simulator import Watch
+from fedbcgd.runs import config as configuration
+from fedbcgd.runs.execute import execute
+from fedbcgd.runs.folder import finished
+from fedbcgd.runs.retiming import bias
 
 LINKS = """client,uplink_mbit,downlink_mbit,latency_ms,gradient_ms
 0,0.000128,0.000256,500,250
@@ -333,7 +335,7 @@ def test_a_resumed_run_has_the_same_clock_and_the_same_traffic(tmp_path):
 
 def test_an_evaluation_cut_off_does_not_lose_the_round(tmp_path, monkeypatch):
     """Ctrl-C between the commit of a round and its evaluation: what was sent in it is recorded all the same."""
-    from fedbcgd.carriers import InProcess
+    from fedbcgd.backends import InProcess
 
     original, calls = InProcess.evaluate, []
 
@@ -379,12 +381,12 @@ def test_measurements_that_changed_are_refused(tmp_path):
     execute(config, tmp_path / "run")
     longer = config.model_copy(update={"run": config.run.model_copy(update={"rounds": 7})})
     (tmp_path / "links.csv").write_text(text + "2,2,2,2\n")
-    assert Folder(tmp_path / "run").finished(configuration.complete(config)) is None
+    assert finished(RunFolder(tmp_path / "run"), configuration.complete(config)) is None
     with pytest.raises(UserError, match="links have changed"):
         execute(longer, tmp_path / "run", resume=True)
-    assert Folder(tmp_path / "run").summary.exists()  # refused before anything was touched
+    assert RunFolder(tmp_path / "run").summary.exists()  # refused before anything was touched
     (tmp_path / "links.csv").write_text(text)
-    assert Folder(tmp_path / "run").finished(configuration.complete(config)) is not None
+    assert finished(RunFolder(tmp_path / "run"), configuration.complete(config)) is not None
     assert execute(longer, tmp_path / "run", resume=True).rounds == 7
 
 

@@ -13,8 +13,9 @@ from runfolders import collect, comparison, embedded, make, rows, shown, write_r
 from serving import serving
 
 from fedbcgd import UserError
+from fedbcgd.engine.run_folder import find_runs
 from fedbcgd.report import page
-from fedbcgd.report.collect import MOST_ROWS, folders
+from fedbcgd.report.collect import MOST_ROWS
 from fedbcgd.report.serve import PageServer
 
 NASTY = "</script><script>alert(1)</script><img src=x onerror=alert(1)>&amp;\u2028{{SCRIPT}}{{DATA}}"
@@ -39,7 +40,7 @@ def test_a_folder_that_several_paths_lead_to_is_there_once_under_the_first(tmp_p
     assert len(found) == 9
     assert found[:3] == [Path("runs/fedavg") / f"seed-{k}" for k in range(3)]
     assert found[3] == tmp_path / "runs" / "fedbcgd" / "seed-0"
-    assert len(folders([Path("link"), Path("runs")])) == 9
+    assert len(find_runs([Path("link"), Path("runs")])) == 9
 
 
 def test_a_place_that_is_not_there_is_a_mistake(tmp_path):
@@ -220,8 +221,8 @@ def test_a_port_that_is_taken(server):
 
 
 def test_hours_under_each_profile_are_those_of_the_clock(real_run):
-    from fedbcgd.network import afterwards
     from fedbcgd.network.profiles import PROFILES
+    from fedbcgd.runs import retiming as afterwards
 
     run = shown(real_run)["runs"][0]
     assert list(run["profiles"]) == list(PROFILES)

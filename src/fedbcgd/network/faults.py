@@ -11,12 +11,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedbcgd.messages import Receipt, Task, Upload
-from fedbcgd.streams import stream
+from fedbcgd.core.messages import Receipt, Task, Upload
+from fedbcgd.rng import stream
 
 if TYPE_CHECKING:
-    from fedbcgd.carriers.carrier import Carrier
-    from fedbcgd.server import Server
+    from fedbcgd.core.server import Server
+    from fedbcgd.engine.backend import Carrier
 
 
 def dropped(tasks: Sequence[Task], share: float, seed: int) -> tuple[np.ndarray, np.ndarray]:

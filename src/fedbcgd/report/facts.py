@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 from pydantic import BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError
 
-from fedbcgd.reading import shorten
+from fedbcgd.core.reading import shorten
 
 Wrong = Callable[[str], None]
 
