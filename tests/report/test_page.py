@@ -27,7 +27,7 @@ def test_folders_are_found_wherever_they_are_and_once(tmp_path):
     (place / "fedavg" / "seed-0" / "checkpoint" / "summary.json").write_text("{}")
     (place / ".hidden").mkdir()
     (place / ".hidden" / "metrics.jsonl").write_text("")
-    found = folders([place, place / "fedavg", place / "fedavg" / "seed-1"])
+    found = find_runs([place, place / "fedavg", place / "fedavg" / "seed-1"])
     assert len(found) == 9
     assert found[0] == place / "fedavg" / "seed-0"
 
@@ -36,7 +36,7 @@ def test_a_folder_that_several_paths_lead_to_is_there_once_under_the_first(tmp_p
     comparison(tmp_path / "runs")
     (tmp_path / "link").symlink_to(tmp_path / "runs")
     monkeypatch.chdir(tmp_path)
-    found = folders([Path("runs/fedavg"), tmp_path / "runs", Path("link"), Path("link/../runs")])
+    found = find_runs([Path("runs/fedavg"), tmp_path / "runs", Path("link"), Path("link/../runs")])
     assert len(found) == 9
     assert found[:3] == [Path("runs/fedavg") / f"seed-{k}" for k in range(3)]
     assert found[3] == tmp_path / "runs" / "fedbcgd" / "seed-0"
@@ -45,7 +45,7 @@ def test_a_folder_that_several_paths_lead_to_is_there_once_under_the_first(tmp_p
 
 def test_a_place_that_is_not_there_is_a_mistake(tmp_path):
     with pytest.raises(UserError, match="is no folder: wanted is the folder of a run"):
-        folders([tmp_path / "absent"])
+        find_runs([tmp_path / "absent"])
 
 
 def test_a_partition_that_several_runs_share_is_there_once(tmp_path):
