@@ -45,7 +45,7 @@ def _one_case(cohort: int, clients: int, d: int) -> None:
     with Federation(cohort, clients, d) as loop:
         for _ in range(3):
             one_round(loop)
-        worker = max(_peak(pid) for pid in loop.carrier.pids())  # type: ignore[attr-defined]
+        worker = max(_peak(pid) for pid in loop.backend.pids())  # type: ignore[attr-defined]
         shared = _shared(os.getpid())
         print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024 - shared, worker)
 
@@ -72,9 +72,9 @@ def checkpoints(console: Console, repeats: int = 7) -> list[dict]:
                 start = time.perf_counter()
                 one_round(loop)
                 begun = time.perf_counter()
-                points.begin(loop.server, loop.carrier.store, {})
+                points.begin(loop.server, loop.backend.store, {})
                 waited = time.perf_counter()
-                points.finish(loop.carrier.store)
+                points.finish(loop.backend.store)
                 if k:
                     rounds.append(begun - start)
                     waits.append(waited - begun)

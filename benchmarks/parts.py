@@ -20,7 +20,7 @@ from torch.profiler import ProfilerActivity, profile
 from workloads import WORKLOADS
 
 from fedbcgd.algorithms.codecs import QSGD, TopK, _fast, qsgd, topk
-from fedbcgd.backends.placement import Where
+from fedbcgd.backends.placement import Placement
 from fedbcgd.core.client import Client
 from fedbcgd.core.server import Server
 from fedbcgd.core.stack import Stack
@@ -89,7 +89,7 @@ def _logistic(console: Console) -> list[dict]:
         "commit": (Server, "commit"),
     }
     workload = replace(WORKLOADS["logistic"], rounds=100)
-    with federation(workload, together=workload.cohort, where=Where(workers=0)) as turn, clocks(parts) as seconds:
+    with federation(workload, together=workload.cohort, where=Placement(workers=0)) as turn, clocks(parts) as seconds:
         start = time.perf_counter()
         turn()
         whole = time.perf_counter() - start
@@ -112,7 +112,7 @@ def _plus(console: Console) -> list[dict]:
             "check and sum": (Server, "receive"),
         }
         workload = replace(WORKLOADS["cnn"], cohort=10, rounds=3)
-        with federation(workload, name, where=Where(workers=0)) as turn, clocks(parts) as seconds:
+        with federation(workload, name, where=Placement(workers=0)) as turn, clocks(parts) as seconds:
             start = time.perf_counter()
             turn()
             whole = time.perf_counter() - start

@@ -46,7 +46,9 @@ def test_the_layers_of_the_code_are_those_of_the_documentation():
     settings = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"][0]["layers"]
     checked = [name for layer in settings for name in re.findall(r"fedbcgd\.(\w+)", layer)]
     assert checked[: len(rows) - 1] == rows[:-1]
-    named = re.findall(r"`((?:cli|paper|report|runs|network|backends|display|engine|models|algorithms|core|data)/[\w/]+\.py)`", text)
+    named = re.findall(
+        r"`((?:cli|paper|report|runs|network|backends|display|engine|models|algorithms|core|data)/[\w/]+\.py)`", text
+    )
     assert len(named) > 10
     for name in named:
         assert (source / name).exists(), name

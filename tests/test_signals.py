@@ -53,7 +53,7 @@ def test_an_interrupt_in_the_middle_of_a_commit_comes_after_it(federation, net, 
 
     monkeypatch.setattr(Server, "_move_controls", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        Loop(f.server, f.carrier, Stop(rounds=5)).run()
+        Loop(f.server, f.backend, Stop(rounds=5)).run()
     assert f.server.round == 1
     assert len(f.store.clients()) == 4
     import torch

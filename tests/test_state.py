@@ -15,7 +15,7 @@ DIM = 6
 
 
 def put(store, client, value, s=slice(0, DIM), epoch=0):
-    """What a carrier does with an accepted upload."""
+    """What a backend does with an accepted upload."""
     slot = store.reserve()
     values = torch.full((s.stop - s.start,), float(value))
     store.file.write(slot, store.slot(client, epoch), StateUpdate(client, epoch, {"c": [(s, values)]}))

@@ -1,7 +1,7 @@
 """Random draws: each from (seed, purpose, round, client), never from a global generator.
 
 Whoever asks for the same draw gets the same numbers, in whatever process and order: this is why one seed gives one
-model on every carrier, and why two algorithms with one seed see the same cohorts and the same minibatches.
+model on every backend, and why two algorithms with one seed see the same cohorts and the same minibatches.
 """
 
 from zlib import crc32

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from fedbcgd.algorithms.registry import make_algorithm
 from fedbcgd.backends.inprocess import Transport
-from fedbcgd.backends.placement import Where
+from fedbcgd.backends.placement import Placement
 from fedbcgd.backends.registry import make_backend
 from fedbcgd.backends.workers.processes import start_early
 from fedbcgd.core.algorithm import Algorithm
@@ -25,7 +25,7 @@ from fedbcgd.engine.job import Job
 from fedbcgd.engine.loop import Callback, Loop, Outcome, Stop
 from fedbcgd.errors import Diverged, UserError
 from fedbcgd.network.settings import NO_WORKERS, Network, as_network
-from fedbcgd.network.simulator import Watch, fit_to_links
+from fedbcgd.network.simulator import NetworkSimulator, fit_to_links
 
 log = logging.getLogger("fedbcgd")
 
@@ -63,7 +63,7 @@ def simulate(
     callbacks: Sequence[Callback] = (),
     progress: bool | None = None,
     workers: int | None = None,
-    carrier: str = "workers",
+    backend: str = "workers",
     address: str | None = None,
     gpus: float | None = None,
     device: str | torch.device = "cpu",
@@ -92,7 +92,7 @@ def simulate(
     progress: show a progress bar; default: when the output is a terminal.
     workers: processes that do the clients' work; default one per core, 0 for this process itself (for debugging, and
         quicker to start). The result is the same to the bit.
-    carrier: "workers", processes of this machine, or "ray" (extra `ray`), actors of a Ray cluster. address: of the cluster
+    backend: "workers", processes of this machine, or "ray" (extra `ray`), actors of a Ray cluster. address: of the cluster
         ("auto", "host:port"); without one Ray is started here. gpus: the share of a GPU that each actor gets.
     channels_last: compute in that memory format; default: for models with 2-d convolutions that can.
     together: compute up to so many clients in one multiplication, with models that offer it (logistic regression and other
@@ -103,23 +103,26 @@ def simulate(
         the settings of `[network]` in docs/network.md. Rows then have `hours`, on the clock of that network; deadlines,
         over-sampling and faults are among the settings.
     """
+    if "carrier" in options:
+        log.warning("simulate: carrier is called backend now; the old name works in this version only")
+        backend = options.pop("carrier")
     algorithm = _algorithm(algorithm, options)
     conditions = as_network(network)
     stop = Stop(rounds, budget, make_target(target))
     _check(model, clients, test, stop, evaluate_every, seed, callbacks)
     if cohort is not None:
         check_integer("cohort", cohort, 1)
-    if transport is not None and (workers or carrier == "ray"):
-        raise UserError("transport: only the carrier in this process has one (workers=0)")
-    where = Where(carrier, 0 if transport is not None else workers, address, gpus, str(device))
+    if transport is not None and (workers or backend == "ray"):
+        raise UserError("transport: only the backend in this process has one (workers=0)")
+    where = Placement(backend, 0 if transport is not None else workers, address, gpus, str(device))
     where.check()
-    if conditions is not None and conditions.crash and (where.workers == 0 or carrier == "ray"):
+    if conditions is not None and conditions.crash and (where.workers == 0 or backend == "ray"):
         raise UserError(f"network.{NO_WORKERS}")
-    if carrier == "workers" and where.workers != 0 and str(device) == "cpu":
+    if backend == "workers" and where.workers != 0 and str(device) == "cpu":
         start_early()
     algorithm = fit_to_links(algorithm, conditions, model, clients, cohort, seed)
     job = make_job(model, clients, algorithm, test, seed, loss, metrics, weights, where.home, channels_last, together)
-    watch = None if conditions is None else Watch(job, conditions)
+    watch = None if conditions is None else NetworkSimulator(job, conditions)
     server = make_server(job, cohort, stop, watch)
     server.reliable = transport is None
     store = StateStore(algorithm.state_names, job.layout.dim, job.layout.dtype)

@@ -99,7 +99,7 @@ def test_a_federation_on_flower_is_a_run_too(tmp_path):
     folder = make(tmp_path / "flower", "fedbcgd", 3)
     (folder / "config.toml").unlink()
     summary = json.loads((folder / "summary.json").read_text())
-    summary |= {"carrier": "flower", "options": {"blocks": 5}}
+    summary |= {"backend": "flower", "options": {"blocks": 5}}
     del summary["config"]
     (folder / "summary.json").write_text(json.dumps(summary))
     (run,), problems = collect(tmp_path)

@@ -1,7 +1,7 @@
-"""Carriers bring tasks to clients and uploads to the server. They know nothing of algorithms."""
+"""Backends bring tasks to clients and uploads to the server. They know nothing of algorithms."""
 
 from fedbcgd.backends.inprocess import InProcess
 from fedbcgd.backends.workers.backend import Workers
-from fedbcgd.engine.backend import Carrier
+from fedbcgd.engine.backend import Backend
 
-__all__ = ["Carrier", "InProcess", "Workers"]
+__all__ = ["Backend", "InProcess", "Workers"]

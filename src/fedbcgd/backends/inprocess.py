@@ -1,4 +1,4 @@
-"""All clients in this process, one after the other: for debugging, and the reference for every other carrier."""
+"""All clients in this process, one after the other: for debugging, and the reference for every other backend."""
 
 from collections.abc import Callable
 

@@ -1,18 +1,20 @@
 """The backends by name."""
 
 from fedbcgd.backends.inprocess import InProcess, Transport
-from fedbcgd.backends.placement import Where
+from fedbcgd.backends.placement import Placement
 from fedbcgd.backends.workers.backend import Workers
 from fedbcgd.backends.workers.processes import cores
-from fedbcgd.engine.backend import Carrier
+from fedbcgd.engine.backend import Backend
 from fedbcgd.engine.client_state import StateStore
 from fedbcgd.engine.job import Job
 from fedbcgd.errors import UserError
 
 
-def make_backend(job: Job, store: StateStore, cohort: int, where: Where, transport: Transport | None = None) -> Carrier:
+def make_backend(
+    job: Job, store: StateStore, cohort: int, where: Placement, transport: Transport | None = None
+) -> Backend:
     """Worker processes, one per core unless told otherwise; this process where 0 is asked for or a GPU computes."""
-    if where.carrier == "ray":
+    if where.backend == "ray":
         if job.together is not None:
             raise UserError("together: only worker processes and this process compute clients together, not Ray")
         from fedbcgd.backends.ray.backend import Ray

@@ -14,7 +14,7 @@ from fedbcgd.engine.signals import ENDING, HungUp
 from fedbcgd.files import as_json
 
 if TYPE_CHECKING:
-    from fedbcgd.display.progress import Watch
+    from fedbcgd.display.progress import ProgressDisplay
     from fedbcgd.engine.loop import RoundInfo
 
 ConfigFile = Annotated[Path, typer.Argument(help="A TOML file; `fedbcgd init` writes one.", show_default=False)]
@@ -62,7 +62,7 @@ class Silent:
 
 
 @contextmanager
-def display(names: list[str], quiet: bool, as_json: bool) -> Iterator["Watch | JsonLines | Silent"]:
+def display(names: list[str], quiet: bool, as_json: bool) -> Iterator["ProgressDisplay | JsonLines | Silent"]:
     """Progress of these runs, as asked for."""
     if as_json:
         yield JsonLines(names)
@@ -113,8 +113,8 @@ def expect_workers(config: Path, sets: list[str] | None) -> None:
     if not isinstance(run, dict):
         return
     given = {key.strip(): value.strip(" '\"") for key, _, value in (text.partition("=") for text in sets or [])}
-    chosen = {key: given.get(f"run.{key}", str(run.get(key, ""))) for key in ("workers", "carrier", "device")}
-    if chosen["workers"] != "0" and chosen["carrier"] in ("", "workers") and chosen["device"] in ("", "cpu"):
+    chosen = {key: given.get(f"run.{key}", str(run.get(key, ""))) for key in ("workers", "backend", "device")}
+    if chosen["workers"] != "0" and chosen["backend"] in ("", "workers") and chosen["device"] in ("", "cpu"):
         start_early()
 
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from fedbcgd.core.algorithm import RESIDUAL, Algorithm
 from fedbcgd.core.codec import room
-from fedbcgd.core.messages import BUFFERS, Broadcast, Lend, StateUpdate, Task, Upload
+from fedbcgd.core.messages import BUFFERS, Allocator, Broadcast, StateUpdate, Task, Upload
 from fedbcgd.core.objective import Objective
 from fedbcgd.core.onednn import keep_within_bounds
 from fedbcgd.core.stack import Rows, Stack
@@ -40,7 +40,12 @@ class Client:
         self._evaluating = [m for m in module.modules() if not m.training] if module.training else []
 
     def fit(
-        self, broadcast: Broadcast, task: Task, data: Source, state: Mapping[str, Tensor], lend: Lend | None = None
+        self,
+        broadcast: Broadcast,
+        task: Task,
+        data: Source,
+        state: Mapping[str, Tensor],
+        allocate: Allocator | None = None,
     ) -> tuple[Upload, StateUpdate]:
         """Train from the broadcast; `state` is what this client has kept (nothing at first).
 
@@ -72,14 +77,14 @@ class Client:
             rng,
             draws,
             self._gradients,
-            self._lent(lend),
+            self._allocator(allocate),
         )
         self._training_mode()
         with _seeded(torch_seed(self.seed, "model", *at), self.model.vector.device):  # dropout and the like
             rule.train(work)
         self.model.gather_buffers()
         trained = time.perf_counter()
-        made = self._made(work, broadcast, task, len(data), lend)
+        made = self._made(work, broadcast, task, len(data), allocate)
         self.seconds = {"local": trained - start, "codec": time.perf_counter() - trained}
         return made
 
@@ -89,7 +94,7 @@ class Client:
         tasks: Sequence[Task],
         data: Sequence[Source],
         states: Sequence[Mapping[str, Tensor]],
-        lend: Sequence[Lend | None],
+        allocate: Sequence[Allocator | None],
     ) -> list[tuple[Upload, StateUpdate]]:
         """`fit` for several clients of equal size at once, with a model that offers it."""
         rule, start = self.algorithm.local, time.perf_counter()
@@ -107,19 +112,19 @@ class Client:
         trained = time.perf_counter()
         made = []
         for k, task in enumerate(tasks):
-            one = stack.client(k, self.layout.slices(task.block), self._lent(lend[k]))
-            made.append(self._made(one, broadcast, task, stack.examples, lend[k]))
+            one = stack.client(k, self.layout.slices(task.block), self._allocator(allocate[k]))
+            made.append(self._made(one, broadcast, task, stack.examples, allocate[k]))
         self.seconds = {"local": trained - start, "codec": time.perf_counter() - trained}
         return made
 
-    def _lent(self, lend: Lend | None) -> Lend | None:
+    def _allocator(self, allocate: Allocator | None) -> Allocator | None:
         """Where the changes themselves are what is sent, they are made where they will be."""
-        return lend if self.algorithm.codec.in_place else None
+        return allocate if self.algorithm.codec.in_place else None
 
     def _made(
-        self, work: Progress, broadcast: Broadcast, task: Task, examples: int, lend: Lend | None
+        self, work: Progress, broadcast: Broadcast, task: Task, examples: int, allocate: Allocator | None
     ) -> tuple[Upload, StateUpdate]:
-        payload, values = self._encode(work, broadcast, task, lend)
+        payload, values = self._encode(work, broadcast, task, allocate)
         upload = Upload(
             task.round, task.client, task.block, payload, examples, work.steps, work.evaluations, work.mean_loss
         )
@@ -134,7 +139,7 @@ class Client:
         return torch.zeros_like(self.model.vector[: self.layout.dim])
 
     def _encode(
-        self, work: Progress, broadcast: Broadcast, task: Task, lend: Lend | None
+        self, work: Progress, broadcast: Broadcast, task: Task, allocate: Allocator | None
     ) -> tuple[dict[str, list[Tensor]], dict[str, list[tuple[slice, Tensor]]]]:
         """The payload, and the new state on the uploaded coordinates: what the server will add is added here too."""
         rule, codec, dtype = self.algorithm.local, self.algorithm.codec, self.layout.dtype
@@ -147,7 +152,7 @@ class Client:
             for channel, change in rule.changes(work, s).items():
                 # Error feedback: what an earlier upload left out is added, what this one leaves out is kept.
                 owed = change.add_(work.mine[RESIDUAL][s]).clone() if codec.residual and channel == "dx" else None
-                data = codec.encode(change, rng, lend)
+                data = codec.encode(change, rng, allocate)
                 payload[channel].append(data)
                 if self.algorithm.state_names:
                     sent[channel] = codec.decode(data, s.stop - s.start, dtype)
@@ -161,7 +166,7 @@ class Client:
             values[RESIDUAL] = residual
         if self.layout.size > self.layout.dim:
             buffers = self.model.vector[self.layout.buffer_slice].view(torch.uint8)
-            payload[BUFFERS] = [room(len(buffers), lend, buffers.device).copy_(buffers)]
+            payload[BUFFERS] = [room(len(buffers), allocate, buffers.device).copy_(buffers)]
         return payload, values
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedbcgd.core.messages import Lend
+from fedbcgd.core.messages import Allocator
 from fedbcgd.core.parts import Part
 
 
@@ -27,7 +27,7 @@ class Codec(Part):
         """Whether `n` values can have been encoded in so many bytes."""
         return nbytes == self.nbytes(n, dtype)
 
-    def encode(self, values: Tensor, rng: np.random.Generator, lend: Lend | None = None) -> Tensor:
+    def encode(self, values: Tensor, rng: np.random.Generator, allocate: Allocator | None = None) -> Tensor:
         """The values as a uint8 tensor: in memory that was lent, if any was. May reuse the memory of `values`."""
         raise NotImplementedError
 
@@ -37,6 +37,6 @@ class Codec(Part):
         raise NotImplementedError
 
 
-def room(nbytes: int, lend: Lend | None, device: torch.device) -> Tensor:
+def room(nbytes: int, allocate: Allocator | None, device: torch.device) -> Tensor:
     """Where to write so many bytes."""
-    return lend(nbytes) if lend else torch.empty(nbytes, dtype=torch.uint8, device=device)
+    return allocate(nbytes) if allocate else torch.empty(nbytes, dtype=torch.uint8, device=device)

@@ -40,7 +40,7 @@ class LocalRule(Part):
         return self.local_steps or self.local_epochs * -(-examples // self.batch_size)
 
     @property
-    def alone(self) -> str:
+    def unbatchable_reason(self) -> str:
         """Why clients that take this rule cannot be computed together; empty if they can."""
         return ""
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 BUFFERS = "buffers"  # the channel of BatchNorm statistics and the like: sent plain, averaged plainly
 
-Lend = Callable[[int], Tensor]  # memory for so many bytes of an upload, which is written there once and for all
+Allocator = Callable[[int], Tensor]  # memory for so many bytes of an upload, which is written there once and for all
 
 
 @dataclass(frozen=True)

@@ -43,7 +43,7 @@ class Server:
 
     Uploads may arrive in any order. Each is checked and answered at once; they are added to the running sums in the
     order of the plan, so that the sums do not depend on who was faster. An upload that is early waits, decoded, until
-    `settled` has passed it: a carrier that lends memory to uploads may reuse that of the first `settled` tasks.
+    `settled` has passed it: a backend that lends memory to uploads may reuse that of the first `settled` tasks.
 
     Clients are not trusted: whatever one sends is accepted or refused with a reason, and x and every state are finite
     after each commit, since a step that does not end in finite numbers is undone.

@@ -22,7 +22,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fedbcgd.core.messages import Lend
+from fedbcgd.core.messages import Allocator
 from fedbcgd.core.vector import Layout
 from fedbcgd.core.work import Gradient, Gradients, Minibatch, Progress, Work
 from fedbcgd.data.sources import Source, together
@@ -144,10 +144,10 @@ class Stack(Work):
         self._losses.append(self._stacked_step(self._rows.values, x, y, self.eta, rule.weight_decay))
         self.add(*more)
 
-    def client(self, k: int, slices: tuple[slice, ...], lend: Lend | None) -> Progress:
+    def client(self, k: int, slices: tuple[slice, ...], allocate: Allocator | None) -> Progress:
         """One client of the stack, trained."""
         mine = {name: kept[k] for name, kept in self.mine.items()}
-        one = Progress(self.x[k], self.y[k], self.controls, mine, slices, self.eta, self.losses[k], lend)
+        one = Progress(self.x[k], self.y[k], self.controls, mine, slices, self.eta, self.losses[k], allocate)
         one.steps, one.evaluations = self.steps, self.evaluations
         one.notes = {name: noted[k] for name, noted in self.notes.items()}
         return one
@@ -166,4 +166,4 @@ def why_not(rule: "LocalRule", layout: Layout, module: nn.Module, objective: Any
         return f"{name} has buffers"
     if any(e.order != tuple(range(len(e.shape))) for e in layout.parameters):
         return f"the parameters of {name} do not lie in memory in their ordinary order"
-    return rule.alone
+    return rule.unbatchable_reason

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedbcgd.core.messages import Lend
+from fedbcgd.core.messages import Allocator
 from fedbcgd.core.objective import Objective
 from fedbcgd.core.vector import FlatModel, Layout
 from fedbcgd.data.sources import Source, to_device
@@ -84,7 +84,7 @@ class Progress:
         slices: tuple[slice, ...],
         eta: float,
         losses: Tensor,
-        lend: Lend | None = None,
+        allocate: Allocator | None = None,
     ):
         self.x = x  # the anchor: the model of the broadcast
         self.y = y  # the client's own model
@@ -92,7 +92,7 @@ class Progress:
         self.mine = mine  # c_i
         self.slices = slices  # what will be uploaded
         self.eta = eta
-        self._lend = lend
+        self._lend = allocate
         self.losses = losses  # the sum over the minibatches
         self.steps = 0
         self.evaluations = 0
@@ -122,11 +122,11 @@ class Work(Progress):
         rng: np.random.Generator,
         draws: Draws,
         gradients: Gradients,
-        lend: Lend | None,
+        allocate: Allocator | None,
     ):
         dim = model.layout.dim
         loss = torch.zeros((), device=model.vector.device)
-        super().__init__(x[:dim], model.vector[:dim], controls, mine, slices, rule.rate(round), loss, lend)
+        super().__init__(x[:dim], model.vector[:dim], controls, mine, slices, rule.rate(round), loss, allocate)
         self.blocks = [model.layout.block(j) for j in range(model.layout.blocks)] + [model.layout.shared]
         self._rule = rule
         self._model = model

@@ -30,7 +30,7 @@ def printable(text: object, longest: int = 500) -> Text:
     return Text(shorten(str(text), longest))
 
 
-class Watch:
+class ProgressDisplay:
     """Shows one or several runs, one after the other. `watch(info)` is a callback of a run."""
 
     def __init__(self, names: list[str], console: Console, live: bool):
@@ -120,16 +120,16 @@ def _metric(row: dict[str, float]) -> str:
 
 
 @contextmanager
-def watch(names: list[str], console: Console | None = None) -> Iterator[Watch]:
+def watch(names: list[str], console: Console | None = None) -> Iterator[ProgressDisplay]:
     """A live display on a terminal, plain lines otherwise."""
     console = console or Console(stderr=True)
-    shown = Watch(names, console, live=console.is_terminal)
+    shown = ProgressDisplay(names, console, live=console.is_terminal)
     with shown._progress:
         yield shown
 
 
 @contextmanager
-def single(name: str, progress: bool | None) -> Iterator[Watch | None]:
+def single(name: str, progress: bool | None) -> Iterator[ProgressDisplay | None]:
     """The display of one run: asked for, or by default when the output is a terminal."""
     if progress or (progress is None and sys.stderr.isatty()):
         with watch([name]) as shown:

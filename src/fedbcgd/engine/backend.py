@@ -1,4 +1,4 @@
-"""What a carrier is."""
+"""What a backend is."""
 
 from typing import Protocol, runtime_checkable
 
@@ -10,7 +10,7 @@ from fedbcgd.engine.client_state import StateStore
 from fedbcgd.engine.clock import Clock
 
 
-class Carrier(Protocol):
+class Backend(Protocol):
     store: StateStore
     clock: Clock
 
@@ -26,8 +26,8 @@ class Carrier(Protocol):
 
 
 @runtime_checkable
-class Overlapping(Carrier, Protocol):
-    """A carrier that can evaluate beside the next round."""
+class OverlappingBackend(Backend, Protocol):
+    """A backend that can evaluate beside the next round."""
 
     def begin_evaluation(self, x: Tensor) -> None:
         """Take note of the model x; from now on it is evaluated whenever a worker would have nothing to do."""

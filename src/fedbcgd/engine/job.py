@@ -1,4 +1,4 @@
-"""Everything a process needs to do clients' work: what a carrier sends to a worker, or uses itself."""
+"""Everything a process needs to do clients' work: what a backend sends to a worker, or uses itself."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from fedbcgd.core.algorithm import Algorithm
 from fedbcgd.core.client import Client
-from fedbcgd.core.messages import Broadcast, Lend, StateUpdate, Task, Upload
+from fedbcgd.core.messages import Allocator, Broadcast, StateUpdate, Task, Upload
 from fedbcgd.core.objective import Objective
 from fedbcgd.core.vector import Layout
 from fedbcgd.data.sources import Parts, Source, as_source, on_device
@@ -64,20 +64,20 @@ class Job:
         broadcast: Broadcast,
         tasks: Sequence[Task],
         states: Sequence[Mapping[str, Tensor]],
-        lend: Sequence[Lend | None] | None = None,
+        allocate: Sequence[Allocator | None] | None = None,
     ) -> list[tuple[Upload, StateUpdate]]:
         """The work of one unit."""
-        lend = lend or [None] * len(tasks)
+        allocate = allocate or [None] * len(tasks)
         if self.together is None:
-            return [self.fit(broadcast, *one) for one in zip(tasks, states, lend, strict=True)]
+            return [self.fit(broadcast, *one) for one in zip(tasks, states, allocate, strict=True)]
         data = [self._data(task) for task in tasks]
-        return self.client.fit_together(broadcast, tasks, data, states, lend)
+        return self.client.fit_together(broadcast, tasks, data, states, allocate)
 
     def fit(
-        self, broadcast: Broadcast, task: Task, state: Mapping[str, Tensor], lend: Lend | None = None
+        self, broadcast: Broadcast, task: Task, state: Mapping[str, Tensor], allocate: Allocator | None = None
     ) -> tuple[Upload, StateUpdate]:
         try:
-            return self.client.fit(broadcast, task, self._data(task), state, lend)
+            return self.client.fit(broadcast, task, self._data(task), state, allocate)
         except Exception as error:
             if "Expected more than 1 value per channel" in str(error):
                 size = self.algorithm.local.batch_size

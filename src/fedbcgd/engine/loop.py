@@ -11,7 +11,7 @@ from torch import Tensor
 from fedbcgd.core.ledger import Ledger
 from fedbcgd.core.messages import RoundReport
 from fedbcgd.core.server import Server
-from fedbcgd.engine.backend import Carrier, Overlapping
+from fedbcgd.engine.backend import Backend, OverlappingBackend
 from fedbcgd.engine.hooks import RoundHooks
 from fedbcgd.engine.signals import uninterrupted
 from fedbcgd.engine.threads import one_thread
@@ -125,7 +125,7 @@ class Loop:
     """A run in progress. `rows` and `seconds` may start from an earlier part of the same run."""
 
     server: Server
-    carrier: Carrier
+    backend: Backend
     stop: Stop
     every: int = 1
     callbacks: Sequence[Callback] = ()
@@ -150,7 +150,7 @@ class Loop:
         except BaseException:
             with uninterrupted():
                 self.server.abandon()
-                self.carrier.store.abandon()
+                self.backend.store.abandon()
                 self.lap()
             raise
         return reason
@@ -172,11 +172,11 @@ class Loop:
     def _round(self) -> str:
         with uninterrupted():
             plan = self.watch.plan(self.server) if self.watch else self.server.plan()
-        self.carrier.carry(self.watch.door(self.server, self.carrier) if self.watch else self.server, plan)
+        self.backend.carry(self.watch.door(self.server, self.backend) if self.watch else self.server, plan)
         self._collect()  # before the round counts: whoever is interrupted here finds the model that is due
-        with self.carrier.clock.timing("sums"), uninterrupted():
+        with self.backend.clock.timing("sums"), uninterrupted():
             report = self.server.commit()
-            self.carrier.store.commit()
+            self.backend.store.commit()
             if self.watch:
                 self.watch.committed(self.server)
         return self._after(report)
@@ -206,23 +206,23 @@ class Loop:
 
     def _begin(self) -> bool:
         """Have the model of this round evaluated beside the next one, where that is possible and nothing waits for it."""
-        carrier = self.carrier
-        if not self.overlap or self.stop.target is not None or not isinstance(carrier, Overlapping):
+        backend = self.backend
+        if not self.overlap or self.stop.target is not None or not isinstance(backend, OverlappingBackend):
             return False
-        carrier.begin_evaluation(self.server.x)
+        backend.begin_evaluation(self.server.x)
         return True
 
     def _collect(self, x: Tensor | None = None) -> None:
         """The row that is due: its model is x, or is being evaluated already."""
         if self._due is None:
             return
-        carrier = self.carrier
-        with carrier.clock.timing("evaluation"):
+        backend = self.backend
+        with backend.clock.timing("evaluation"):
             if x is not None:
-                metrics = carrier.evaluate(x)
+                metrics = backend.evaluate(x)
             else:
-                assert isinstance(carrier, Overlapping)
-                metrics = carrier.finish_evaluation()
+                assert isinstance(backend, OverlappingBackend)
+                metrics = backend.finish_evaluation()
         named = {n if n.startswith("clients_") else f"{self.metric_prefix}_{n}": v for n, v in metrics.items()}
         self.rows.append({"round": self._due.pop("round"), **named, **self._due})
         self._due = None

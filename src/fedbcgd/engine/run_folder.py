@@ -55,7 +55,7 @@ class RunFolder:
         return self.path / "summary.json"
 
     @property
-    def holdings(self) -> Path:
+    def label_counts(self) -> Path:
         """How many examples of which label each client has."""
         return self.path / "holdings.json"
 

@@ -1,4 +1,4 @@
-"""One thread for each client's computing: the same sums in the same order on every carrier, and no fight for cores."""
+"""One thread for each client's computing: the same sums in the same order on every backend, and no fight for cores."""
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager

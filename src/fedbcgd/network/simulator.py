@@ -1,7 +1,7 @@
 """The network of a run: who is there, when a round closes, what goes wrong, and what time it is.
 
 The clock looks at what was really sent (the ledger's entries). Who is late or gone is decided from the plan, before
-anybody trains: so it is the same on every carrier, and a client whose upload would be discarded computes nothing and
+anybody trains: so it is the same on every backend, and a client whose upload would be discarded computes nothing and
 keeps its state.
 """
 
@@ -18,11 +18,11 @@ from fedbcgd.core.algorithm import Algorithm
 from fedbcgd.core.messages import Plan, Task
 from fedbcgd.core.objective import objective
 from fedbcgd.core.server import Server
-from fedbcgd.engine.backend import Carrier
+from fedbcgd.engine.backend import Backend
 from fedbcgd.engine.job import Job
 from fedbcgd.errors import UserError
 from fedbcgd.network.closing import Closing, close
-from fedbcgd.network.faults import Door, crashes, dropped, spoilt
+from fedbcgd.network.faults import FaultInjector, crashes, dropped, spoilt
 from fedbcgd.network.links import Links
 from fedbcgd.network.settings import Network
 from fedbcgd.network.traffic import Round
@@ -53,7 +53,7 @@ def fit_to_links(
     return replace(algorithm, uplink=uplink.fitted(fitted_sizes(*judged)))
 
 
-class Watch:
+class NetworkSimulator:
     """`record` gets what was sent in each round; without a network that is all it does."""
 
     def __init__(self, job: Job, network: Network | None, record: Callable[[Round], None] | None = None):
@@ -131,13 +131,13 @@ class Watch:
         moments = self.costs[[task.client for task in tasks], blocks] * np.where(gone, when, 1.0)
         return close(moments, blocks, gone, self._minimum, self.network.deadline, bad), gone, moments
 
-    def door(self, server: Server, carrier: Carrier) -> Server:
-        """Where carriers hand in uploads: the server itself, unless something is to go wrong on the way."""
+    def door(self, server: Server, backend: Backend) -> Server:
+        """Where backends hand in uploads: the server itself, unless something is to go wrong on the way."""
         network = self.network
         if network is None or not (network.corrupt or network.crash):
             return server
-        victim = crashes(network.crash, server.round, self._seed) if hasattr(carrier, "pids") else None
-        return Door(server, carrier, network.corrupt, self._seed, victim)  # type: ignore[return-value]
+        victim = crashes(network.crash, server.round, self._seed) if hasattr(backend, "pids") else None
+        return FaultInjector(server, backend, network.corrupt, self._seed, victim)  # type: ignore[return-value]
 
     def committed(self, server: Server) -> None:
         """A round is over: the clock goes on, and what was sent is recorded."""

@@ -13,7 +13,7 @@ from fedbcgd.report.collect import Found
 ASIDE = {
     "run.seed",
     "run.workers",
-    "run.carrier",
+    "run.backend",
     "run.address",
     "run.gpus",
     "run.together",

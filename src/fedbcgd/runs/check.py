@@ -39,10 +39,10 @@ class _Check:
         self._sealed = False  # a checksum was found
         summary = self._try(folder.summary, self._object)
         saved = self._checkpoints()
-        flower = "clients_in_all" in saved or (summary or {}).get("carrier") == "flower"
+        flower = "clients_in_all" in saved or "flower" in [(summary or {}).get(key) for key in ("backend", "carrier")]
         begun = bool(saved or summary)
         self._try(folder.config, lambda path: vouched(read_regular(path, LARGEST)), begun and not flower)
-        self._try(folder.holdings, self._object)
+        self._try(folder.label_counts, self._object)
         for file, needed in (
             (folder.metrics, bool(saved.get("metrics"))),
             (folder.traffic, bool(saved.get("traffic"))),

@@ -1,11 +1,12 @@
 """The configuration of a run: one TOML file, checked field by field."""
 
+import logging
 import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from pydantic import Field, ValidationError
+from pydantic import Field, ValidationError, model_validator
 
 from fedbcgd.core.parts import Section, explain_error
 from fedbcgd.data.names import EMBEDDED, QUADRATICS
@@ -18,9 +19,11 @@ from fedbcgd.runs import toml
 from fedbcgd.runs.secrets import looks_secret, mask_config
 
 if TYPE_CHECKING:
-    from fedbcgd.backends.placement import Where
+    from fedbcgd.backends.placement import Placement
 
 # `[algorithm]` is checked by make_algorithm: which keys it may have depends on the algorithm.
+
+log = logging.getLogger("fedbcgd")
 
 
 class Data(Section):
@@ -92,7 +95,7 @@ class Run(Section):
         None, ge=1, description="rounds between checkpoints; unset: under 2 % of the time"
     )
     workers: int | None = Field(None, ge=0, description="processes; 0 for this one alone; unset: one per core")
-    carrier: Literal["workers", "ray"] = Field(
+    backend: Literal["workers", "ray"] = Field(
         "workers", description="processes of this machine, or ray: actors of a Ray cluster (extra `ray`)"
     )
     address: str | None = Field(None, description='of the cluster: "auto", "host:port"; unset: Ray is started here')
@@ -105,6 +108,14 @@ class Run(Section):
     )
     device: str = Field("cpu", description="where clients compute: cpu, cuda, mps")
     tensorboard: bool = Field(False, description="also write TensorBoard events (extra `tensorboard`)")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _earlier_names(cls, given: Any) -> Any:
+        if isinstance(given, dict) and "carrier" in given:
+            log.warning("run.carrier is called run.backend now; the old name works in this version only")
+            given = {"backend" if key == "carrier" else key: value for key, value in given.items()}
+        return given
 
 
 class Config(Section):
@@ -119,11 +130,11 @@ class Config(Section):
     )
 
     @property
-    def where(self) -> "Where":
-        from fedbcgd.backends.placement import Where
+    def where(self) -> "Placement":
+        from fedbcgd.backends.placement import Placement
 
         run = self.run
-        return Where(run.carrier, run.workers, run.address, run.gpus, run.device)
+        return Placement(run.backend, run.workers, run.address, run.gpus, run.device)
 
     def text(self) -> str:
         """As TOML; what looks like a secret is masked."""
@@ -135,7 +146,7 @@ SECTIONS |= {"network": Network, **dict.fromkeys((*COLUMNS, "availability"), Dis
 
 # What may differ between a run and its continuation.
 EXTENDABLE = {"run.rounds", "run.budget", "run.target", "run.workers", "run.checkpoint_every", "run.tensorboard"}
-EXTENDABLE |= {"run.carrier", "run.address", "run.gpus"}
+EXTENDABLE |= {"run.backend", "run.address", "run.gpus"}
 
 LARGEST = 1 << 16  # bytes of the configuration of a run folder that may come from anywhere
 MOST_DOTS = 2000  # in one line of it: the parser's memory grows with the square of a key's parts
@@ -314,7 +325,7 @@ def _impossible(config: Config) -> list[str]:
         out.append(f"quadratics.mu: at most beta = {config.quadratics.beta:g}, given {config.quadratics.mu:g}")
     if data.name == QUADRATICS and (data.validation or run.target is not None):
         out.append("data.validation and run.target need images: the metric of quadratics is the gap to the optimum")
-    if config.network is not None and config.network.crash and (run.workers == 0 or run.carrier == "ray"):
+    if config.network is not None and config.network.crash and (run.workers == 0 or run.backend == "ray"):
         out.append(f"network.{NO_WORKERS}")
     if run.cohort > data.clients:
         out.append(f"run.cohort: {run.cohort} clients cannot be sampled of data.clients = {data.clients}")

@@ -29,10 +29,10 @@ from fedbcgd.files import (
     write_tensors,
     write_text,
 )
-from fedbcgd.network.simulator import Watch, fit_to_links
+from fedbcgd.network.simulator import NetworkSimulator, fit_to_links
 from fedbcgd.runs import config as configuration
 from fedbcgd.runs.config import Config
-from fedbcgd.runs.experiment import Task, make_task
+from fedbcgd.runs.experiment import Experiment, make_experiment
 from fedbcgd.runs.folder import read_configuration
 from fedbcgd.runs.secrets import mask_command, mask_config, refuse_masked
 from fedbcgd.version import __version__
@@ -80,7 +80,7 @@ class _Prepared:
         self.config = config
         refuse_masked(config.model_dump())
         config.where.check()
-        self.task = make_task(config)
+        self.task = make_experiment(config)
         algorithm = configuration.algorithm_of(config, "configuration")
         task = self.task
         algorithm = fit_to_links(algorithm, config.network, task.model, task.clients, run.cohort, run.seed)
@@ -93,7 +93,7 @@ class _Prepared:
             try_out(self.job)
         goal = None if run.target is None else (f"{self.task.prefix}_accuracy", ">=", run.target)
         self.stop = Stop(run.rounds, run.budget, goal)
-        self.watch = Watch(self.job, config.network)
+        self.watch = NetworkSimulator(self.job, config.network)
         self.server = make_server(self.job, run.cohort, self.stop, self.watch)
 
 
@@ -113,22 +113,22 @@ def _execute(prepared: _Prepared, folder: RunFolder, callbacks: Sequence[Callbac
     text = config.text()
     write_text(folder.config, sealed(text))
     if task.counts is not None:
-        holdings = as_json({"classes": task.classes, "counts": task.counts.tolist()})
-        write_text(folder.holdings, sealed(holdings) + "\n")
+        label_counts = as_json({"classes": task.classes, "counts": task.counts.tolist()})
+        write_text(folder.label_counts, sealed(label_counts) + "\n")
     with (
         JsonlFile.resumed(folder.metrics, before) as metrics,
         JsonlFile.resumed(folder.traffic, before) as traffic,
     ):
         watch.record = lambda sent: traffic.append(sent.row())
-        carrier = make_backend(job, store, server.cohort, config.where)
-        carrier.clock.add(before["clock"] if before else {})
-        loop = Loop(server, carrier, stop, run.evaluate_every, (), task.prefix, metrics.rows, watch=watch, overlap=True)
+        backend = make_backend(job, store, server.cohort, config.where)
+        backend.clock.add(before["clock"] if before else {})
+        loop = Loop(server, backend, stop, run.evaluate_every, (), task.prefix, metrics.rows, watch=watch, overlap=True)
         loop.seconds = before["seconds"] if before else 0.0
 
         def save(beside: bool = False) -> None:
-            with carrier.clock.timing("checkpoint"):
+            with backend.clock.timing("checkpoint"):
                 checkpoints.finish(store)  # which may still be at the rows
-                more: dict[str, Any] = {"seconds": loop.lap(), "clock": dict(carrier.clock), "config": text}
+                more: dict[str, Any] = {"seconds": loop.lap(), "clock": dict(backend.clock), "config": text}
                 more |= {"data": task.digest, "network": watch.snapshot()} | metrics.kept() | traffic.kept()
                 checkpoints.begin(server, store, more, [metrics.sync, traffic.sync])
                 if not beside:
@@ -144,7 +144,7 @@ def _execute(prepared: _Prepared, folder: RunFolder, callbacks: Sequence[Callbac
                 save(beside=True)
 
         def summarise(outcome: Outcome) -> None:
-            summary = outcome.summary() | _circumstances(config, server.layout, dict(carrier.clock))
+            summary = outcome.summary() | _circumstances(config, server.layout, dict(backend.clock))
             summary["notes"] = list(task.notes)
             if watch.links is not None:
                 summary["links"] = watch.links.digest()
@@ -180,12 +180,12 @@ def _execute(prepared: _Prepared, folder: RunFolder, callbacks: Sequence[Callbac
             kept = f"the checkpoint of round {saved[1]['round']} is whole" if saved else "no checkpoint was written yet"
             raise UserError(f"{error}; {kept}") from error
         finally:
-            carrier.close()
+            backend.close()
             checkpoints.wait()
             store.close()
 
 
-def _draw(folder: RunFolder, outcome: Outcome, task: Task) -> None:
+def _draw(folder: RunFolder, outcome: Outcome, task: Experiment) -> None:
     from fedbcgd.display import plots
 
     plots.curves({outcome.algorithm: outcome.rows}, folder.path / "curve.png")

@@ -23,7 +23,7 @@ Splittable = Images | Tensors
 
 
 @dataclass
-class Task:
+class Experiment:
     model: nn.Module
     clients: Sequence[Any]
     test: Any
@@ -59,13 +59,13 @@ def parse_shape(text: str) -> tuple[int, int, int]:
     return channels, height, width
 
 
-def make_task(config: Config) -> Task:
+def make_experiment(config: Config) -> Experiment:
     """The training set of the run, split over its clients, and what it is measured on."""
     seed, data, model = config.run.seed, config.data, config.model
     if data.name == QUADRATICS:
         chosen = config.quadratics or Quadratics()
         p = quadratics(data.clients, seed=seed, **chosen.model_dump())
-        return Task(p.model, p.clients, p.test, "test", p.loss, p.metrics)
+        return Experiment(p.model, p.clients, p.test, "test", p.loss, p.metrics)
     handed = hand_out(config)
     assert handed is not None
     loaded = handed.loaded
@@ -74,7 +74,7 @@ def make_task(config: Config) -> Task:
         test, prefix = _plainly(loaded.train).subset(torch.from_numpy(handed.held)), "validation"
     options = {k: v for k in ("width", "norm") if (v := getattr(model, k)) is not None} | model.options
     made = make_model(model.name, loaded.shape, len(loaded.classes), seed, model.weights, options)
-    return Task(
+    return Experiment(
         made.module,
         split(loaded.train, handed.parts),
         test,

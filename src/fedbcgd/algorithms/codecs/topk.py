@@ -14,7 +14,7 @@ from torch import Tensor
 
 from fedbcgd.algorithms.codecs.packing import pack, packed_bytes, unpack
 from fedbcgd.core.codec import Codec, room
-from fedbcgd.core.messages import Lend
+from fedbcgd.core.messages import Allocator
 
 _BITMAP = 255
 _UNSIGNED = np.int32(0x7FFFFFFF)  # all bits of a float but its sign
@@ -40,12 +40,12 @@ class TopK(Codec):
     def fits(self, nbytes: int, n: int, dtype: torch.dtype) -> bool:
         return 1 + self.count(n) * dtype.itemsize <= nbytes <= self.nbytes(n, dtype)
 
-    def encode(self, values: Tensor, rng: np.random.Generator, lend: Lend | None = None) -> Tensor:
+    def encode(self, values: Tensor, rng: np.random.Generator, allocate: Allocator | None = None) -> Tensor:
         n, k = values.numel(), self.count(values.numel())
         places = _largest(values.cpu().float().numpy(), k)
         kind, coded = _write_places(places, n)
         kept = values.index_select(0, torch.from_numpy(places).to(values.device)).view(torch.uint8)
-        out = room(1 + len(kept) + len(coded), lend, values.device)
+        out = room(1 + len(kept) + len(coded), allocate, values.device)
         out[0] = kind
         out[1 : 1 + len(kept)] = kept
         out[1 + len(kept) :] = torch.from_numpy(coded)

@@ -34,7 +34,7 @@ class Frozen(SGD):
     """Only what will be uploaded moves locally; the rest of the model stays where it was (the paper's Figure 5)."""
 
     @property
-    def alone(self) -> str:
+    def unbatchable_reason(self) -> str:
         return "each client moves coordinates of its own"
 
     def move(self, work: Work, step: Tensor) -> None:

@@ -130,7 +130,7 @@ class SVRGControl(SVRG):
         return ("dx",) if self.derived else ("dx", "dc")
 
     @property
-    def alone(self) -> str:
+    def unbatchable_reason(self) -> str:
         return "adaptive damping looks at each client's blocks" if self.damping == "adaptive" else ""
 
     def correction(self, work: Work, full: Tensor) -> Tensor:

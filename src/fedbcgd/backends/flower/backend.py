@@ -1,4 +1,4 @@
-"""Flower's grid as a carrier: tasks go out as messages, uploads come back as replies."""
+"""Flower's grid as a backend: tasks go out as messages, uploads come back as replies."""
 
 import copy
 import logging
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("flwr.fedbcgd")  # shown where Flower shows its own
 
 
-class GridCarrier:
+class GridBackend:
     def __init__(self, federation: "Federation", grid: Grid):
         layout = federation.layout
         self.clock = Clock()
@@ -78,12 +78,12 @@ class GridLoop(Loop):
     """A loop that asks who is online before it plans a round."""
 
     def _round(self) -> str:
-        carrier = self.carrier
-        assert isinstance(carrier, GridCarrier)
-        self.server.available = carrier.online()
+        backend = self.backend
+        assert isinstance(backend, GridBackend)
+        self.server.available = backend.online()
         return super()._round()
 
     def _after(self, report: RoundReport) -> str:
-        assert isinstance(self.carrier, GridCarrier)
-        self.carrier.federation.committed()
+        assert isinstance(self.backend, GridBackend)
+        self.backend.federation.committed()
         return super()._after(report)

@@ -1,4 +1,4 @@
-"""The ClientApp: a user's model and data behind the same `Client` that every carrier runs."""
+"""The ClientApp: a user's model and data behind the same `Client` that every backend runs."""
 
 import inspect
 import logging

@@ -1,4 +1,4 @@
-"""The Flower strategy: the same `Server`, with Flower's grid as the carrier."""
+"""The Flower strategy: the same `Server`, with Flower's grid as the backend."""
 
 import contextlib
 import copy
@@ -20,7 +20,7 @@ from torch import nn
 
 from fedbcgd.algorithms.registry import make_algorithm
 from fedbcgd.backends.flower import wire
-from fedbcgd.backends.flower.backend import GridCarrier, GridLoop
+from fedbcgd.backends.flower.backend import GridBackend, GridLoop
 from fedbcgd.backends.flower.folder import ServerFolder
 from fedbcgd.backends.flower.roster import Roster, read_roster
 from fedbcgd.core.algorithm import Algorithm
@@ -181,9 +181,9 @@ class Federation(Strategy):
             if kept is not None:
                 kept.restore(self)
             result = Result()
-            carrier = GridCarrier(self, grid)
+            backend = GridBackend(self, grid)
             stop = Stop(num_rounds, self._budget, self.target)
-            loop = GridLoop(server, carrier, stop, self._every, (), "test", self.rows)
+            loop = GridLoop(server, backend, stop, self._every, (), "test", self.rows)
             if evaluate_fn is not None and server.round == 0:
                 _put(result.evaluate_metrics_serverapp, 0, evaluate_fn(0, self.arrays()))
 

@@ -106,7 +106,7 @@ class ServerFolder:
         assert server is not None
         write_tensors(self._folder.model, dict(federation.state_dict()))
         summary: dict[str, Any] = outcome.summary() | {
-            "carrier": "flower",
+            "backend": "flower",
             "clients": server.clients,
             "cohort": server.cohort,
             "seed": server.seed,

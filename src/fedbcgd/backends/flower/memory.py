@@ -28,7 +28,7 @@ Pieces = Sequence[tuple[slice, Tensor]]
 
 
 @dataclass
-class Memory:
+class ClientMemory:
     """The vectors of one client in one federation."""
 
     run: str = ""
@@ -76,7 +76,7 @@ class Memory:
         return tensors, values
 
     @classmethod
-    def parse(cls, tensors: Mapping[str, Tensor], values: Mapping[str, Any]) -> "Memory":
+    def parse(cls, tensors: Mapping[str, Tensor], values: Mapping[str, Any]) -> "ClientMemory":
         memory = cls(str(values["run"]), int(values["epoch"]), int(values["version"]))
         memory.pending_round = int(values["pending"])
         pending: dict[str, list[tuple[slice, Tensor]]] = {}
@@ -97,13 +97,13 @@ class InContext:
         self._state = state
         self._dtype = dtype
 
-    def load(self) -> Memory:
+    def load(self) -> ClientMemory:
         arrays, values = self._state.get(RECORD), self._state.get(f"{RECORD}-values")
         if not isinstance(arrays, ArrayRecord) or not isinstance(values, ConfigRecord):
-            return Memory()
-        return Memory.parse({k: tensor(a, self._dtype) for k, a in arrays.items()}, values)
+            return ClientMemory()
+        return ClientMemory.parse({k: tensor(a, self._dtype) for k, a in arrays.items()}, values)
 
-    def save(self, memory: Memory) -> None:
+    def save(self, memory: ClientMemory) -> None:
         tensors, values = memory.dump()
         arrays: dict[str, Array] = {k: array(t) for k, t in tensors.items()}
         self._state[RECORD] = ArrayRecord(arrays)
@@ -116,17 +116,17 @@ class InFolder:
     def __init__(self, folder: Path, client: int):
         self._path = make_folder(folder) / f"client-{client}.safetensors"
 
-    def load(self) -> Memory:
+    def load(self) -> ClientMemory:
         try:
             tensors, metadata, _ = read_tensors(self._path)
-            return Memory.parse({key: t.clone() for key, t in tensors.items()}, json.loads(metadata["fedbcgd"]))
+            return ClientMemory.parse({key: t.clone() for key, t in tensors.items()}, json.loads(metadata["fedbcgd"]))
         except FileNotFoundError:
-            return Memory()
+            return ClientMemory()
         except (OSError, KeyError, ValueError) as error:
             log.warning("the client's state is lost: %s", error)
-            return Memory()
+            return ClientMemory()
 
-    def save(self, memory: Memory) -> None:
+    def save(self, memory: ClientMemory) -> None:
         tensors, values = memory.dump()
         write_tensors(
             self._path, {k: t.contiguous().clone() for k, t in tensors.items()}, {"fedbcgd": json.dumps(values)}

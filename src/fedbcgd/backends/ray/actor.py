@@ -1,4 +1,4 @@
-"""What an actor of the Ray carrier does: clients' work as it is told, one task at a time, with one thread."""
+"""What an actor of the Ray backend does: clients' work as it is told, one task at a time, with one thread."""
 
 import os
 from collections.abc import Sequence

@@ -244,7 +244,7 @@ class Ray:
         if self._losses[doing] >= TRIES:
             raise WorkerLost(
                 f"{TRIES} Ray actors in a row were lost while {during} (the last one: {_why(error)}). Out of memory? "
-                "Fewer workers need less; without carrier = 'ray' and with workers = 0 errors show directly"
+                "Fewer workers need less; without backend = 'ray' and with workers = 0 errors show directly"
             ) from error
         place = f"pid {actor.pid} on {actor.place}" if actor.ready else actor.place
         again = [position for position in actor.calls.values() if position != START]
@@ -324,7 +324,7 @@ def _frozen(job: Job) -> tuple[np.ndarray, int]:
         fd, size, length = freeze(job)
     except (pickle.PicklingError, TypeError, AttributeError) as error:
         raise UserError(
-            f"the model, the loss or the data cannot be sent to Ray's actors ({error}); with carrier = 'workers' and "
+            f"the model, the loss or the data cannot be sent to Ray's actors ({error}); with backend = 'workers' and "
             "workers=0 they stay"
         ) from error
     try:

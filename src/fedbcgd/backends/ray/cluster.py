@@ -1,4 +1,4 @@
-"""Ray itself: found, started here or joined, and given back. All carriers of a process share one."""
+"""Ray itself: found, started here or joined, and given back. All backends of a process share one."""
 
 import logging
 import os
@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-from fedbcgd.backends.placement import Where
+from fedbcgd.backends.placement import Placement
 from fedbcgd.backends.workers.processes import cores
 from fedbcgd.errors import UserError
 
@@ -24,15 +24,15 @@ _here = False  # whether it started Ray on this machine
 def package() -> Any:
     """The package `ray`, imported only when it is asked for."""
     try:
-        # Ray prints on standard output that a worker died, where a program's results belong; the carrier says it as well.
+        # Ray prints on standard output that a worker died, where a program's results belong; the backend says it as well.
         with _environment(
             {} if "ray" in sys.modules else {"RAY_DEDUP_LOGS_SKIP_REGEX": "worker died|killed due to|marked dead"}
         ):
             import ray
     except ImportError as error:
         if error.name not in (None, "ray"):
-            raise UserError(f"carrier 'ray': the package ray is there but cannot be imported: {error}") from error
-        raise UserError("carrier 'ray' needs the extra `ray`: pip install 'fedbcgd[ray]'") from None
+            raise UserError(f"backend 'ray': the package ray is there but cannot be imported: {error}") from error
+        raise UserError("backend 'ray' needs the extra `ray`: pip install 'fedbcgd[ray]'") from None
     return ray
 
 
@@ -67,9 +67,9 @@ def leave() -> None:
 
 
 @contextmanager
-def kept(runs: Iterable[Where]) -> Iterator[None]:
+def kept(runs: Iterable[Placement]) -> Iterator[None]:
     """One Ray for several runs, one after the other, if they want it."""
-    first = next((where for where in runs if where.carrier == "ray"), None)
+    first = next((where for where in runs if where.backend == "ray"), None)
     if first is None:
         yield
         return

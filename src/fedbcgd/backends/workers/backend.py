@@ -1,4 +1,4 @@
-"""Worker processes on this machine: the default carrier. One per core, one thread each.
+"""Worker processes on this machine: the default backend. One per core, one thread each.
 
 Tasks go out as workers come free, in the order of the plan but the longest first among the next few, so that no core waits
 long at the end of a round; and no further ahead than there are upload slots. Where tasks are short a worker has its next one
@@ -20,8 +20,8 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
-from fedbcgd.backends.workers.memory import Memory, upload_room
-from fedbcgd.backends.workers.processes import Nursery, Worker, start
+from fedbcgd.backends.workers.memory import RoundMemory, upload_room
+from fedbcgd.backends.workers.processes import Forkserver, Worker, start
 from fedbcgd.backends.workers.shared import freeze, nameless
 from fedbcgd.core.messages import Plan, Task, Upload
 from fedbcgd.core.server import Server
@@ -62,18 +62,18 @@ class _Queue(Protocol):
 class _Round:
     """The tasks of a plan, the longest of the next few first."""
 
-    def __init__(self, carrier: "Workers", server: Server, plan: Plan, places: int):
-        self._carrier = carrier
+    def __init__(self, backend: "Workers", server: Server, plan: Plan, places: int):
+        self._backend = backend
         self._server = server
         self._plan = plan
         self._epoch = plan.broadcast.epoch
-        units = carrier.job.units(plan.tasks, server.expects)  # nearly always of one task each
+        units = backend.job.units(plan.tasks, server.expects)  # nearly always of one task each
         self._wanted = [p for unit in units for p in unit]
         self._rank = {p: k for k, p in enumerate(self._wanted)}
         self._left = len(units)
         self._todo = deque(units)
         self._near: set[tuple[int, ...]] = set()  # the next few
-        self._length = {unit: sum(carrier.job.examples(plan.tasks[p].client) for p in unit) for unit in units}
+        self._length = {unit: sum(backend.job.examples(plan.tasks[p].client) for p in unit) for unit in units}
         self._window = places
         self._places = list(range(places))
         self._held: dict[int, int] = {}  # position → the upload slot that the server may still read
@@ -85,8 +85,8 @@ class _Round:
 
     def ahead(self, workers: int) -> bool:
         # The last ones go to whoever is free: one that waits behind another would make a round longer.
-        small = (self._carrier.job.together or 1) <= FEW
-        return small and self._carrier.lately < SHORT and len(self._todo) + len(self._near) >= workers
+        small = (self._backend.job.together or 1) <= FEW
+        return small and self._backend.lately < SHORT and len(self._todo) + len(self._near) >= workers
 
     def next(self) -> tuple[Any, ...] | None:
         # A slot is held until all earlier uploads are in: within this window there is one for everybody.
@@ -97,7 +97,7 @@ class _Round:
             return None
         unit = max(self._near, key=lambda u: (self._length[u], -u[0]))
         self._near.remove(unit)
-        store, epoch = self._carrier.store, self._epoch
+        store, epoch = self._backend.store, self._epoch
         for position in unit:
             if position not in self._reserved:
                 self._reserved[position] = store.reserve()
@@ -110,20 +110,20 @@ class _Round:
         self._places.extend(words[4])
 
     def done(self, unit: tuple[int, ...], used: list[int], said: Any, seconds: dict[str, float]) -> None:
-        carrier, server = self._carrier, self._server
+        backend, server = self._backend, self._server
         for position, place, (where, told) in zip(unit, used, said, strict=True):
             task = self._plan.tasks[position]
-            with carrier.clock.timing("sums"):
-                accepted = server.receive(carrier.upload(task, where, told), task.client).accepted
+            with backend.clock.timing("sums"):
+                accepted = server.receive(backend.upload(task, where, told), task.client).accepted
             if accepted:
-                carrier.store.accept(task.client, self._reserved[position], self._epoch)
+                backend.store.accept(task.client, self._reserved[position], self._epoch)
             else:
-                carrier.store.discard(self._reserved[position])
+                backend.store.discard(self._reserved[position])
             self._held[position] = place
         self._places.extend(self._held.pop(p) for p in list(self._held) if p < server.settled)
         self._left -= 1
-        carrier.lately = sum(seconds.values())
-        carrier.clock.add(seconds)
+        backend.lately = sum(seconds.values())
+        backend.clock.add(seconds)
 
 
 class _Evaluation:
@@ -169,13 +169,13 @@ class Workers:
         self._workers: list[Worker] = []
         self._watched: set[int] = set()
         self._deaths: Counter[Any] = Counter()
-        self._lost: set[Nursery | None] = set()
+        self._lost: set[Forkserver | None] = set()
         self._evaluation: _Evaluation | None = None
         try:
             try:
-                size = Memory.size(job.algorithm, job.layout, self._places)
+                size = RoundMemory.size(job.algorithm, job.layout, self._places)
                 self._fds.append(nameless(size))
-                self._memory = Memory(mmap.mmap(self._fds[0], size), job.algorithm, job.layout)
+                self._memory = RoundMemory(mmap.mmap(self._fds[0], size), job.algorithm, job.layout)
                 job_fd, job_size, job_length = freeze(job)
             except OSError as error:
                 why = shortage(error) or error.strerror
@@ -308,8 +308,8 @@ class Workers:
             what = f"while client {clients} trained" if clients else "while evaluating"
         cause: Any = doing[:3] if doing else what
         if worker.orphaned:  # all go at once, and none of them is the cause
-            cause = "nursery"
-            self._lost.add(worker.nursery)
+            cause = "forkserver"
+            self._lost.add(worker.forkserver)
             self._deaths[cause] = len(self._lost) - 1
         self._deaths[cause] += 1
         worker.end()

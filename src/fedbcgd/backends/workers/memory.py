@@ -10,7 +10,7 @@ from fedbcgd.core.algorithm import Algorithm
 from fedbcgd.core.messages import Broadcast, Upload
 from fedbcgd.core.vector import Layout
 
-Where = dict[str, list[tuple[int, int]]]  # channel → (offset, bytes) of each slice
+PayloadOffsets = dict[str, list[tuple[int, int]]]  # channel → (offset, bytes) of each slice
 
 
 def upload_room(algorithm: Algorithm, layout: Layout) -> int:
@@ -27,25 +27,25 @@ class Slot:
     def __init__(self, memory: mmap.mmap, at: int):
         self._memory = memory
         self._at = at
-        self._lent: dict[int, int] = {}  # address of what was lent → its offset
+        self._allocator: dict[int, int] = {}  # address of what was lent → its offset
 
-    def lend(self, nbytes: int) -> Tensor:
+    def allocate(self, nbytes: int) -> Tensor:
         """Memory for so many bytes, to be written by whoever makes them."""
         if not nbytes:
             return torch.empty(0, dtype=torch.uint8)
         lent = torch.frombuffer(self._memory, dtype=torch.uint8, count=nbytes, offset=self._at)
-        self._lent[lent.data_ptr()] = self._at
+        self._allocator[lent.data_ptr()] = self._at
         self._at += aligned(nbytes)
         return lent
 
-    def put(self, upload: Upload) -> Where:
+    def put(self, upload: Upload) -> PayloadOffsets:
         """Where the payload is: what was written into lent memory stays, everything else is copied."""
         return {channel: [self._put(piece) for piece in pieces] for channel, pieces in upload.payload.items()}
 
     def _put(self, piece: Tensor) -> tuple[int, int]:
         n = piece.numel()
-        if n and piece.data_ptr() in self._lent:
-            return self._lent[piece.data_ptr()], n
+        if n and piece.data_ptr() in self._allocator:
+            return self._allocator[piece.data_ptr()], n
         at = self._at
         if n:
             torch.frombuffer(self._memory, dtype=torch.uint8, count=n, offset=at).copy_(piece)
@@ -53,7 +53,7 @@ class Slot:
         return at, n
 
 
-class Memory:
+class RoundMemory:
     """[x, controls …, the model that is evaluated, upload slots …]"""
 
     def __init__(self, memory: mmap.mmap, algorithm: Algorithm, layout: Layout):
@@ -87,7 +87,7 @@ class Memory:
     def slot(self, place: int) -> "Slot":
         return Slot(self._memory, self._slots + place * self._room)
 
-    def get(self, where: Where) -> dict[str, list[Tensor]]:
+    def get(self, where: PayloadOffsets) -> dict[str, list[Tensor]]:
         """A payload as views of its slot."""
         return {channel: [self._view(at, n) for at, n in pieces] for channel, pieces in where.items()}
 

@@ -1,7 +1,7 @@
 """Worker processes: one thread each, with nothing of this process in them but the job that they are given.
 
-Most of a worker's start would be the import of torch. So one process has imported it, the nursery, and workers are forks of
-it, made in milliseconds, that share its memory. It is a fresh interpreter which never computes and sees no code of a user's.
+Most of a worker's start would be the import of torch. So one process, the forkserver, has imported it, and workers are
+forks of it, made in milliseconds, that share its memory. It is a fresh interpreter which never computes and sees no code of a user's.
 It is started before it is needed where that can be foreseen (`start_early`), serves the runs that follow, and leaves when
 nobody has asked for anything for a while. Where forks are not safe (macOS) every worker is an interpreter of its own.
 """
@@ -25,7 +25,7 @@ from weakref import WeakSet
 from fedbcgd.errors import UserError, WorkerLost, shortage
 
 FORKS = sys.platform == "linux"
-IDLE = 30.0  # seconds after which a nursery without workers leaves
+IDLE = 30.0  # seconds after which a forkserver without workers leaves
 
 TIMEOUT = "FEDBCGD_WORKER_TIMEOUT"  # a variable: seconds in the place of both of these; 0 waits for ever
 STOPPED = 60.0  # seconds after which a process that is stopped counts as lost
@@ -146,12 +146,12 @@ class Line:
 class Worker:
     """One process and the line to it. `doing` is what it was told to do and has not answered yet."""
 
-    def __init__(self, pid: int, end: socket.socket, wait: Callable[[], int | None], nursery: "Nursery | None"):
+    def __init__(self, pid: int, end: socket.socket, wait: Callable[[], int | None], forkserver: "Forkserver | None"):
         self.pid = pid
         self.line = Line(end)
         self.doing: deque[tuple[Any, ...]] = deque()
         self.ready = False
-        self.nursery = nursery
+        self.forkserver = forkserver
         self.pulse = Pulse(pid)
         self._wait = wait
         self._code: int | None = None
@@ -168,8 +168,8 @@ class Worker:
 
     @property
     def orphaned(self) -> bool:
-        """Whether it went because the nursery did."""
-        return self.nursery is not None and not self.nursery.there
+        """Whether it went because the forkserver did."""
+        return self.forkserver is not None and not self.forkserver.there
 
     def end(self) -> None:
         self.line.close()
@@ -207,30 +207,30 @@ def _worker(ours: socket.socket, theirs: socket.socket) -> Worker:
         process = _spawn(theirs, "alone")
         return Worker(process.pid, ours, lambda: _within(process, 10), None)
     try:
-        nursery = _nursery()
-        pid = nursery.make(theirs)
+        forkserver = _forkserver()
+        pid = forkserver.make(theirs)
     except Gone:  # it may have left just as it was asked: so once more
-        nursery = _nursery()
-        pid = nursery.make(theirs)
-    return Worker(pid, ours, lambda: nursery.ended(pid), nursery)
+        forkserver = _forkserver()
+        pid = forkserver.make(theirs)
+    return Worker(pid, ours, lambda: forkserver.ended(pid), forkserver)
 
 
 def start_early() -> None:
     """There will be workers: have their imports done meanwhile."""
     if FORKS:
         with contextlib.suppress(OSError):  # whoever needs them will be told
-            _nursery()
+            _forkserver()
 
 
 class Gone(Exception):
     pass
 
 
-class Nursery:
+class Forkserver:
     def __init__(self) -> None:
         ours, theirs = socket.socketpair()
         with theirs:
-            self._process = _spawn(theirs, "nursery", str(IDLE), streams=subprocess.DEVNULL)
+            self._process = _spawn(theirs, "forkserver", str(IDLE), streams=subprocess.DEVNULL)
         self._owner = os.getpid()
         self.circumstances = _circumstances()
         self._line = Line(ours)
@@ -289,23 +289,23 @@ class Nursery:
 
 # One for each thread: a process started by a thread is ended by the system when that thread ends.
 _mine = threading.local()
-_all: WeakSet[Nursery] = WeakSet()
+_all: WeakSet[Forkserver] = WeakSet()
 
 
-def _nursery() -> Nursery:
-    found: Nursery | None = getattr(_mine, "nursery", None)
+def _forkserver() -> Forkserver:
+    found: Forkserver | None = getattr(_mine, "forkserver", None)
     if found is not None and found.there and found.circumstances != _circumstances():
         found.end()  # its forks would not have those of this process
     if found is None or not found.there:
-        found = _mine.nursery = Nursery()
+        found = _mine.forkserver = Forkserver()
         _all.add(found)
     return found
 
 
 @atexit.register
 def _end_all() -> None:
-    for nursery in list(_all):
-        nursery.end()
+    for forkserver in list(_all):
+        forkserver.end()
 
 
 def _circumstances() -> Any:
@@ -348,7 +348,7 @@ def begin() -> None:
 
         prepare()
     except Exception as error:
-        if sys.argv[3] == "nursery":
+        if sys.argv[3] == "forkserver":
             line = Line(socket.socket(fileno=int(sys.argv[2])))
             line.recv()
             line.send(shortage(error) or f"{type(error).__name__}: {error}")

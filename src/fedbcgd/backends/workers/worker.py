@@ -1,6 +1,6 @@
 """A worker process: does clients' work as it is told, one task at a time, with one thread.
 
-Started by `processes.py`, as a fork of the nursery, which is this module too, or as an interpreter of its own. What it
+Started by `processes.py`, as a fork of the forkserver, which is this module too, or as an interpreter of its own. What it
 needs comes as descriptors: the job (frozen), the memory shared with the server (broadcast and upload slots), and the slots
 of client state.
 """
@@ -32,7 +32,7 @@ def main() -> None:
     _die_with(parent)
     line = Line(socket.socket(fileno=descriptor))
     with contextlib.suppress(EOFError, BrokenPipeError, ConnectionResetError):  # the parent is gone: so are we
-        serve(line if how == ["alone"] else nurse(line, float(how[1])))
+        serve(line if how == ["alone"] else serve_forks(line, float(how[1])))
 
 
 def prepare() -> None:
@@ -45,7 +45,7 @@ def prepare() -> None:
     import fedbcgd.engine.client_state  # noqa: F401
 
 
-def nurse(line: Line, idle: float) -> Line:
+def serve_forks(line: Line, idle: float) -> Line:
     """Make forks of this process when asked to. It returns in each of them, with the line to listen to."""
     gc.collect()
     gc.freeze()  # what is there now stays, and stays shared
@@ -106,7 +106,7 @@ def _as_the_parent(environment: dict[str, str], folder: str) -> None:
 def serve(line: Line) -> None:
     (path, sizes), descriptors = line.recv()
     try:
-        desk = _Desk(path, *sizes, *descriptors)
+        desk = JobServer(path, *sizes, *descriptors)
         line.send(("ready",))
     except BaseException as error:
         line.send(failure(error))
@@ -120,7 +120,7 @@ def serve(line: Line) -> None:
         line.send(answer)
 
 
-class _Desk:
+class JobServer:
     """The job thawed, and the shared memory laid out as the parent has it."""
 
     def __init__(
@@ -130,13 +130,13 @@ class _Desk:
         import torch
 
         torch.set_num_threads(1)
-        from fedbcgd.backends.workers.memory import Memory
+        from fedbcgd.backends.workers.memory import RoundMemory
         from fedbcgd.backends.workers.shared import thaw
         from fedbcgd.engine.client_state import SlotFile
 
         self.job = thaw(job_fd, job_size, job_length)
         layout, names = self.job.layout, self.job.algorithm.state_names
-        self.memory = Memory(mmap.mmap(shared_fd, 0), self.job.algorithm, layout)
+        self.memory = RoundMemory(mmap.mmap(shared_fd, 0), self.job.algorithm, layout)
         self.state = None if state_fd is None else SlotFile(state_fd, names, layout.dim, layout.dtype)
         self.job.client  # noqa: B018  (build the flat model now, not within the first task)
 
@@ -145,7 +145,7 @@ class _Desk:
         slots = [self.memory.slot(place) for place in places]
         states = [self.state.open(k) if self.state is not None and k is not None else {} for k in old]
         broadcast = self.memory.broadcast(tasks[0].round, epoch)
-        made = self.job.fit_unit(broadcast, tasks, states, [slot.lend for slot in slots])
+        made = self.job.fit_unit(broadcast, tasks, states, [slot.allocate for slot in slots])
         said = []
         for slot, (upload, update), before, after in zip(slots, made, old, new, strict=True):
             if self.state is not None and after is not None:

@@ -58,7 +58,7 @@ def test_a_ray_that_is_started_here_listens_on_loopback_alone_and_wants_its_toke
     import psutil
     import ray
 
-    go(net, toys, "fedavg", workers=2, carrier="ray")
+    go(net, toys, "fedavg", workers=2, backend="ray")
     me = psutil.Process()
     listening = []
     for process in (me, *me.children(recursive=True)):
@@ -85,7 +85,7 @@ def test_an_actor_that_is_stopped_is_named_and_replaced(net, toys, tmp_path, cap
         return F.cross_entropy(model(batch[0]), batch[1])
 
     with caplog.at_level(logging.WARNING, "fedbcgd"):
-        disturbed = go(net, toys, "scaffold", workers=2, carrier="ray", loss=loss)
+        disturbed = go(net, toys, "scaffold", workers=2, backend="ray", loss=loss)
     assert "was lost while client" in caplog.text
     assert "it has been stopped for" in caplog.text
     assert same(disturbed.module, go(net, toys, "scaffold", workers=0).module)
@@ -112,7 +112,7 @@ def test_who_is_late_or_gone_is_the_same_as_in_one_process(net, toys):
     common = {"rounds": 3, "cohort": 20, "batch_size": 3, "seed": 1, "network": network}
     clients = toys(tuple(range(1, 41)))
     alone = simulate(net(), clients, "scaffold", workers=0, **common)
-    spread = simulate(net(), clients, "scaffold", workers=1, carrier="ray", **common)
+    spread = simulate(net(), clients, "scaffold", workers=1, backend="ray", **common)
     assert same(alone.module, spread.module)
     assert rows(alone) == rows(spread)
     assert alone.ledger.lost > 10
@@ -122,7 +122,7 @@ def test_who_is_late_or_gone_is_the_same_as_in_one_process(net, toys):
 @pytest.mark.parametrize("name", ["fedavg", "fedbcgd", "fedbcgd+", "qsgd+fedbcgd"])
 def test_the_same_bits_as_in_one_process(net, toys, name):
     alone = go(net, toys, name, workers=0)
-    spread = go(net, toys, name, workers=2, carrier="ray")
+    spread = go(net, toys, name, workers=2, backend="ray")
     assert same(spread.module, alone.module)
     assert rows(spread) == rows(alone)
     assert spread.ledger.totals() == alone.ledger.totals()
@@ -131,13 +131,13 @@ def test_the_same_bits_as_in_one_process(net, toys, name):
 class Parts:
     """A run with every part open to look at."""
 
-    def __init__(self, net, toys, name, carrier, **options):
+    def __init__(self, net, toys, name, backend, **options):
         algorithm = make_algorithm(name, batch_size=3, **options)
         self.job = make_job(net(), toys(), algorithm, None, 1)
         self.server = make_server(self.job, 4, Stop(rounds=1))
         self.store = StateStore(algorithm.state_names, self.job.layout.dim, self.job.layout.dtype)
-        self.carrier = carrier(self.job, self.store)
-        self.loop = Loop(self.server, self.carrier, Stop(rounds=6))
+        self.backend = backend(self.job, self.store)
+        self.loop = Loop(self.server, self.backend, Stop(rounds=6))
 
     def controls(self):
         rows = torch.zeros(self.server.clients, self.job.layout.dim)
@@ -162,10 +162,10 @@ def at_uploads(parts, hook):
     parts.server.receive = hooked
 
 
-def killer(carrier, moment):
+def killer(backend, moment):
     def hook(count, upload):
         if count == moment:
-            os.kill(carrier.pids()[0], signal.SIGKILL)
+            os.kill(backend.pids()[0], signal.SIGKILL)
         return upload
 
     return hook
@@ -176,11 +176,11 @@ def check_killed(net, toys, caplog, name):
     alone.loop.run()
     ray = Parts(net, toys, name, two_actors)
     try:
-        at_uploads(ray, killer(ray.carrier, moment=10))  # the second of the third round
+        at_uploads(ray, killer(ray.backend, moment=10))  # the second of the third round
         with caplog.at_level(logging.WARNING, "fedbcgd"):
             ray.loop.run()
     finally:
-        ray.carrier.close()
+        ray.backend.close()
     assert "was lost while client" in caplog.text
     assert "it is replaced" in caplog.text
     assert torch.equal(ray.server.x, alone.server.x)
@@ -204,7 +204,7 @@ def test_an_actor_killed_under_other_algorithms(net, toys, caplog, name):
 def test_state_of_refused_uploads_and_of_interrupted_rounds_does_not_hold(net, toys):
     """An upload comes damaged; Ctrl-C in the midst of the fourth round abandons it, and the same actors go on."""
 
-    def run(carrier):
+    def run(backend):
         interrupts = [KeyboardInterrupt()]
 
         def hook(count, upload):
@@ -215,7 +215,7 @@ def test_state_of_refused_uploads_and_of_interrupted_rounds_does_not_hold(net, t
                 raise interrupts.pop()
             return upload
 
-        parts = Parts(net, toys, "scaffold", carrier)
+        parts = Parts(net, toys, "scaffold", backend)
         try:
             at_uploads(parts, hook)
             with pytest.raises(KeyboardInterrupt):
@@ -223,7 +223,7 @@ def test_state_of_refused_uploads_and_of_interrupted_rounds_does_not_hold(net, t
             assert parts.server.round == 3
             parts.loop.run()
         finally:
-            parts.carrier.close()
+            parts.backend.close()
         return parts
 
     alone, ray = run(InProcess), run(two_actors)
@@ -262,7 +262,7 @@ def test_a_missed_model_is_published_again(net, toys, monkeypatch, caplog):
         return original(self, actor, *words)
 
     monkeypatch.setattr(Ray, "_tell", tell)
-    spread = go(net, toys, "fedbcgd", workers=1, carrier="ray")
+    spread = go(net, toys, "fedbcgd", workers=1, backend="ray")
     assert "the model of the round did not reach it; it is replaced and its task runs again" in caplog.text
     assert same(spread.module, go(net, toys, "fedbcgd", workers=0).module)
 
@@ -275,7 +275,7 @@ def test_an_error_in_the_users_code_comes_back_as_itself(net, toys):
         raise Mine("from an actor")
 
     with pytest.raises(Mine, match="from an actor") as error:
-        go(net, toys, "fedavg", workers=1, carrier="ray", loss=loss)
+        go(net, toys, "fedavg", workers=1, backend="ray", loss=loss)
     notes = "\n".join(error.value.__notes__)
     assert "trained in round 0" in notes
     assert "in loss" in notes  # the actor's own traceback
@@ -291,7 +291,7 @@ def test_what_cannot_be_sent_is_said_so(net, toys):
             return F.cross_entropy(model(batch[0]), batch[1])
 
     with pytest.raises(UserError, match="cannot be sent to Ray's actors"):
-        go(net, toys, "fedavg", workers=1, carrier="ray", loss=loss)
+        go(net, toys, "fedavg", workers=1, backend="ray", loss=loss)
 
 
 IMAGES: dict = {}
@@ -329,7 +329,7 @@ def check_resume(tmp_path, problem, name, legs):
     assert kept_rows(tmp_path / "cut") == kept_rows(tmp_path / "whole")
 
 
-RAY, WORKERS = {"carrier": "ray", "workers": 2}, {"workers": 2}
+RAY, WORKERS = {"backend": "ray", "workers": 2}, {"workers": 2}
 
 
 def test_begun_in_one_process_gone_on_with_on_ray_and_finished_on_workers(tmp_path):
@@ -348,7 +348,7 @@ def test_a_task_that_ends_every_actor_ends_the_run(net, toys):
         os._exit(3)
 
     with pytest.raises(WorkerLost, match=r"3 Ray actors in a row were lost while client \d+ trained.*workers = 0"):
-        go(net, toys, "fedavg", workers=1, carrier="ray", loss=loss)
+        go(net, toys, "fedavg", workers=1, backend="ray", loss=loss)
 
 
 @pytest.mark.slow
@@ -357,17 +357,17 @@ def test_sys_exit_in_a_loss_does_not_end_anything_else(net, toys):
         sys.exit(3)
 
     with pytest.raises(RuntimeError, match="SystemExit"):
-        go(net, toys, "fedavg", workers=1, carrier="ray", loss=loss)
+        go(net, toys, "fedavg", workers=1, backend="ray", loss=loss)
 
 
 @pytest.mark.slow
 def test_more_actors_than_the_cluster_has_room_for(net, toys, monkeypatch, caplog):
     """Those that found no room are waited for, but the others do the work, with state sent along."""
-    from fedbcgd.backends.ray import backend as carrier
+    from fedbcgd.backends.ray import backend as backend
 
-    monkeypatch.setattr(carrier, "PATIENCE", 0.0)
+    monkeypatch.setattr(backend, "PATIENCE", 0.0)
     with caplog.at_level(logging.WARNING, "fedbcgd"):
-        spread = go(net, toys, "scaffold", workers=4, carrier="ray")
+        spread = go(net, toys, "scaffold", workers=4, backend="ray")
     assert same(spread.module, go(net, toys, "scaffold", workers=0).module)
     assert "have not started yet: each needs one CPU" in caplog.text
 
@@ -385,7 +385,7 @@ rounds = 2
 cohort = 3
 evaluate_every = 100
 """
-TWO_LINES = 'carrier = "ray"\nworkers = 2\n'
+TWO_LINES = 'backend = "ray"\nworkers = 2\n'
 
 
 def fedbcgd(*args, cwd):
@@ -437,7 +437,7 @@ NODE_LOST = """
     def go(**where):
         return simulate(model, clients, "scaffold", rounds=5, cohort=6, batch_size=2, **where).module.weight
 
-    spread = go(carrier="ray", workers=2, address=cluster.address, callbacks=[lose])
+    spread = go(backend="ray", workers=2, address=cluster.address, callbacks=[lose])
     cluster.shutdown()
     assert torch.equal(spread, go(workers=0))
     print("the same")

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from fedbcgd import algorithm_names, make_algorithm
-from fedbcgd.backends.workers.memory import Memory, Slot
+from fedbcgd.backends.workers.memory import RoundMemory, Slot
 from fedbcgd.core.messages import Broadcast, Task
 from fedbcgd.engine.assemble import make_job
 
@@ -49,11 +49,11 @@ CASES = [
 @pytest.mark.parametrize(("name", "options", "norm"), CASES)
 def test_nothing_is_copied_into_a_slot(name, options, norm):
     job, broadcast, task, state = fitted(name, options, norm)
-    size = Memory.size(job.algorithm, job.layout, 2)
+    size = RoundMemory.size(job.algorithm, job.layout, 2)
     memory = mmap.mmap(-1, size)
-    room = Memory(memory, job.algorithm, job.layout)
+    room = RoundMemory(memory, job.algorithm, job.layout)
     slot = room.slot(1)
-    upload, _ = job.fit(broadcast, task, state, slot.lend)
+    upload, _ = job.fit(broadcast, task, state, slot.allocate)
     expected, _ = job.fit(broadcast, task, state)
     memory_before = bytes(memory)
     where = slot.put(upload)
@@ -69,7 +69,7 @@ def test_what_was_made_elsewhere_is_copied():
     """A codec of one's own need not know about lent memory."""
     memory = mmap.mmap(-1, 4096)
     slot = Slot(memory, 64)
-    lent = slot.lend(5).copy_(torch.arange(5, dtype=torch.uint8))
+    lent = slot.allocate(5).copy_(torch.arange(5, dtype=torch.uint8))
     elsewhere = torch.arange(7, dtype=torch.uint8) + 100
     assert [slot._put(piece) for piece in (elsewhere, lent, lent[:0])] == [(128, 7), (64, 5), (192, 0)]
     assert memory[128:135] == bytes(range(100, 107))

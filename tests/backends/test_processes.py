@@ -43,7 +43,7 @@ def weights(result):
 
 @pytest.fixture
 def fresh(monkeypatch):
-    """No nursery from an earlier test."""
+    """No forkserver from an earlier test."""
     monkeypatch.setattr(processes, "_mine", threading.local())
 
 
@@ -87,7 +87,7 @@ def test_one_nursery_serves_several_runs_and_its_workers_are_all_gone(net, toys,
 @linux
 def test_a_nursery_that_nobody_asks_leaves(net, toys, fresh, monkeypatch):
     monkeypatch.setattr(processes, "IDLE", 0.2)
-    first = processes._nursery()
+    first = processes._forkserver()
     assert soon(lambda: not first.there)
     assert torch.equal(weights(go(net, toys)), weights(go(net, toys, workers=0))), "another one is started"
 
@@ -99,10 +99,10 @@ def test_a_nursery_that_is_killed_in_the_middle_of_a_run(net, toys, fresh, caplo
 
     def kill(info):
         if not killed:
-            nursery = processes._mine.nursery
-            killed.append(nursery._process.pid)
+            forkserver = processes._mine.forkserver
+            killed.append(forkserver._process.pid)
             os.kill(killed[0], signal.SIGKILL)
-            nursery._process.wait()
+            forkserver._process.wait()
 
     disturbed = go(net, toys, callbacks=[kill], workers=4)
     assert killed
@@ -134,23 +134,23 @@ def test_a_nursery_that_cannot_fork_is_one_message_too(fresh, monkeypatch, tmp_p
     before = len(os.listdir("/proc/self/fd"))
     with pytest.raises(WorkerLost, match=r"no worker process could be started: too many processes .*workers=0"):
         processes.start()
-    nursery = processes._mine.nursery
-    assert len(os.listdir("/proc/self/fd")) <= before + 2, "the line to the nursery"
+    forkserver = processes._mine.forkserver
+    assert len(os.listdir("/proc/self/fd")) <= before + 2, "the line to the forkserver"
     (tmp_path / "full").unlink()
     worker = processes.start()
-    assert worker.nursery is nursery
+    assert worker.forkserver is forkserver
     worker.end()
 
 
 @linux
 def test_a_parent_that_ignores_its_children(fresh):
-    """What it ignores its children would ignore too, and a nursery waits for its forks."""
+    """What it ignores its children would ignore too, and a forkserver waits for its forks."""
     before = signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     try:
         killed = processes.start()
         os.kill(killed.pid, signal.SIGKILL)
         assert killed.how_it_ended() == "was ended by SIGKILL"
-        assert killed.nursery.there
+        assert killed.forkserver.there
     finally:
         signal.signal(signal.SIGCHLD, before)
     killed.end()
@@ -241,13 +241,13 @@ def test_a_nursery_that_began_in_other_circumstances_is_replaced(fresh, change):
     limit, umask = resource.getrlimit(resource.RLIMIT_NOFILE), os.umask(0o22)
 
     def check():
-        first = processes._nursery()
-        assert processes._nursery() is first
+        first = processes._forkserver()
+        assert processes._forkserver() is first
         before = seen(first._process.pid)
         make()
-        second = processes._nursery()
+        second = processes._forkserver()
         assert not first.there
-        assert processes._nursery() is second
+        assert processes._forkserver() is second
         mine = seen(threading.get_native_id())
         assert seen(second._process.pid) == mine != before
         second.end()
@@ -281,23 +281,23 @@ def test_a_run_goes_on_when_its_nursery_is_replaced(net, toys, fresh):
 
 @linux
 def test_a_nursery_does_not_hold_the_output_open(fresh):
-    """Whoever reads it from a pipe sees its end when this process closes it, not when the nursery leaves."""
+    """Whoever reads it from a pipe sees its end when this process closes it, not when the forkserver leaves."""
     reading, writing = os.pipe()
     output = os.dup(1)
     os.dup2(writing, 1)
     try:
-        nursery = processes._nursery()
+        forkserver = processes._forkserver()
     finally:
         os.dup2(output, 1)
         os.close(output)
         os.close(writing)
     try:
-        assert nursery.there
+        assert forkserver.there
         assert select.select([reading], [], [], 1)[0], "nobody writes any more"
         assert os.read(reading, 1) == b""
     finally:
         os.close(reading)
-        nursery.end()
+        forkserver.end()
 
 
 @linux
@@ -358,7 +358,7 @@ def test_nothing_is_left_when_the_parent_is_killed(tmp_path):
     path = tmp_path / "script.py"
     path.write_text(
         "import time\nfrom fedbcgd import processes\nworker = processes.start()\n"
-        "print(worker.pid, worker.nursery._process.pid, flush=True)\ntime.sleep(60)\n"
+        "print(worker.pid, worker.forkserver._process.pid, flush=True)\ntime.sleep(60)\n"
     )
     process = subprocess.Popen([sys.executable, path], stdout=subprocess.PIPE, text=True)
     pids = [int(pid) for pid in process.stdout.readline().split()]

@@ -21,7 +21,7 @@ from torch import nn
 
 import fedbcgd
 from fedbcgd import UserError, simulate
-from fedbcgd.backends.placement import Where
+from fedbcgd.backends.placement import Placement
 from fedbcgd.backends.registry import make_backend
 from fedbcgd.backends.workers import backend as workers_module
 from fedbcgd.backends.workers import processes
@@ -30,7 +30,7 @@ from fedbcgd.engine.client_state import StateStore
 from fedbcgd.engine.loop import Loop, Stop
 from fedbcgd.errors import WorkerLost
 from fedbcgd.models import Logistic
-from fedbcgd.network.simulator import Watch
+from fedbcgd.network.simulator import NetworkSimulator
 
 
 def test_the_same_rows_on_any_number_of_workers(net, toys):
@@ -260,10 +260,10 @@ def test_of_many_clients_only_those_who_take_part_cost(tmp_path):
     job = Job(algorithm, layout, model, objective(), 0, Lazy())
     server = Server(algorithm, layout, job.client.model.vector, 100_000, 20, 0)
     store = StateStore(("c",), layout.dim, layout.dtype, tmp_path / "clients.bin")
-    carrier = InProcess(job, store)
+    backend = InProcess(job, store)
     tracemalloc.start()
     for _ in range(10):
-        carrier.carry(server, server.plan())
+        backend.carry(server, server.plan())
         server.commit()
         store.commit()
     peak = tracemalloc.get_traced_memory()[1]
@@ -349,31 +349,31 @@ def test_clients_computed_together_while_many_are_gone(monkeypatch):
 
 
 def test_answers_of_a_round_that_was_broken_off_do_not_count(net, toys):
-    """The carrier goes on after an error with other tasks, though a worker is still at an old one."""
+    """The backend goes on after an error with other tasks, though a worker is still at an old one."""
     algorithm = fedbcgd.make_algorithm("scaffold", batch_size=3, local_epochs=1)
     job = make_job(net(), toys(), algorithm, None, 0)
     ends = []
     for broken in (False, True):
         store = StateStore(algorithm.state_names, job.layout.dim, job.layout.dtype)
         server = make_server(job, 5, Stop(rounds=9))
-        carrier = workers_module.Workers(job, store, 2, 5)
+        backend = workers_module.Workers(job, store, 2, 5)
         try:
             if broken:
                 plan = server.plan()
-                carrier._memory.publish(plan.broadcast)
-                queue = workers_module._Round(carrier, server, plan, 8)
-                for worker in carrier._workers:
+                backend._memory.publish(plan.broadcast)
+                queue = workers_module._Round(backend, server, plan, 8)
+                for worker in backend._workers:
                     while not worker.ready:
                         worker.line.recv()
                         worker.ready = True
                     worker.tell(*queue.next())
             for _ in range(3):
                 plan = server.plan()
-                carrier.carry(server, plan)
+                backend.carry(server, plan)
                 assert server.commit().accepted == 5
                 store.commit()
         finally:
-            carrier.close()
+            backend.close()
             store.close()
         ends.append(server.x)
     assert torch.equal(*ends)
@@ -383,8 +383,8 @@ def test_ctrl_c_while_workers_are_ended_leaves_none(net, toys, monkeypatch):
     algorithm = fedbcgd.make_algorithm("fedavg")
     job = make_job(net(), toys(), algorithm, None, 0)
     store = StateStore((), job.layout.dim, job.layout.dtype)
-    carrier = workers_module.Workers(job, store, 2)
-    pids, end = carrier.pids(), workers_module.Worker.end
+    backend = workers_module.Workers(job, store, 2)
+    pids, end = backend.pids(), workers_module.Worker.end
 
     def interrupted(self):
         os.kill(os.getpid(), signal.SIGINT)
@@ -392,10 +392,10 @@ def test_ctrl_c_while_workers_are_ended_leaves_none(net, toys, monkeypatch):
 
     monkeypatch.setattr(workers_module.Worker, "end", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        carrier.close()
+        backend.close()
     store.close()
     assert all(map(gone, pids))
-    assert (carrier._workers, carrier._fds) == ([], [])
+    assert (backend._workers, backend._fds) == ([], [])
 
 
 def test_ctrl_c_while_it_is_chosen_whom_to_listen_to(monkeypatch):
@@ -406,16 +406,16 @@ def test_ctrl_c_while_it_is_chosen_whom_to_listen_to(monkeypatch):
         def register(self, fd, what):
             raise KeyboardInterrupt
 
-    carrier = SimpleNamespace(_watched=set())
+    backend = SimpleNamespace(_watched=set())
     with monkeypatch.context() as patch:
         patch.setattr(workers_module.select, "poll", Interrupted)
         with pytest.raises(KeyboardInterrupt):
-            workers_module.Workers._watch(carrier, {reading: 0}.keys())
-    assert carrier._watched == set()
-    workers_module.Workers._watch(carrier, {reading: 0}.keys())
-    assert carrier._watched == {reading}
+            workers_module.Workers._watch(backend, {reading: 0}.keys())
+    assert backend._watched == set()
+    workers_module.Workers._watch(backend, {reading: 0}.keys())
+    assert backend._watched == {reading}
     os.close(writing)
-    assert carrier._poll.poll(0)
+    assert backend._poll.poll(0)
     os.close(reading)
 
 
@@ -461,7 +461,7 @@ def test_a_worker_that_computes_is_not_silent_however_long_it_takes(net, toys, c
 def test_the_process_that_makes_workers_may_be_stopped_too(net, toys, monkeypatch):
     monkeypatch.setenv("FEDBCGD_WORKER_TIMEOUT", "0.5")
     go(net, toys, rounds=1)
-    os.kill(processes._nursery()._process.pid, signal.SIGSTOP)
+    os.kill(processes._forkserver()._process.pid, signal.SIGSTOP)
     assert same(state(go(net, toys)), state(go(net, toys, workers=0)))
 
 
@@ -502,14 +502,14 @@ def test_what_was_sent_is_recorded_in_the_order_of_the_plan(net, toys):
         algorithm = fedbcgd.make_algorithm("fedbcgd", blocks=2, batch_size=3, local_epochs=1)
         job = make_job(net(), toys(), algorithm, None, 0)
         rounds = []
-        watch = Watch(job, None, lambda sent, rounds=rounds: rounds.append(sent.row()))
+        watch = NetworkSimulator(job, None, lambda sent, rounds=rounds: rounds.append(sent.row()))
         server = make_server(job, 5, Stop(rounds=3), watch)
         store = StateStore(algorithm.state_names, job.layout.dim, job.layout.dtype)
-        carrier = make_backend(job, store, 5, Where(workers=workers))
+        backend = make_backend(job, store, 5, Placement(workers=workers))
         try:
-            Loop(server, carrier, Stop(rounds=3), watch=watch).run()
+            Loop(server, backend, Stop(rounds=3), watch=watch).run()
         finally:
-            carrier.close()
+            backend.close()
             store.close()
         records.append(rounds)
     assert [len(sent["clients"]) for sent in records[0]] == [5, 5, 5]

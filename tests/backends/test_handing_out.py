@@ -85,8 +85,8 @@ def test_a_unit_of_many_clients_is_not_handed_out_ahead(net, toys):
     plan = server.plan()
     for together, ahead in ((None, True), (256, True), (257, False)):
         job.together = together
-        carrier = SimpleNamespace(job=job, lately=0.0)
-        assert workers_module._Round(carrier, server, plan, 8).ahead(1) is ahead
+        backend = SimpleNamespace(job=job, lately=0.0)
+        assert workers_module._Round(backend, server, plan, 8).ahead(1) is ahead
 
 
 def test_no_task_waits_behind_an_evaluation(toys, net, monkeypatch):
@@ -96,7 +96,7 @@ def test_no_task_waits_behind_an_evaluation(toys, net, monkeypatch):
     job = make_job(net(), toys(), algorithm, toys((700,))[0], 0)
     store = StateStore((), job.layout.dim, job.layout.dtype)
     server = make_server(job, 5, Stop(rounds=9))
-    carrier = workers_module.Workers(job, store, 1, 5)
+    backend = workers_module.Workers(job, store, 1, 5)
     tell, held = workers_module.Worker.tell, []
 
     def watched(self, *words):
@@ -105,16 +105,16 @@ def test_no_task_waits_behind_an_evaluation(toys, net, monkeypatch):
 
     monkeypatch.setattr(workers_module.Worker, "tell", watched)
     try:
-        carrier.lately = 0.0
-        carrier.begin_evaluation(server.x)
-        worker = carrier._workers[0]
+        backend.lately = 0.0
+        backend.begin_evaluation(server.x)
+        worker = backend._workers[0]
         worker.ready = worker.line.recv() == ("ready",)
-        worker.tell(*carrier._evaluation.next())
-        carrier.carry(server, server.plan())
+        worker.tell(*backend._evaluation.next())
+        backend.carry(server, server.plan())
         assert server.commit().accepted == 5
-        assert carrier.finish_evaluation()["loss"] > 0
+        assert backend.finish_evaluation()["loss"] > 0
     finally:
-        carrier.close()
+        backend.close()
         store.close()
     assert held[:2] == [("evaluate",), ("fit",)]
     assert ("fit", "fit") in held
@@ -128,18 +128,18 @@ def test_a_worker_has_its_next_task_while_its_upload_is_checked(toys, net, monke
     job = make_job(net(), toys(), algorithm, None, 0)
     store = StateStore((), job.layout.dim, job.layout.dtype)
     server = make_server(job, 5, Stop(rounds=9))
-    carrier = workers_module.Workers(job, store, 1, 5)
+    backend = workers_module.Workers(job, store, 1, 5)
     receive, doing = server.receive, []
 
     def watched(upload, sender):
-        doing.append(len(carrier._workers[0].doing))
+        doing.append(len(backend._workers[0].doing))
         return receive(upload, sender)
 
     monkeypatch.setattr(server, "receive", watched)
     try:
-        carrier.carry(server, server.plan())
+        backend.carry(server, server.plan())
         assert server.commit().accepted == 5
     finally:
-        carrier.close()
+        backend.close()
         store.close()
     assert doing == [1, 1, 1, 1, 0]
