@@ -1,8 +1,8 @@
 """Worker processes: one thread each, with nothing of this process in them but the job that they are given.
 
 Most of a worker's start would be the import of torch. So one process, the forkserver, has imported it, and workers are
-forks of it, made in milliseconds, that share its memory. It is a fresh interpreter which never computes and sees no code of a user's.
-It is started before it is needed where that can be foreseen (`start_early`), serves the runs that follow, and leaves when
+forks of it, made in milliseconds, that share its memory. It is a fresh interpreter which never computes and sees no code
+of a user's. It is started before it is needed where that can be foreseen (`start_early`), serves the runs that follow, and leaves when
 nobody has asked for anything for a while. Where forks are not safe (macOS) every worker is an interpreter of its own.
 """
 
