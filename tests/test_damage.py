@@ -17,12 +17,11 @@ from fedbcgd.cli import data as _data  # noqa: F401
 from fedbcgd.data import store
 from fedbcgd.engine import checkpoint
 from fedbcgd.engine.checkpoint import Checkpoints
-from fedbcgd.engine.run_folder import RunFolder
+from fedbcgd.engine.run_folder import JsonlFile, RunFolder
 from fedbcgd.files import read_tensors
 from fedbcgd.report import page
 from fedbcgd.runs import check as checks
 from fedbcgd.runs import config as configuration
-from fedbcgd.runs import execute as runner
 from fedbcgd.runs.execute import execute
 from fedbcgd.runs.folder import finished, read_configuration
 
@@ -375,7 +374,7 @@ def test_the_folder_is_durable_before_a_row_is_written(place, tmp_path, monkeypa
         original(handle)
 
     monkeypatch.setattr(os, "fsync", fsync)
-    with runner.MetricsFile.resumed(tmp_path / "metrics.jsonl", None):
+    with JsonlFile.resumed(tmp_path / "metrics.jsonl", None):
         assert synced == [True]
 
 

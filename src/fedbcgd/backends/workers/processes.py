@@ -2,7 +2,7 @@
 
 Most of a worker's start would be the import of torch. So one process, the forkserver, has imported it, and workers are
 forks of it, made in milliseconds, that share its memory. It is a fresh interpreter which never computes and sees no code
-of a user's. It is started before it is needed where that can be foreseen (`start_early`), serves the runs that follow, and leaves when
+of a user's. It is started early where that can be foreseen (`start_early`), serves the runs that follow, and leaves when
 nobody has asked for anything for a while. Where forks are not safe (macOS) every worker is an interpreter of its own.
 """
 
