@@ -14,7 +14,7 @@ help:
 	@echo "make demo       train FedAvg, FedBCGD and FedPAQ on real images under one upload budget (minutes)"
 	@echo "make test       run the tests"
 	@echo "make test-slow  run the long tests"
-	@echo "make lint       ruff and mypy"
+	@echo "make lint       ruff, mypy and import layers"
 	@echo "make bench      measure, side by side"
 	@echo "make clean      remove .venv, caches and the demo's output"
 
@@ -49,6 +49,7 @@ lint: $(VENV)/.dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/lint-imports
 
 bench: $(VENV)/.core
 	$(BIN)/python benchmarks/run.py

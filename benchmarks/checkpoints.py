@@ -14,12 +14,12 @@ from interleave import interleaved, ratios
 from torch import nn
 
 from fedbcgd import make_algorithm
-from fedbcgd.checkpoint import Checkpoints
+from fedbcgd.core.messages import StateUpdate
+from fedbcgd.core.server import Server
 from fedbcgd.data import store
 from fedbcgd.data.raw import Raw, Split
-from fedbcgd.messages import StateUpdate
-from fedbcgd.server import Server
-from fedbcgd.state import SlotFile, StateStore
+from fedbcgd.engine.checkpoint import Checkpoints
+from fedbcgd.engine.client_state import SlotFile, StateStore
 
 WITHOUT = patch("fedbcgd.files.checksum", lambda *_: "00000000"), patch.object(SlotFile, "checksum", lambda *_: 0)
 

@@ -8,9 +8,9 @@ from machinery import Vector
 from rich.console import Console
 
 from fedbcgd import Server, make_algorithm
-from fedbcgd.codecs import QSGD, Half, Plain, TopK
-from fedbcgd.messages import Upload
-from fedbcgd.streams import stream
+from fedbcgd.algorithms.codecs import QSGD, Half, Plain, TopK
+from fedbcgd.core.messages import Upload
+from fedbcgd.rng import stream
 
 N = 11_173_962  # ResNet-18
 

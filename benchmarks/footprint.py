@@ -13,7 +13,7 @@ from pathlib import Path
 from machinery import Federation, one_round
 from rich.console import Console
 
-from fedbcgd.checkpoint import Checkpoints
+from fedbcgd.engine.checkpoint import Checkpoints
 
 CASES = {  # name: cohort, clients, d
     "10 of 100 clients, d = 1,000,000": (10, 100, 1_000_000),
@@ -45,7 +45,7 @@ def _one_case(cohort: int, clients: int, d: int) -> None:
     with Federation(cohort, clients, d) as loop:
         for _ in range(3):
             one_round(loop)
-        worker = max(_peak(pid) for pid in loop.carrier.pids())  # type: ignore[attr-defined]
+        worker = max(_peak(pid) for pid in loop.backend.pids())  # type: ignore[attr-defined]
         shared = _shared(os.getpid())
         print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024 - shared, worker)
 
@@ -72,9 +72,9 @@ def checkpoints(console: Console, repeats: int = 7) -> list[dict]:
                 start = time.perf_counter()
                 one_round(loop)
                 begun = time.perf_counter()
-                points.begin(loop.server, loop.carrier.store, {})
+                points.begin(loop.server, loop.backend.store, {})
                 waited = time.perf_counter()
-                points.finish(loop.carrier.store)
+                points.finish(loop.backend.store)
                 if k:
                     rounds.append(begun - start)
                     waits.append(waited - begun)

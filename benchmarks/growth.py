@@ -12,7 +12,7 @@ from machinery import Federation, one_round
 from matplotlib.figure import Figure
 from rich.console import Console
 
-from fedbcgd.report.plots import save
+from fedbcgd.display.plots import save
 
 USUAL = {"cohort": 10, "clients": 100, "d": 100_000, "N": 5}
 AXES = {

@@ -12,7 +12,7 @@ from interleave import interleaved, ratios
 from rich.console import Console
 
 from fedbcgd.data import Images
-from fedbcgd.streams import stream
+from fedbcgd.rng import stream
 
 N, BATCHES = 50_000, 200
 

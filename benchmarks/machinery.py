@@ -10,11 +10,12 @@ import torch
 from torch import Tensor, nn
 
 from fedbcgd import make_algorithm
-from fedbcgd.carriers.where import Where
+from fedbcgd.backends.placement import Placement
+from fedbcgd.backends.registry import make_backend
 from fedbcgd.data.sources import Tensors, split
-from fedbcgd.loop import Loop, Stop
-from fedbcgd.simulation import make_carrier, make_job, make_server
-from fedbcgd.state import StateStore
+from fedbcgd.engine.assemble import make_job, make_server
+from fedbcgd.engine.client_state import StateStore
+from fedbcgd.engine.loop import Loop, Stop
 
 
 class Vector(nn.Module):
@@ -37,14 +38,14 @@ class Federation:
         job = make_job(Vector(d), parts, algorithm, None, 0, loss)
         server = make_server(job, cohort, Stop(rounds=1))
         self._store = StateStore(algorithm.state_names, job.layout.dim, job.layout.dtype, path)
-        self._carrier = make_carrier(job, self._store, cohort, Where())
-        self._loop = Loop(server, self._carrier, Stop())
+        self._backend = make_backend(job, self._store, cohort, Placement())
+        self._loop = Loop(server, self._backend, Stop())
 
     def __enter__(self) -> Loop:
         return self._loop
 
     def __exit__(self, *_: object) -> None:
-        self._carrier.close()
+        self._backend.close()
         self._store.close()
 
 

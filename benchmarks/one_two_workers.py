@@ -11,12 +11,13 @@ from interleave import interleaved, ratios
 from rich.console import Console
 
 from fedbcgd import make_algorithm
-from fedbcgd.carriers.where import Where
+from fedbcgd.backends.placement import Placement
+from fedbcgd.backends.registry import make_backend
 from fedbcgd.data import dirichlet, fashion_mnist, split
-from fedbcgd.loop import Loop, Stop
+from fedbcgd.engine.assemble import make_job, make_server
+from fedbcgd.engine.client_state import StateStore
+from fedbcgd.engine.loop import Loop, Stop
 from fedbcgd.models import LeNet5
-from fedbcgd.simulation import make_carrier, make_job, make_server
-from fedbcgd.state import StateStore
 
 ROUNDS = 5
 
@@ -33,7 +34,7 @@ def measure(console: Console, repeats: int = 7) -> list[dict]:
         job = make_job(model, clients, algorithm, test, 0)
         server = make_server(job, 10, Stop(rounds=1))
         store = StateStore(algorithm.state_names, job.layout.dim, job.layout.dtype)
-        loops[name] = Loop(server, make_carrier(job, store, 10, Where(workers=workers)), Stop(), every=ROUNDS)
+        loops[name] = Loop(server, make_backend(job, store, 10, Placement(workers=workers)), Stop(), every=ROUNDS)
 
     def go(loop: Loop):
         def way() -> None:
@@ -45,18 +46,18 @@ def measure(console: Console, repeats: int = 7) -> list[dict]:
     try:
         for loop in loops.values():
             go(loop)()  # workers start, memory is touched
-            loop.carrier.clock.clear()
+            loop.backend.clock.clear()
         seconds = interleaved({name: go(loop) for name, loop in loops.items()}, repeats)
     finally:
         for loop in loops.values():
-            loop.carrier.close()
+            loop.backend.close()
     fast = ratios(seconds, "1 worker")
     rows = []
     for name, loop in loops.items():
         turns = repeats + 1
         row = {"way": name, "s a turn": statistics.median(seconds[name]), "times 1 worker": fast[name]}
         row |= {
-            part: loop.carrier.clock.get(part, 0.0) / turns
+            part: loop.backend.clock.get(part, 0.0) / turns
             for part in ("local", "codec", "sums", "evaluation", "waiting")
         }
         rows.append(row)

@@ -19,16 +19,16 @@ from rich.console import Console
 from torch.profiler import ProfilerActivity, profile
 from workloads import WORKLOADS
 
-from fedbcgd.carriers.where import Where
-from fedbcgd.client import Client
-from fedbcgd.codecs import QSGD, TopK, _fast, qsgd, topk
-from fedbcgd.local.stack import Stack
-from fedbcgd.local.work import Work
+from fedbcgd.algorithms.codecs import QSGD, TopK, _fast, qsgd, topk
+from fedbcgd.backends.placement import Placement
+from fedbcgd.core.client import Client
+from fedbcgd.core.server import Server
+from fedbcgd.core.stack import Stack
+from fedbcgd.core.work import Work
+from fedbcgd.engine.client_state import SlotFile
+from fedbcgd.engine.threads import threads
 from fedbcgd.models import Logistic, logistic
-from fedbcgd.server import Server
-from fedbcgd.state import SlotFile
-from fedbcgd.streams import stream
-from fedbcgd.threads import threads
+from fedbcgd.rng import stream
 
 os.environ.setdefault("KINETO_LOG_LEVEL", "5")
 N = 11_173_962  # ResNet-18
@@ -89,7 +89,7 @@ def _logistic(console: Console) -> list[dict]:
         "commit": (Server, "commit"),
     }
     workload = replace(WORKLOADS["logistic"], rounds=100)
-    with federation(workload, together=workload.cohort, where=Where(workers=0)) as turn, clocks(parts) as seconds:
+    with federation(workload, together=workload.cohort, where=Placement(workers=0)) as turn, clocks(parts) as seconds:
         start = time.perf_counter()
         turn()
         whole = time.perf_counter() - start
@@ -112,7 +112,7 @@ def _plus(console: Console) -> list[dict]:
             "check and sum": (Server, "receive"),
         }
         workload = replace(WORKLOADS["cnn"], cohort=10, rounds=3)
-        with federation(workload, name, where=Where(workers=0)) as turn, clocks(parts) as seconds:
+        with federation(workload, name, where=Placement(workers=0)) as turn, clocks(parts) as seconds:
             start = time.perf_counter()
             turn()
             whole = time.perf_counter() - start

@@ -5,8 +5,8 @@ import time
 import torch
 from rich.console import Console
 
-from fedbcgd.processes import cores
-from fedbcgd.threads import threads
+from fedbcgd.backends.workers.processes import cores
+from fedbcgd.engine.threads import threads
 
 
 def measure(console: Console, repeats: int = 7) -> list[dict]:

@@ -16,12 +16,13 @@ from torch.utils.flop_counter import FlopCounterMode
 from workloads import DECAY, LR, WORKLOADS, Workload
 
 from fedbcgd import make_algorithm
-from fedbcgd.carriers.where import Where
-from fedbcgd.loop import Loop, Stop
-from fedbcgd.processes import cores
-from fedbcgd.simulation import make_carrier, make_job, make_server
-from fedbcgd.state import StateStore
-from fedbcgd.threads import threads
+from fedbcgd.backends.placement import Placement
+from fedbcgd.backends.registry import make_backend
+from fedbcgd.backends.workers.processes import cores
+from fedbcgd.engine.assemble import make_job, make_server
+from fedbcgd.engine.client_state import StateStore
+from fedbcgd.engine.loop import Loop, Stop
+from fedbcgd.engine.threads import threads
 
 FLOWER = "flower's simulation, two actors"
 COMPARED = ("logistic", "lenet5", "cnn")  # with Flower, whose start takes a while
@@ -30,7 +31,11 @@ ENOUGH = 45.0  # seconds of a workload: a fast machine takes more turns
 
 @contextmanager
 def federation(
-    workload: Workload, algorithm: str = "fedavg", together: int | None = None, where: Where | None = None, **options
+    workload: Workload,
+    algorithm: str = "fedavg",
+    together: int | None = None,
+    where: Placement | None = None,
+    **options,
 ) -> Iterator[Callable[[], None]]:
     """A call that runs the rounds of one turn, on a federation that stays alive."""
     common = {"lr": LR, "lr_decay": 1.0, "weight_decay": DECAY, "batch_size": workload.batch, "local_epochs": 1}
@@ -40,9 +45,9 @@ def federation(
     with ExitStack() as stack:
         store = StateStore(made.state_names, job.layout.dim, job.layout.dtype)
         stack.callback(store.close)
-        carrier = make_carrier(job, store, workload.cohort, where or Where())
-        stack.callback(carrier.close)
-        loop = Loop(server, carrier, Stop())
+        backend = make_backend(job, store, workload.cohort, where or Placement())
+        stack.callback(backend.close)
+        loop = Loop(server, backend, Stop())
 
         def turn() -> None:
             loop.stop = Stop(rounds=server.round + workload.rounds)
@@ -93,7 +98,7 @@ def measure(console: Console, repeats: int = 5, names: tuple[str, ...] = tuple(W
             }
             if name == "logistic":
                 ways["fedbcgd: fedavg, together"] = stack.enter_context(federation(w, together=w.cohort // 2))
-                alone = federation(w, together=w.cohort, where=Where(workers=0))
+                alone = federation(w, together=w.cohort, where=Placement(workers=0))
                 ways["fedbcgd: the same, one process"] = stack.enter_context(alone)
             if installed() and name in COMPARED:
                 flower = Flower(name, MORE * repeats + 1)

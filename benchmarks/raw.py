@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch.utils.data import DataLoader, Subset, TensorDataset
 from workloads import DECAY, LR, WORKLOADS, Workload
 
-from fedbcgd.processes import ENVIRONMENT, cores
+from fedbcgd.backends.workers.processes import ENVIRONMENT, cores
 
 STEP = {
     **{"weight_decay": DECAY, "momentum": 0.0, "lr": LR, "dampening": 0.0},

@@ -12,12 +12,13 @@ from interleave import interleaved, ratios
 from rich.console import Console
 
 from fedbcgd import make_algorithm
-from fedbcgd.carriers.where import Where
+from fedbcgd.backends.placement import Placement
+from fedbcgd.backends.registry import make_backend
 from fedbcgd.data import dirichlet, fashion_mnist, split
-from fedbcgd.loop import Loop, Stop
+from fedbcgd.engine.assemble import make_job, make_server
+from fedbcgd.engine.client_state import StateStore
+from fedbcgd.engine.loop import Loop, Stop
 from fedbcgd.models import LeNet5
-from fedbcgd.simulation import make_carrier, make_job, make_server
-from fedbcgd.state import StateStore
 
 ROUNDS = 5
 PARTS = ("local", "codec", "sums", "waiting")
@@ -38,12 +39,12 @@ def _one(name: str, repeats: int) -> list[dict]:
     model = LeNet5(10, (1, 28, 28))
     loops = {}
     try:
-        for carrier in ("workers", "ray"):
+        for backend in ("workers", "ray"):
             algorithm = make_algorithm(name, batch_size=10, local_epochs=1, lr=0.02, lr_decay=1.0)
             job = make_job(model, clients, algorithm, None, 0)
             server = make_server(job, 10, Stop(rounds=1))
             store = StateStore(algorithm.state_names, job.layout.dim, job.layout.dtype)
-            loops[carrier] = Loop(server, make_carrier(job, store, 10, Where(carrier, workers=2)), Stop())
+            loops[backend] = Loop(server, make_backend(job, store, 10, Placement(backend, workers=2)), Stop())
 
         def go(loop: Loop):
             def way() -> None:
@@ -54,7 +55,7 @@ def _one(name: str, repeats: int) -> list[dict]:
 
         for loop in loops.values():
             go(loop)()  # actors start, memory is touched
-            loop.carrier.clock.clear()
+            loop.backend.clock.clear()
         seconds = interleaved({way: go(loop) for way, loop in loops.items()}, repeats)
         return [
             {
@@ -62,9 +63,9 @@ def _one(name: str, repeats: int) -> list[dict]:
                 "s a round": statistics.median(seconds[way]) / ROUNDS,
                 "times the workers": 1 / ratios(seconds, "workers")[way],
             }
-            | {part: loop.carrier.clock.get(part, 0.0) / (repeats + 1) / ROUNDS for part in PARTS}
+            | {part: loop.backend.clock.get(part, 0.0) / (repeats + 1) / ROUNDS for part in PARTS}
             for way, loop in loops.items()
         ]
     finally:
         for loop in loops.values():
-            loop.carrier.close()
+            loop.backend.close()

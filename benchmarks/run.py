@@ -20,7 +20,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from fedbcgd.processes import ENVIRONMENT, cores
+from fedbcgd.backends.workers.processes import ENVIRONMENT, cores
 
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE))

@@ -16,15 +16,15 @@ from typing import Any
 
 import matplotlib
 import numpy as np
+from fedbcgd.problems import quadratics
+from fedbcgd.report.looks import families
 from matplotlib.figure import Figure
 
 import fedbcgd
 from fedbcgd.data import dirichlet, fashion_mnist, split
 from fedbcgd.files import make_folder, write_text
 from fedbcgd.models import Logistic
-from fedbcgd.problems import quadratics
 from fedbcgd.report import plots
-from fedbcgd.report.looks import families
 
 OUT = Path(__file__).parent / "fedbcgd-plus"
 BUDGET, RATES, MOMENTA, SEEDS = 60, (0.01, 0.03, 0.1), (0.0, 0.5, 0.8), (1, 2, 3)

@@ -19,25 +19,25 @@ import sys
 from itertools import pairwise
 from pathlib import Path
 
-from matplotlib.figure import Figure
-from torch import nn
-
-from fedbcgd import config as configuration
 from fedbcgd.algorithm import algorithm_names, make_algorithm
 from fedbcgd.experiments.batch import Planned, as_csv, run_all
-from fedbcgd.files import make_folder, write_text
 from fedbcgd.loop import Outcome, Stop
 from fedbcgd.network.afterwards import bias, hours, to_reach
 from fedbcgd.network.bias import leans
-from fedbcgd.network.profiles import PROFILES
-from fedbcgd.network.settings import as_network
-from fedbcgd.network.traffic import Round, read
 from fedbcgd.network.watch import Watch, fit_to_links
 from fedbcgd.report.looks import look
 from fedbcgd.report.plots import line, save
 from fedbcgd.report.progress import watch
-from fedbcgd.simulation import make_job, make_server
 from fedbcgd.task import make_task
+from matplotlib.figure import Figure
+from torch import nn
+
+from fedbcgd import config as configuration
+from fedbcgd.files import make_folder, write_text
+from fedbcgd.network.profiles import PROFILES
+from fedbcgd.network.settings import as_network
+from fedbcgd.network.traffic import Round, read
+from fedbcgd.simulation import make_job, make_server
 
 OUT = Path(__file__).parent / "unequal"
 RUNS = Path("runs/unequal")

@@ -11,12 +11,12 @@ import sys
 from pathlib import Path
 
 from fedbcgd.cli.common import display
+from fedbcgd.display.progress import wide_console
 from fedbcgd.files import as_json, make_folder, write_text
-from fedbcgd.report.progress import wide_console
-from fedbcgd.reproduce import command, engine, table1, tables
-from fedbcgd.reproduce.items import ITEMS
-from fedbcgd.reproduce.origin import FILE
-from fedbcgd.reproduce.spec import NOT_RUN
+from fedbcgd.paper import command, engine, table1, tables
+from fedbcgd.paper.items import ITEMS
+from fedbcgd.paper.origin import FILE
+from fedbcgd.paper.spec import NOT_RUN
 
 BEGIN, END = "<!-- claims: scripts/keep_reproduced.py -->", "<!-- end of claims -->"
 KEPT = ("config.toml", "metrics.jsonl", FILE)

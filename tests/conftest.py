@@ -8,20 +8,20 @@ import torch
 from hypothesis import settings
 from torch import nn
 
-from fedbcgd.algorithm import Algorithm
-from fedbcgd.carriers import InProcess
-from fedbcgd.job import Job
-from fedbcgd.messages import Upload
-from fedbcgd.objective import objective
-from fedbcgd.server import Server
-from fedbcgd.state import StateStore
+from fedbcgd.backends import InProcess
+from fedbcgd.core.algorithm import Algorithm
+from fedbcgd.core.messages import Upload
+from fedbcgd.core.objective import objective
+from fedbcgd.core.server import Server
+from fedbcgd.engine.client_state import StateStore
+from fedbcgd.engine.job import Job
 
 settings.register_profile("house", deadline=None)  # a busy machine is no reason to fail
 settings.load_profile("house")
 
 
 class Federation:
-    """Server, client and in-process carrier put together, with every part open to look at."""
+    """Server, client and in-process backend put together, with every part open to look at."""
 
     def __init__(
         self,
@@ -38,10 +38,10 @@ class Federation:
         self.client = self.job.client
         self.server = Server(algorithm, self.layout, self.client.model.vector, len(clients), cohort, seed)
         self.store = StateStore(algorithm.state_names, self.layout.dim, self.layout.dtype)
-        self.carrier = InProcess(self.job, self.store, transport)
+        self.backend = InProcess(self.job, self.store, transport)
 
     def round(self) -> Any:
-        self.carrier.carry(self.server, self.server.plan())
+        self.backend.carry(self.server, self.server.plan())
         report = self.server.commit()
         self.store.commit()
         return report

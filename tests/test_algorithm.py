@@ -3,13 +3,14 @@
 import itertools
 
 import pytest
+import torch
 
 from fedbcgd import UserError, algorithm_names, make_algorithm
-from fedbcgd.algorithm import _KINDS, register
-from fedbcgd.codecs import QSGD, Plain
-from fedbcgd.local import SGD, Scaffold
-from fedbcgd.servers import Average, Momentum
-from fedbcgd.uplink import Blocks, Matched, Whole
+from fedbcgd.algorithms.codecs import QSGD, Plain
+from fedbcgd.algorithms.local_rules import SGD, Scaffold
+from fedbcgd.algorithms.registry import _KINDS, register
+from fedbcgd.algorithms.server_rules import Average, Momentum
+from fedbcgd.algorithms.uplinks import Blocks, Matched, Whole
 
 
 @pytest.mark.parametrize(
@@ -86,8 +87,8 @@ def test_contributing_shows_ten_lines_that_work():
     code = text.split("```python\n")[1].split("```")[0]
     lines = [line for line in code.splitlines() if line.strip()]
     assert len(lines) <= 12
-    from fedbcgd import algorithm
-    from fedbcgd.servers import SERVERS
+    from fedbcgd.algorithms import registry as algorithm
+    from fedbcgd.algorithms.server_rules import SERVERS
 
     before = dict(algorithm._RECIPES), dict(SERVERS._parts)
     try:
@@ -97,3 +98,51 @@ def test_contributing_shows_ten_lines_that_work():
         assert make_algorithm(added.pop())
     finally:
         algorithm._RECIPES, SERVERS._parts = before
+
+
+def contributed(heading: str) -> str:
+    """The code under a heading of CONTRIBUTING.md."""
+    from pathlib import Path
+
+    text = (Path(__file__).parents[1] / "CONTRIBUTING.md").read_text()
+    return text[text.index(heading) :].split("```python\n")[1].split("```")[0]
+
+
+def test_contributing_shows_a_codec_that_works(net, toys):
+    from fedbcgd import simulate
+    from fedbcgd.algorithms.codecs import CODECS
+
+    before = dict(CODECS._parts)
+    try:
+        exec(compile(contributed("## A codec"), "CONTRIBUTING.md", "exec"), {"__name__": "contributing"})
+        results = [
+            simulate(net(), toys(), "fedavg", rounds=2, workers=0, batch_size=3, codec=codec)
+            for codec in ("plain", "bfloat16")
+        ]
+    finally:
+        CODECS._parts = before
+    assert results[0].ledger.upload_bytes == 2 * results[1].ledger.upload_bytes
+    plain, half = (torch.cat([p.flatten() for p in r.module.parameters()]) for r in results)
+    torch.testing.assert_close(plain, half, rtol=0.02, atol=0.01)
+
+
+def test_contributing_shows_a_data_set_that_is_checked(tmp_path, monkeypatch):
+    import numpy as np
+
+    from fedbcgd.data import catalog, store
+
+    monkeypatch.setitem(catalog.KNOWN, "digits", None)  # so that the entry goes afterwards
+    monkeypatch.setenv("FEDBCGD_DATA", str(tmp_path / "cache"))
+    exec(compile(contributed("## A data set"), "CONTRIBUTING.md", "exec"), {"__name__": "contributing"})
+    rng = np.random.default_rng(0)
+
+    def made(n: int) -> dict:
+        sizes = {"train": n, "test": 360}
+        arrays = {f"x_{k}": rng.integers(0, 256, (m, 8, 8), dtype=np.uint8) for k, m in sizes.items()}
+        return arrays | {f"y_{k}": np.arange(m) % 10 for k, m in sizes.items()}
+
+    np.savez(tmp_path / "digits.npz", **made(1437))
+    np.savez(tmp_path / "other.npz", **made(1000))
+    store.add("digits", tmp_path / "digits.npz")
+    with pytest.raises(UserError, match="is not Digits 8×8: train is 1000, not 1437"):
+        store.add("digits", tmp_path / "other.npz")

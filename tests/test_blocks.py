@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from fedbcgd import UserError, divide
-from fedbcgd.blocks import _warn, contiguous
+from fedbcgd.core.blocks import _warn, contiguous
 from fedbcgd.models import MODELS, LeNet5
 
 

@@ -10,7 +10,7 @@ from torch import nn
 
 import fedbcgd
 from fedbcgd import UserError, make_algorithm
-from fedbcgd.streams import stream
+from fedbcgd.rng import stream
 
 HAND = {"lr": 0.5, "lr_decay": 1, "weight_decay": 0, "batch_size": 1}
 

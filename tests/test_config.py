@@ -4,8 +4,9 @@ import tomllib
 
 import pytest
 
-from fedbcgd import UserError, toml
-from fedbcgd import config as configuration
+from fedbcgd import UserError
+from fedbcgd.runs import config as configuration
+from fedbcgd.runs import toml
 
 GOOD = """
 [run]
@@ -126,3 +127,9 @@ def test_toml_round_trip():
     }
     read = tomllib.loads(toml.dumps(sections))
     assert read == {"a": {k: v for k, v in sections["a"].items() if v is not None}, "c": {"d": {"e": 1}}}
+
+
+def test_the_earlier_name_of_a_backend_still_works(tmp_path, caplog):
+    config = load(tmp_path, GOOD + 'carrier = "ray"\n')
+    assert config.run.backend == "ray"
+    assert "run.carrier is called run.backend now" in caplog.text

@@ -10,16 +10,20 @@ import pytest
 from safetensors.torch import save_file
 from typer.testing import CliRunner
 
-from fedbcgd import UserError, checkpoint, checks, runner
-from fedbcgd import config as configuration
-from fedbcgd.checkpoint import Checkpoints
+from fedbcgd import UserError
 from fedbcgd.cli import app
 from fedbcgd.cli import check as _check  # noqa: F401
 from fedbcgd.cli import data as _data  # noqa: F401
 from fedbcgd.data import store
+from fedbcgd.engine import checkpoint
+from fedbcgd.engine.checkpoint import Checkpoints
+from fedbcgd.engine.run_folder import JsonlFile, RunFolder
 from fedbcgd.files import read_tensors
 from fedbcgd.report import page
-from fedbcgd.runner import Folder, execute
+from fedbcgd.runs import check as checks
+from fedbcgd.runs import config as configuration
+from fedbcgd.runs.execute import execute
+from fedbcgd.runs.folder import finished, read_configuration
 
 SEALED = ("config.toml", "summary.json", "holdings.json", "metrics.jsonl", "traffic.jsonl", "model.safetensors")
 CHECKPOINTS = ("checkpoint/server.safetensors", "checkpoint/previous.safetensors")
@@ -235,7 +239,7 @@ def test_lost_metrics_do_not_make_the_model_unusable(place, cut, caplog, damage)
     assert same(cut, place)
     rows = rows_of(place / "whole")
     assert rows_of(cut) == (rows[1:] if lost == 1 else rows[3:])  # the last row is measured again
-    assert Folder(cut).outcome().rounds == 6
+    assert RunFolder(cut).outcome().rounds == 6
 
 
 def test_a_damaged_configuration_is_taken_from_the_checkpoint(place, cut, caplog):
@@ -247,14 +251,14 @@ def test_a_damaged_configuration_is_taken_from_the_checkpoint(place, cut, caplog
     execute(make(6), cut, resume=True, figures=False)
     assert caplog.messages == [f"{path} is damaged (its checksum does not fit): the copy in the checkpoint is taken"]
     assert same(cut, place)
-    assert Folder(cut).configuration().algorithm["lr"] == 0.1
+    assert read_configuration(RunFolder(cut)).algorithm["lr"] == 0.1
 
 
 def test_a_damaged_summary_is_not_taken_for_a_finished_run(cut):
-    assert Folder(cut).finished(configuration.complete(make(4))).rounds == 4
+    assert finished(RunFolder(cut), configuration.complete(make(4))).rounds == 4
     path = cut / "summary.json"
     path.write_text(path.read_text().replace('"rounds": 4', '"rounds": 5'))
-    assert Folder(cut).finished(configuration.complete(make(4))) is None
+    assert finished(RunFolder(cut), configuration.complete(make(4))) is None
 
 
 # -- what is no file --------------------------------------------------------------------------------------------------
@@ -370,7 +374,7 @@ def test_the_folder_is_durable_before_a_row_is_written(place, tmp_path, monkeypa
         original(handle)
 
     monkeypatch.setattr(os, "fsync", fsync)
-    with runner.MetricsFile.resumed(tmp_path / "metrics.jsonl", None):
+    with JsonlFile.resumed(tmp_path / "metrics.jsonl", None):
         assert synced == [True]
 
 
@@ -401,7 +405,7 @@ def test_a_folder_of_earlier_days_still_opens_and_goes_on(place, cut, caplog):
     found = checks.check(cut)
     assert {f.state for f in found} == {"unverified"}
     assert len(found) == 8
-    assert Folder(cut).outcome().rounds == 4
+    assert RunFolder(cut).outcome().rounds == 4
     page.write([cut], cut / "report.html")
     execute(make(6), cut, resume=True, figures=False)
     assert caplog.messages == [

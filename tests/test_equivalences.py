@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import fedbcgd
-from fedbcgd.streams import stream
+from fedbcgd.rng import stream
 
 ROUNDS, COHORT, SEED = 4, 4, 5
 

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from torch import nn
 
 from fedbcgd import simulate
+from fedbcgd.core.objective import objective
 from fedbcgd.data.sources import as_source
-from fedbcgd.evaluation import combine, evaluate_span, spans, total
-from fedbcgd.objective import objective
+from fedbcgd.engine.evaluation import combine, evaluate_span, spans, total
 
 
 class Known(nn.Module):

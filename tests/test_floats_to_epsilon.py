@@ -9,10 +9,10 @@ import sys
 import pytest
 
 from fedbcgd import UserError
-from fedbcgd.experiments import quadratics
-from fedbcgd.experiments.points import Points
-from fedbcgd.experiments.quadratics import Judge, Measured, Size, compare, floats_to, measure, verdicts
-from fedbcgd.theory import Setting
+from fedbcgd.paper import quadratics
+from fedbcgd.paper.points import Points
+from fedbcgd.paper.quadratics import Judge, Measured, Size, compare, floats_to, measure, verdicts
+from fedbcgd.paper.theory import Setting
 
 EASY = Setting(beta=4, mu=1, sigma=0.5, G=0.5, clients=4, cohort=4, blocks=1, steps=2, epsilon=0.01)
 SMALL = Size(EASY, (1, 2), dim=4, rates=(1.0, 0.5), seeds=1, rounds=100)

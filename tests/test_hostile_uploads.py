@@ -11,9 +11,9 @@ import torch
 from torch import nn
 
 from fedbcgd import Diverged, UserError, make_algorithm
-from fedbcgd.messages import Upload
-from fedbcgd.norms import LOOSE, WARM_UP, NormLimit, norm
-from fedbcgd.server import GIVE_UP, STRIKES, Server
+from fedbcgd.core.messages import Upload
+from fedbcgd.core.norms import LOOSE, WARM_UP, NormLimit, norm
+from fedbcgd.core.server import GIVE_UP, STRIKES, Server
 
 
 def model() -> nn.Module:
@@ -436,8 +436,8 @@ def test_a_limit_is_among_the_options_and_survives_a_restore():
 
 def test_a_configuration_has_the_limit_too(tmp_path):
     """And one that no honest upload can meet stops the run with the reason."""
-    from fedbcgd import config as configuration
-    from fedbcgd.runner import execute
+    from fedbcgd.runs import config as configuration
+    from fedbcgd.runs.execute import execute
 
     def run(limit: str, out: str):
         path = tmp_path / "run.toml"

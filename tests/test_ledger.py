@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from fedbcgd.ledger import Entry, Ledger
+from fedbcgd.core.ledger import Entry, Ledger
 
 
 def entry(client, nbytes, block=0, accepted=True, download=100, evaluations=1):

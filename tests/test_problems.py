@@ -5,8 +5,8 @@ import torch
 
 import fedbcgd
 from fedbcgd import make_algorithm
-from fedbcgd.problems import logistic, quadratics
-from fedbcgd.streams import stream
+from fedbcgd.models.problems import logistic, quadratics
+from fedbcgd.rng import stream
 
 
 def gradients(problem, w):
@@ -111,7 +111,7 @@ def test_top_k_loses_nothing_in_the_long_run(federation, net, toys):
     total = {}
 
     def watch(upload):
-        from fedbcgd.codecs import TopK
+        from fedbcgd.algorithms.codecs import TopK
 
         codec = TopK(fraction=0.1)
         sent = torch.cat(
@@ -125,7 +125,7 @@ def test_top_k_loses_nothing_in_the_long_run(federation, net, toys):
     f = federation(algorithm, net().double(), clients, 3, transport=watch)
     sizes = [s.stop - s.start for s in f.layout.slices(0)]
     changed = {}
-    from fedbcgd.local import SGD
+    from fedbcgd.algorithms.local_rules import SGD
 
     original = SGD.changes
 

@@ -11,9 +11,11 @@ import safetensors.torch
 import torch
 from safetensors.torch import load_file
 
-from fedbcgd import UserError, algorithm_names, checkpoint
-from fedbcgd import config as configuration
-from fedbcgd.runner import Folder, execute
+from fedbcgd import UserError, algorithm_names
+from fedbcgd.engine import checkpoint
+from fedbcgd.engine.run_folder import RunFolder
+from fedbcgd.runs import config as configuration
+from fedbcgd.runs.execute import execute
 
 QUICK = {"local_steps": 1, "batch_size": 4}
 ALGORITHMS = ["fedavg", "fedavgm", "fedbcgd", "scaffold", "fedpaq"]
@@ -93,7 +95,7 @@ def test_what_a_folder_holds(tmp_path):
     assert summary["stopped"] == outcome.stopped == "rounds"
     assert load_file(tmp_path / "model.safetensors")["fc3.bias"].shape == (10,)
     assert (tmp_path / "curve.png").read_bytes().startswith(b"\x89PNG")
-    again = Folder(tmp_path).outcome()
+    again = RunFolder(tmp_path).outcome()
     assert again.rows == outcome.rows
     assert again.ledger.totals() == outcome.ledger.totals()
 
@@ -170,7 +172,7 @@ def check_resume(tmp_path, name):
 @pytest.mark.parametrize("seed", range(3))
 def test_an_interrupt_in_the_middle_of_a_round_loses_only_that_round(tmp_path, monkeypatch, seed):
     """Ctrl-C while uploads of a round are half in: ledger, controls and client state are those of the last whole round."""
-    from fedbcgd.server import Server
+    from fedbcgd.core.server import Server
 
     execute(make(rounds=5), tmp_path / "whole")
     moment = random.Random(seed).randrange(4, 14)
@@ -195,7 +197,7 @@ def test_an_interrupt_in_the_middle_of_a_round_loses_only_that_round(tmp_path, m
 
 def test_an_interrupt_while_metrics_come_in_beside_the_next_round(tmp_path, monkeypatch):
     """The row of round 3 came in with round 4, in whose commit Ctrl-C was pressed: it is not lost."""
-    from fedbcgd.server import Server
+    from fedbcgd.core.server import Server
 
     execute(make(rounds=6, workers=1, evaluate_every=1), tmp_path / "whole")
     original = Server.commit
@@ -316,17 +318,17 @@ def test_a_full_disk_keeps_the_last_checkpoint(tmp_path, monkeypatch):
 
 def test_a_full_disk_while_writing_metrics(tmp_path, monkeypatch):
     """/dev/full in the place of the file: every write to it fails as on a full disk."""
-    from fedbcgd.runner import MetricsFile
+    from fedbcgd.engine.run_folder import JsonlFile
 
-    original = MetricsFile.append
+    original = JsonlFile.append
 
     def append(self, row):
         if self._path.name == "metrics.jsonl":
             self._file = open("/dev/full", "ab")  # noqa: SIM115
         original(self, row)
 
-    monkeypatch.setattr(MetricsFile, "append", append)
-    monkeypatch.setattr(MetricsFile, "__exit__", lambda *_: None)
+    monkeypatch.setattr(JsonlFile, "append", append)
+    monkeypatch.setattr(JsonlFile, "__exit__", lambda *_: None)
     with pytest.raises(UserError, match=r"metrics\.jsonl could not be written: No space left.*no checkpoint"):
         execute(make(rounds=2, evaluate_every=1), tmp_path)
 
@@ -391,7 +393,7 @@ def test_a_device_that_is_not_there(tmp_path):
 
 
 def test_validation_is_held_out_of_training():
-    from fedbcgd.task import make_task
+    from fedbcgd.runs.experiment import make_task
 
     config = make(rounds=1)
     config = config.model_copy(update={"data": config.data.model_copy(update={"validation": 0.2})})

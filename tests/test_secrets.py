@@ -5,11 +5,14 @@ import sys
 
 import pytest
 
-from fedbcgd import UserError, config
-from fedbcgd.algorithm import algorithm_names, option_names
-from fedbcgd.config import SECTIONS, flat
-from fedbcgd.runner import Folder, execute
-from fedbcgd.secrets import looks_secret, mask_command, mask_config, refuse_masked
+from fedbcgd import UserError
+from fedbcgd.algorithms.registry import algorithm_names, option_names
+from fedbcgd.engine.run_folder import RunFolder
+from fedbcgd.runs import config
+from fedbcgd.runs.config import SECTIONS, flat
+from fedbcgd.runs.execute import execute
+from fedbcgd.runs.folder import finished
+from fedbcgd.runs.secrets import looks_secret, mask_command, mask_config, refuse_masked
 
 SECRET = "hunter2 and more"
 
@@ -98,7 +101,7 @@ def test_a_run_with_a_secret_writes_it_nowhere_and_goes_on_when_it_is_given_agai
     assert summary["config"]["data"]["options"] == {"token": "***", "password": "***"}
     assert flat(config.load(tmp_path / "run" / "config.toml").model_dump())["data.options.token"] == "***"
 
-    assert Folder(tmp_path / "run").finished(config.complete(settings)) is not None
+    assert finished(RunFolder(tmp_path / "run"), config.complete(settings)) is not None
     execute(config.load(tmp_path / "run.toml", [*sets, "run.rounds=2"]), tmp_path / "run", resume=True, figures=False)
     with pytest.raises(UserError, match=r"data.options.token: expected its value, got \*\*\*"):
         execute(config.load(tmp_path / "run" / "config.toml"), tmp_path / "again")

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from torch import nn
 
 from fedbcgd import Diverged, UserError, make_algorithm
-from fedbcgd.messages import Upload
-from fedbcgd.norms import norm
-from fedbcgd.server import GIVE_UP, Server
+from fedbcgd.core.messages import Upload
+from fedbcgd.core.norms import norm
+from fedbcgd.core.server import GIVE_UP, Server
 
 
 class Five(nn.Module):
@@ -374,7 +374,7 @@ def test_a_checkpoint_is_written_beside_the_work(federation, point, pull_loss, a
     """What it holds is the state at its beginning; an error of its writing is told when it is waited for."""
     import threading
 
-    from fedbcgd import checkpoint
+    from fedbcgd.engine import checkpoint
 
     f = federation(
         make_algorithm("scaffold", lr=0.1), point(2), [at_point(1.0, 1.0), at_point(3.0, 2.0)], 2, loss=pull_loss

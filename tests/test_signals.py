@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from fedbcgd.signals import uninterrupted
+from fedbcgd.engine.signals import uninterrupted
 
 
 def test_a_signal_within_is_handled_right_after():
@@ -41,8 +41,8 @@ def test_other_threads_are_left_alone():
 def test_an_interrupt_in_the_middle_of_a_commit_comes_after_it(federation, net, toys, monkeypatch):
     """The server and the store move together or not at all."""
     from fedbcgd import make_algorithm
-    from fedbcgd.loop import Loop, Stop
-    from fedbcgd.server import Server
+    from fedbcgd.core.server import Server
+    from fedbcgd.engine.loop import Loop, Stop
 
     f = federation(make_algorithm("scaffold", batch_size=3), net(), toys(), cohort=4)
     original = Server._move_controls
@@ -53,7 +53,7 @@ def test_an_interrupt_in_the_middle_of_a_commit_comes_after_it(federation, net, 
 
     monkeypatch.setattr(Server, "_move_controls", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        Loop(f.server, f.carrier, Stop(rounds=5)).run()
+        Loop(f.server, f.backend, Stop(rounds=5)).run()
     assert f.server.round == 1
     assert len(f.store.clients()) == 4
     import torch

@@ -8,14 +8,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedbcgd import UserError
-from fedbcgd.messages import StateUpdate
-from fedbcgd.state import StateStore
+from fedbcgd.core.messages import StateUpdate
+from fedbcgd.engine.client_state import StateStore
 
 DIM = 6
 
 
 def put(store, client, value, s=slice(0, DIM), epoch=0):
-    """What a carrier does with an accepted upload."""
+    """What a backend does with an accepted upload."""
     slot = store.reserve()
     values = torch.full((s.stop - s.start,), float(value))
     store.file.write(slot, store.slot(client, epoch), StateUpdate(client, epoch, {"c": [(s, values)]}))

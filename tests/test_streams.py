@@ -1,6 +1,6 @@
 import numpy as np
 
-from fedbcgd.streams import stream, torch_seed
+from fedbcgd.rng import stream, torch_seed
 
 
 def test_a_draw_depends_on_its_place_alone():

@@ -9,11 +9,11 @@ import pytest
 import torch
 
 from fedbcgd import UserError
-from fedbcgd.config import check
 from fedbcgd.data import store
 from fedbcgd.data.raw import Raw, Split
-from fedbcgd.runner import execute
-from fedbcgd.task import hand_out, make_task
+from fedbcgd.runs.config import check
+from fedbcgd.runs.execute import execute
+from fedbcgd.runs.experiment import hand_out, make_experiment
 
 
 def made_up(n=120, test=30, side=16, seed=0, groups=False):
@@ -45,7 +45,7 @@ def config(data=None, model=None, **run):
 
 
 def test_model_and_data_fit_together(shelf):
-    task = make_task(config())
+    task = make_experiment(config())
     assert task.model.fc3.out_features == 4
     assert task.model.conv1.in_channels == 3
     assert task.classes == ("ant", "bee", "cat", "dog")
@@ -64,7 +64,7 @@ def test_every_partition_from_a_configuration(shelf, kind):
 
 
 def test_validation_is_held_out_and_not_augmented(shelf):
-    task = make_task(config({"validation": 0.25, "augment": True}))
+    task = make_experiment(config({"validation": 0.25, "augment": True}))
     assert task.prefix == "validation"
     assert len(task.test) == 30
     assert not task.test.augment
@@ -75,12 +75,12 @@ def test_validation_is_held_out_and_not_augmented(shelf):
 
 
 def test_one_class_against_the_others(shelf):
-    task = make_task(config({"positive": 2}, {"name": "binary-logistic", "width": None}))
+    task = make_experiment(config({"positive": 2}, {"name": "binary-logistic", "width": None}))
     assert task.classes == ("others", "cat")
     assert task.counts.sum(0).tolist() == [90, 30]
     assert task.test.labels.sum() == 7  # of 0 … 29, those that are 2 modulo 4
     assert task.loss is not None
-    whole = make_task(config())
+    whole = make_experiment(config())
     assert whole.counts.shape[1] == 4  # nothing was changed for the next
 
 
@@ -92,10 +92,10 @@ def test_a_binary_problem_runs_and_learns(shelf, tmp_path, name):
 
 
 def test_resize_and_crop_reach_the_model(shelf):
-    task = make_task(config({"resize": 40, "crop": 32}, {"name": "vit-small", "width": None}))
+    task = make_experiment(config({"resize": 40, "crop": 32}, {"name": "vit-small", "width": None}))
     assert task.model.shape == (3, 32, 32)
     with pytest.raises(UserError, match=r"data\.crop: 50"):
-        make_task(config({"crop": 50}))
+        make_experiment(config({"crop": 50}))
 
 
 @pytest.mark.parametrize(
@@ -114,7 +114,7 @@ def test_resize_and_crop_reach_the_model(shelf):
 )
 def test_mistakes(shelf, data, model, words):
     with pytest.raises(UserError, match=words):
-        make_task(config(data, model))
+        make_experiment(config(data, model))
 
 
 LOADER = """
@@ -179,7 +179,7 @@ def test_a_run_that_failed_before_its_first_round_does_not_keep_its_folder(mine,
         raise RuntimeError("no luck")
 
     with monkeypatch.context() as patch:
-        patch.setattr("fedbcgd.runner.Loop.run", fail)
+        patch.setattr("fedbcgd.runs.execute.Loop.run", fail)
         with pytest.raises(RuntimeError):
             execute(own("load"), mine / "run")
     assert (mine / "run" / "config.toml").exists()
@@ -193,9 +193,9 @@ def test_loaders_of_other_kinds(mine):
     counts = hand_out(own("words")).counts
     assert counts.shape == (4, 2)
     with pytest.raises(UserError, match="gives int"):
-        make_task(own("wrong"))
+        make_experiment(own("wrong"))
     with pytest.raises(UserError, match=r"data\.augment"):
-        make_task(config({"name": "my_data:load", "augment": True}))
+        make_experiment(config({"name": "my_data:load", "augment": True}))
 
 
 def test_a_run_says_how_unequal_clients_are(shelf, tmp_path):
@@ -217,6 +217,6 @@ def test_a_run_does_not_go_on_with_other_data_of_the_same_name(shelf, tmp_path):
 def test_augmentation_changes_training_and_nothing_else(shelf, tmp_path):
     plain, moved = (execute(config({"augment": a}), tmp_path / str(a)) for a in (False, True))
     assert plain.final["train_loss"] != moved.final["train_loss"]
-    tests = [make_task(config({"augment": a})).test for a in (False, True)]
+    tests = [make_experiment(config({"augment": a})).test for a in (False, True)]
     one, two = (test.gather(torch.arange(5), np.random.default_rng(0)) for test in tests)
     assert torch.equal(one[0], two[0])

@@ -10,8 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedbcgd import UserError, theory
-from fedbcgd.theory import CASES, Setting, order, orders
+from fedbcgd import UserError
+from fedbcgd.paper import theory
+from fedbcgd.paper.theory import CASES, Setting, order, orders
 
 S = Setting(
     beta=16, mu=1, sigma=2, G=3, clients=27, cohort=8, blocks=4, steps=4, epsilon=0.01, momentum=0.5, F=5, tau=7

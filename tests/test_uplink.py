@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedbcgd import make_algorithm
-from fedbcgd.uplink import Blocks, Matched
+from fedbcgd.algorithms.uplinks import Blocks, Matched
 
 
 @given(st.integers(1, 30), st.integers(1, 12), st.integers(0, 50))

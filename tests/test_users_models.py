@@ -11,13 +11,13 @@ from torch.utils.data import TensorDataset
 
 import fedbcgd
 from fedbcgd import UserError, simulate
-from fedbcgd.codecs import CODECS
+from fedbcgd.algorithms.codecs import CODECS
+from fedbcgd.algorithms.local_rules import LOCALS
+from fedbcgd.algorithms.server_rules import SERVERS
+from fedbcgd.core.messages import Broadcast, Task
 from fedbcgd.data.images import Images
 from fedbcgd.data.sources import as_source
-from fedbcgd.local import LOCALS
-from fedbcgd.messages import Broadcast, Task
-from fedbcgd.servers import SERVERS
-from fedbcgd.simulation import make_job
+from fedbcgd.engine.assemble import make_job
 
 
 def images(n=6, clients=3, seed=0):

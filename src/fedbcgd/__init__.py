@@ -11,28 +11,29 @@ from typing import TYPE_CHECKING, Any
 from fedbcgd.version import __version__
 
 if TYPE_CHECKING:
-    from fedbcgd.algorithm import Algorithm, algorithm_names, make_algorithm
-    from fedbcgd.blocks import divide
-    from fedbcgd.client import Client
+    from fedbcgd.algorithms.registry import algorithm_names, make_algorithm
+    from fedbcgd.core.algorithm import Algorithm
+    from fedbcgd.core.blocks import divide
+    from fedbcgd.core.client import Client
+    from fedbcgd.core.objective import supervised
+    from fedbcgd.core.server import Server
+    from fedbcgd.core.vector import FlatModel, Layout
     from fedbcgd.errors import Diverged, UserError
-    from fedbcgd.flat import FlatModel, Layout
-    from fedbcgd.objective import supervised
-    from fedbcgd.server import Server
     from fedbcgd.simulation import Interrupted, Result, simulate
 
 # Public names are imported on first use, so that `fedbcgd --help` does not wait for torch.
 _HOME = {
-    "Algorithm": "algorithm",
-    "algorithm_names": "algorithm",
-    "make_algorithm": "algorithm",
-    "divide": "blocks",
-    "Client": "client",
+    "Algorithm": "core.algorithm",
+    "algorithm_names": "algorithms.registry",
+    "make_algorithm": "algorithms.registry",
+    "divide": "core.blocks",
+    "Client": "core.client",
     "Diverged": "errors",
     "UserError": "errors",
-    "FlatModel": "flat",
-    "Layout": "flat",
-    "supervised": "objective",
-    "Server": "server",
+    "FlatModel": "core.vector",
+    "Layout": "core.vector",
+    "supervised": "core.objective",
+    "Server": "core.server",
     "Interrupted": "simulation",
     "Result": "simulation",
     "simulate": "simulation",

@@ -13,8 +13,8 @@ import time
 import pytest
 
 from fedbcgd.cli.common import terminable
+from fedbcgd.engine.signals import HungUp
 from fedbcgd.errors import shortage
-from fedbcgd.signals import HungUp
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="signals, limits and descriptors of POSIX")
 
@@ -97,7 +97,7 @@ def test_output_that_finds_no_room_is_said_once(place):
     ("limit", "words"),
     [
         ("-n 16", "too many open files"),
-        ("-v 400000", "out of memory"),
+        ("-v 200000", "out of memory"),
         ("-f 50", "a file became too large: raise the limit (ulimit -f)"),
     ],
 )

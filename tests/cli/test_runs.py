@@ -11,7 +11,7 @@ import time
 
 import pytest
 
-from fedbcgd import config as configuration
+from fedbcgd.runs import config as configuration
 
 COMMAND = [sys.executable, "-m", "fedbcgd"]
 QUICK = """
@@ -127,7 +127,7 @@ def test_a_run_that_is_no_table(place):
 )
 def test_workers_are_prepared_where_a_file_looks_as_if_it_had_some(tmp_path, monkeypatch, text, sets, early):
     """Whatever is wrong with the file is said by others."""
-    from fedbcgd import processes
+    from fedbcgd.backends.workers import processes
     from fedbcgd.cli.common import expect_workers
 
     started = []
@@ -277,8 +277,8 @@ def test_the_file_that_init_writes_works_for_every_algorithm(tmp_path):
 INTERRUPTED = """
 import os, random, signal, sys, threading, time
 from pathlib import Path
-from fedbcgd import config as configuration
-from fedbcgd.runner import execute
+from fedbcgd.runs import config as configuration
+from fedbcgd.runs.execute import execute
 
 settings = {"rounds": 60, "cohort": 3, "evaluate_every": 7, "workers": 0, "checkpoint_every": 3}
 config = configuration.check({"algorithm": {"name": "scaffold", "local_steps": 1, "batch_size": 4}, "run": settings}, "test")

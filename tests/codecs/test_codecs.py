@@ -8,11 +8,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedbcgd.algorithm import make_algorithm
-from fedbcgd.codecs import CODECS, QSGD, Half, Plain, TopK
+from fedbcgd.algorithms.codecs import CODECS, QSGD, Half, Plain, TopK
+from fedbcgd.algorithms.registry import make_algorithm
+from fedbcgd.core.parts import build
 from fedbcgd.errors import UserError
-from fedbcgd.parts import build
-from fedbcgd.streams import stream
+from fedbcgd.rng import stream
 
 F32 = torch.finfo(torch.float32)
 ALL = [

@@ -4,7 +4,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedbcgd.codecs import packing
+from fedbcgd.algorithms.codecs import packing
 
 
 @given(st.integers(1, 16), st.integers(0, 70), st.integers(0, 2**32 - 1))

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 import torch
 
-from fedbcgd.codecs import QSGD
-from fedbcgd.codecs._fast import FastRounding
-from fedbcgd.codecs.qsgd import round_to_levels
-from fedbcgd.streams import stream
+from fedbcgd.algorithms.codecs import QSGD
+from fedbcgd.algorithms.codecs._fast import FastRounding
+from fedbcgd.algorithms.codecs.qsgd import round_to_levels
+from fedbcgd.rng import stream
 
 
 def fast(rows, scale, levels, rng):

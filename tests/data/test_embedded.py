@@ -2,7 +2,7 @@ import numpy as np
 import torch
 
 from fedbcgd.data import as_source, fashion_mnist, split
-from fedbcgd.streams import stream
+from fedbcgd.rng import stream
 
 
 def test_counts_and_values():

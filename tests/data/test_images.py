@@ -7,7 +7,7 @@ import torch
 from fedbcgd import simulate
 from fedbcgd.data import Images, dirichlet, split
 from fedbcgd.data.images import PAD, crop_and_flip
-from fedbcgd.streams import stream
+from fedbcgd.rng import stream
 
 
 def pictures(n=6, channels=3, height=8, width=10, seed=0):
@@ -136,7 +136,7 @@ def test_augmented_training_is_the_same_on_both_carriers(algorithm):
 def test_svrg_sees_the_very_same_augmented_minibatch_at_both_points(monkeypatch):
     """∇f(y; ζ) − ∇f(x; ζ) needs one ζ: with a learning rate of zero y stays x, so every correction cancels exactly and
     the direction is the full gradient, whatever was drawn. Were ζ drawn anew, it would be off by the draw."""
-    from fedbcgd.local.work import Work
+    from fedbcgd.core.work import Work
 
     model, clients = federation()
     seen = {}

@@ -10,7 +10,10 @@ from hypothesis import strategies as st
 from torch.utils.data import Subset, TensorDataset
 
 from fedbcgd import UserError, make_algorithm, simulate
-from fedbcgd.carriers.shared import _Freeze
+from fedbcgd.backends.workers.shared import _Freeze
+from fedbcgd.core.objective import objective
+from fedbcgd.core.vector import FlatModel
+from fedbcgd.core.work import Gradients, Minibatch, Work
 from fedbcgd.data import sources
 from fedbcgd.data.images import Images, crop_and_flip, crop_and_flip_there
 from fedbcgd.data.sources import (
@@ -25,13 +28,10 @@ from fedbcgd.data.sources import (
     pooled,
     split,
 )
-from fedbcgd.evaluation import evaluate_span
-from fedbcgd.flat import FlatModel
-from fedbcgd.local.work import Gradients, Minibatch, Work
+from fedbcgd.engine.assemble import make_job
+from fedbcgd.engine.evaluation import evaluate_span
 from fedbcgd.models import LeNet5, Logistic
-from fedbcgd.objective import objective
-from fedbcgd.simulation import make_job
-from fedbcgd.streams import stream
+from fedbcgd.rng import stream
 
 META = torch.device("meta")  # has shapes and no values: whoever looks at one on the host fails
 

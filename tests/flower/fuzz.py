@@ -9,8 +9,8 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MetricRec
 from flwr.common.serde import message_from_proto, message_to_proto
 from flwr.proto.message_pb2 import Message as ProtoMessage
 
-from fedbcgd.flower import wire
-from fedbcgd.flower.exchange import exchange
+from fedbcgd.backends.flower import wire
+from fedbcgd.backends.flower.exchange import exchange
 
 NAN, INF = float("nan"), float("inf")
 NUMBERS = [NAN, INF, -INF, 1e300, -1, 0, 1, 7, 0.5, 2**31, 2**40 + 1, 2**63, 2**64 - 1, [3], [NAN, INF], [0] * 1000]

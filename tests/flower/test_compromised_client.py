@@ -14,10 +14,10 @@ from flwr.app import ArrayRecord, ConfigRecord, Error, Message, MetricRecord, Re
 
 import fedbcgd.flower
 from fedbcgd import UserError
-from fedbcgd.checkpoint import Checkpoints
-from fedbcgd.flower import roster, wire
-from fedbcgd.flower.exchange import exchange
-from fedbcgd.flower.roster import Roster, read_roster
+from fedbcgd.backends.flower import roster, wire
+from fedbcgd.backends.flower.exchange import exchange
+from fedbcgd.backends.flower.roster import Roster, read_roster
+from fedbcgd.engine.checkpoint import Checkpoints
 
 from .fuzz import through_protobuf
 from .grids import LocalGrid

@@ -78,7 +78,7 @@ def simulated(name, rounds, **options):
 
 def ties(out):
     """Which key is which client, as kept with the checkpoint."""
-    from fedbcgd.checkpoint import Checkpoints
+    from fedbcgd.engine.checkpoint import Checkpoints
 
     _, values = Checkpoints(out / "checkpoint", 1).load()
     return values["roster"]["ties"]
@@ -86,7 +86,7 @@ def ties(out):
 
 def key_of(path):
     """The key of a public key's file, as a roster reads it."""
-    from fedbcgd.flower.roster import Entry, Roster
+    from fedbcgd.backends.flower.roster import Entry, Roster
 
     return Roster({0: Entry(key=path.read_text())}).ties[0]
 

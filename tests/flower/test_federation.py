@@ -16,8 +16,8 @@ from flwr.serverapp.strategy import Strategy
 import fedbcgd
 import fedbcgd.flower
 from fedbcgd import UserError, algorithm_names, simulate
-from fedbcgd.flower import wire
-from fedbcgd.flower.memory import InContext
+from fedbcgd.backends.flower import wire
+from fedbcgd.backends.flower.memory import InContext
 from fedbcgd.models import LeNet5
 
 from .grids import LocalGrid
@@ -106,7 +106,7 @@ def controls(federation, grid, name="c"):
         client = context.node_config["partition-id"]
         memory = InContext(context.state, server.layout.dtype).load()
         order = wire.Order(
-            fedbcgd.messages.Task(server.round, client, 0), server.epoch, federation.accepted.get(client, -1),
+            fedbcgd.core.messages.Task(server.round, client, 0), server.epoch, federation.accepted.get(client, -1),
             federation.run, 0, "", False, federation.algorithm,
         )  # fmt: skip
         assert memory.settle(order, server.layout.dim, server.layout.dtype)

@@ -5,8 +5,8 @@ import torch
 from torch import nn
 
 from fedbcgd import make_algorithm
-from fedbcgd.local import SGD
-from fedbcgd.local.work import _step
+from fedbcgd.algorithms.local_rules import SGD
+from fedbcgd.core.work import _step
 
 
 def one_round(federation, point, pull_loss, at_point, start, goal, rounds=1, **options):

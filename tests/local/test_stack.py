@@ -6,12 +6,12 @@ import torch
 from torch import nn
 
 from fedbcgd import UserError, algorithm_names, make_algorithm, simulate
+from fedbcgd.core.messages import Task
+from fedbcgd.core.stack import Rows, Stack, offered_step
 from fedbcgd.data.images import Images
 from fedbcgd.data.sources import Tensors
-from fedbcgd.local.stack import Rows, Stack, offered_step
-from fedbcgd.messages import Task
+from fedbcgd.engine.assemble import make_job
 from fedbcgd.models import BinaryLogistic, BinarySigmoid, Logistic
-from fedbcgd.simulation import make_job
 
 MODELS = {"logistic": Logistic, "binary-logistic": BinaryLogistic, "binary-sigmoid": BinarySigmoid}
 TOGETHER = [name for name in algorithm_names() if name != "fedbcgd-frozen"]
@@ -47,18 +47,18 @@ def values(result):
 @pytest.mark.parametrize("name", TOGETHER)
 def test_equal_to_one_by_one_for_every_algorithm(model, name):
     """In double precision, so that what differs would be a mistake and not rounding; quantisers are compared in scale."""
-    alone, together = go(model, name), go(model, name, together=3)
+    unbatchable_reason, together = go(model, name), go(model, name, together=3)
     coarse = make_algorithm(name).codec.lossless is False
-    moved = values(alone).abs().max()
+    moved = values(unbatchable_reason).abs().max()
     assert moved > 1e-3
     bound = 0.02 if coarse else 1e-12
-    assert (values(together) - values(alone)).abs().max() <= bound * moved
+    assert (values(together) - values(unbatchable_reason)).abs().max() <= bound * moved
     counted = ("upload_floats", "download_bytes", "gradient_evaluations", "refused", "lost")
     if name != "topk":  # whose length depends on where its values are
         counted += ("upload_bytes", "block_bytes")
     for what in counted:
-        assert getattr(together.ledger, what) == getattr(alone.ledger, what)
-    assert together.rounds == alone.rounds
+        assert getattr(together.ledger, what) == getattr(unbatchable_reason.ledger, what)
+    assert together.rounds == unbatchable_reason.rounds
 
 
 @pytest.mark.parametrize(
@@ -87,10 +87,10 @@ def test_the_stated_tolerance_in_single_precision():
         for _ in range(12)
     ]
     options = {"rounds": 5, "cohort": 8, "batch_size": 10, "local_epochs": 1, "workers": 0, "lr": 0.05}
-    alone, together = (
+    unbatchable_reason, together = (
         values(simulate(Logistic(10, (1, 28, 28)), data, "fedbcgd", together=k, **options)) for k in (None, 4)
     )
-    assert 0 < (together - alone).abs().max() <= 1e-5 * alone.abs().max()
+    assert 0 < (together - unbatchable_reason).abs().max() <= 1e-5 * unbatchable_reason.abs().max()
 
 
 @pytest.mark.parametrize("model", MODELS)
@@ -200,8 +200,8 @@ def test_clients_together_stay_on_their_device(model):
 
 
 def test_train_loss_is_the_mean_over_steps():
-    alone, together = go(), go(together=4)
-    for a, b in zip(alone.rows, together.rows, strict=True):
+    unbatchable_reason, together = go(), go(together=4)
+    for a, b in zip(unbatchable_reason.rows, together.rows, strict=True):
         assert b["train_loss"] == pytest.approx(a["train_loss"], rel=1e-7)
         assert b["gradient_evaluations"] == a["gradient_evaluations"]
 
@@ -243,7 +243,7 @@ def test_resident_images_and_anything_else_give_the_same():
 
 
 def test_large_epochs_are_gathered_step_by_step(monkeypatch):
-    from fedbcgd.local import stack
+    from fedbcgd.core import stack
 
     at_once = values(go(together=3))
     monkeypatch.setattr(stack, "AT_ONCE", 10)
@@ -269,8 +269,8 @@ def test_a_users_own_model_may_offer_it():
     torch.manual_seed(0)
     model = Offers()
     options = {"rounds": 2, "cohort": 4, "batch_size": 4, "workers": 0}
-    alone, together = (values(simulate(model, data, "fedavg", together=k, **options)) for k in (None, 4))
-    assert torch.allclose(alone, together, atol=1e-6)
+    unbatchable_reason, together = (values(simulate(model, data, "fedavg", together=k, **options)) for k in (None, 4))
+    assert torch.allclose(unbatchable_reason, together, atol=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -282,7 +282,7 @@ def test_a_users_own_model_may_offer_it():
         ({"name": "fedbcgd+", "damping": "adaptive"}, "adaptive damping"),
         ({"together": 0}, "together: a whole number of at least 1"),
         ({"together": "many"}, "together: a whole number"),
-        ({"carrier": "ray"}, "not Ray"),
+        ({"backend": "ray"}, "not Ray"),
     ],
 )
 def test_refused_with_a_reason(change, says):

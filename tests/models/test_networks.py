@@ -215,10 +215,10 @@ def test_vit_base_trains_and_uploads_within_8_gib():
         import resource, torch
         torch.set_num_threads(1)
         from fedbcgd import make_algorithm
-        from fedbcgd.job import Job
+        from fedbcgd.engine.job import Job
         from fedbcgd.models import ViTBase16
-        from fedbcgd.objective import objective
-        from fedbcgd.server import Server
+        from fedbcgd.core.objective import objective
+        from fedbcgd.core.server import Server
 
         model = ViTBase16(200)
         algorithm = make_algorithm("fedbcgd", blocks=6, divider="paper", batch_size=2)

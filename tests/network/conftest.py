@@ -7,7 +7,7 @@ import pytest
 
 @pytest.fixture(scope="module", autouse=True)
 def no_figures() -> Iterator[None]:
-    from fedbcgd.report import plots
+    from fedbcgd.display import plots
 
     with pytest.MonkeyPatch.context() as patch:
         for name in ("curves", "holdings"):

@@ -7,14 +7,15 @@ import numpy as np
 import pytest
 
 from fedbcgd import UserError
-from fedbcgd import config as configuration
-from fedbcgd.experiments import reach
-from fedbcgd.network.afterwards import Tied, bias, check_target, hours, to_reach
-from fedbcgd.network.bias import leans
+from fedbcgd.engine.run_folder import RunFolder
 from fedbcgd.network.links import Links
-from fedbcgd.network.show import first_bias, hours_table, measure, networks, told
 from fedbcgd.network.traffic import Round
-from fedbcgd.runner import Folder, execute
+from fedbcgd.report import reach
+from fedbcgd.report.network import first_bias, hours_table, measure, networks, told
+from fedbcgd.runs import config as configuration
+from fedbcgd.runs.bias import leans
+from fedbcgd.runs.execute import execute
+from fedbcgd.runs.retiming import Tied, bias, check_target, hours, to_reach
 
 
 def make(network=None, **run):
@@ -37,7 +38,7 @@ def run(tmp_path_factory):
 
 def test_afterwards_is_as_it_was_watched(run, tmp_path):
     """The clock that ran beside the run, and the one that is applied to its record, tell the same time."""
-    watched = [row["hours"] for row in Folder(run).rows()]
+    watched = [row["hours"] for row in RunFolder(run).rows()]
     assert hours(run) == watched
     assert hours(run, "broadband") == pytest.approx(watched, rel=1e-12)
     execute(make({"profile": "4g", "compute": 3.0}), tmp_path / "other")
@@ -67,7 +68,7 @@ def test_a_run_that_its_network_had_a_hand_in_has_no_hours_elsewhere(tmp_path, t
         hours(tmp_path / "run", "4g")
     assert hours(tmp_path / "run", "broadband") == pytest.approx(hours(tmp_path / "run"), rel=1e-12)
     said = []
-    outcomes = {"run": {0: Folder(tmp_path / "run").outcome()}}
+    outcomes = {"run": {0: RunFolder(tmp_path / "run").outcome()}}
     shutil.copytree(tmp_path / "run", tmp_path / "all" / "run" / "seed-0")
     (row,) = reach.rows(outcomes, tmp_path / "all", say=said.append)
     assert "hours_4g" not in row
@@ -129,7 +130,7 @@ def test_one_damaged_record_leaves_the_others_their_hours(run, tmp_path):
     traffic = tmp_path / "fedbcgd" / "seed-1" / "traffic.jsonl"
     traffic.write_text(traffic.read_text()[:-20])
     said = []
-    whole, cut = reach.rows({"fedbcgd": {s: Folder(run).outcome() for s in (0, 1)}}, tmp_path, say=said.append)
+    whole, cut = reach.rows({"fedbcgd": {s: RunFolder(run).outcome() for s in (0, 1)}}, tmp_path, say=said.append)
     assert whole["hours_4g"] > 0
     assert "hours_4g" not in cut
     assert cut["rounds"] == whole["rounds"]
@@ -198,13 +199,13 @@ def test_what_it_took_to_reach_an_accuracy(run, tmp_path):
     """Without a target: what every run reached. A run of earlier days, without a record, has no hours."""
     for seed in (0, 1):
         shutil.copytree(run, tmp_path / "fedbcgd" / f"seed-{seed}")
-    outcomes = {"fedbcgd": {seed: Folder(run).outcome() for seed in (0, 1)}}
+    outcomes = {"fedbcgd": {seed: RunFolder(run).outcome() for seed in (0, 1)}}
     (tmp_path / "fedbcgd" / "seed-1" / "traffic.jsonl").unlink()
     first, second = reach.rows(outcomes, tmp_path)
-    best = max(row["test_accuracy"] for row in Folder(run).rows())
-    at = next(k for k, row in enumerate(Folder(run).rows()) if row["test_accuracy"] == best)
+    best = max(row["test_accuracy"] for row in RunFolder(run).rows())
+    at = next(k for k, row in enumerate(RunFolder(run).rows()) if row["test_accuracy"] == best)
     assert first["target"] == best
-    assert first["rounds"] == Folder(run).rows()[at]["round"]
+    assert first["rounds"] == RunFolder(run).rows()[at]["round"]
     for profile in ("4g", "broadband", "datacentre", "mix"):
         assert first[f"hours_{profile}"] == hours(run, profile)[at]
     assert first["hours_own"] == hours(run)[at]

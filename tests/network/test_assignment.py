@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedbcgd import UserError, make_algorithm, simulate
-from fedbcgd.network.assignment import fastest, fitted_sizes
-from fedbcgd.streams import stream
-from fedbcgd.uplink import Blocks, Matched
+from fedbcgd.algorithms.uplinks import Blocks, Matched
+from fedbcgd.algorithms.uplinks.assignment import fastest, fitted_sizes
+from fedbcgd.rng import stream
 
 speed = st.floats(0.01, 100)
 
@@ -137,7 +137,9 @@ def test_sizes_are_as_unequal_as_the_links_want_them(monkeypatch):
     uplinks, rng, seconds = 1000 ** np.linspace(0, 1, 100), stream(1, "test"), []
     cohorts = [rng.choice(uplinks, 10, replace=False) for _ in range(100)]
     for most in (5, 1.25):
-        monkeypatch.setattr("fedbcgd.network.assignment._POWERS", np.linspace(0, most, round(most / 0.05) + 1))
+        monkeypatch.setattr(
+            "fedbcgd.algorithms.uplinks.assignment._POWERS", np.linspace(0, most, round(most / 0.05) + 1)
+        )
         costs = [costs_of(c, fitted_sizes(uplinks, 10, 5, 1.0, stream(0, "fit"))) for c in cohorts]
         slots = [k % 5 for k in range(10)]
         seconds.append(np.mean([makespan(c, fastest(c, slots, rng)) for c in costs]))

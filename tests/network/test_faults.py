@@ -8,10 +8,10 @@ import torch
 from torch import nn
 
 from fedbcgd import Diverged, UserError, algorithm_names, make_algorithm, simulate
-from fedbcgd.codecs import CODECS
-from fedbcgd.messages import Task
+from fedbcgd.algorithms.codecs import CODECS
+from fedbcgd.core.messages import Task
 from fedbcgd.network import faults
-from fedbcgd.network.faults import Door, crashes, damaged, dropped, spoilt
+from fedbcgd.network.faults import FaultInjector, crashes, damaged, dropped, spoilt
 
 FEDERATED = [name for name in algorithm_names() if name != "central"]
 
@@ -81,7 +81,7 @@ def test_damage_is_the_same_for_the_same_upload(federation, net, toys):
 def test_half_of_the_cohort_drops_out_in_every_round(federation, net, toys, name):
     """It trains, nothing hangs, the ledger counts what arrived, and c = mean(c_i) holds."""
     from fedbcgd.network.settings import as_network
-    from fedbcgd.network.watch import Watch
+    from fedbcgd.network.simulator import NetworkSimulator
 
     options = {"blocks": 2} if "fedbcgd" in name else {}
     if name == "fedbcgd-matched":
@@ -89,12 +89,12 @@ def test_half_of_the_cohort_drops_out_in_every_round(federation, net, toys, name
     algorithm = make_algorithm(name, local_steps=2, batch_size=4, lr=0.02, **options)
     clients = toys((8,) * 12)
     f = federation(algorithm, net().double(), [(x.double(), y) for x, y in clients], cohort=8)
-    watch = Watch(f.job, as_network({"profile": "4g", "dropout": 0.5}))
+    watch = NetworkSimulator(f.job, as_network({"profile": "4g", "dropout": 0.5}))
     watch.attach(f.server, 8)
     arrived = lost = 0
     losses = []
     for _ in range(30):
-        f.carrier.carry(f.server, watch.plan(f.server))
+        f.backend.carry(f.server, watch.plan(f.server))
         report = f.server.commit()
         f.store.commit()
         watch.committed(f.server)
@@ -156,8 +156,8 @@ def test_a_victim_that_is_gone_already_changes_nothing(federation, net, toys, mo
         raise ProcessLookupError
 
     monkeypatch.setattr(faults.os, "kill", kill)
-    carrier = SimpleNamespace(pids=lambda: [11, 12])
-    door = Door(f.server, carrier, 0.0, 0, crashes(1.0, 0, seed=0))
+    backend = SimpleNamespace(pids=lambda: [11, 12])
+    door = FaultInjector(f.server, backend, 0.0, 0, crashes(1.0, 0, seed=0))
     assert door.receive(upload).accepted
     assert len(killed) == 1
     door.receive(upload)
@@ -171,7 +171,7 @@ def test_crashes_come_from_the_seed():
     assert crashes(0.0, 0, seed=0) is None
 
 
-@pytest.mark.parametrize("where", [{"workers": 0}, {"carrier": "ray"}])
+@pytest.mark.parametrize("where", [{"workers": 0}, {"backend": "ray"}])
 def test_crashes_need_workers(net, toys, where):
     with pytest.raises(UserError, match=r"network\.crash"):
         simulate(net(), toys(), "fedavg", rounds=1, network={"crash": 0.5}, **where)

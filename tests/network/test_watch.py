@@ -1,4 +1,4 @@
-"""The clock by hand; watching changes no bit; who is late is the same for every carrier."""
+"""The clock by hand; watching changes no bit; who is late is the same for every backend."""
 
 import json
 
@@ -9,14 +9,16 @@ from hypothesis import strategies as st
 from torch import nn
 
 from fedbcgd import UserError, algorithm_names, make_algorithm, simulate
-from fedbcgd import config as configuration
-from fedbcgd.loop import Stop
-from fedbcgd.messages import Upload
-from fedbcgd.network.afterwards import bias
+from fedbcgd.core.messages import Upload
+from fedbcgd.engine.assemble import make_job, make_server
+from fedbcgd.engine.loop import Stop
+from fedbcgd.engine.run_folder import RunFolder
 from fedbcgd.network.settings import Network
-from fedbcgd.network.watch import Watch
-from fedbcgd.runner import Folder, execute
-from fedbcgd.simulation import make_job, make_server
+from fedbcgd.network.simulator import NetworkSimulator
+from fedbcgd.runs import config as configuration
+from fedbcgd.runs.execute import execute
+from fedbcgd.runs.folder import finished
+from fedbcgd.runs.retiming import bias
 
 LINKS = """client,uplink_mbit,downlink_mbit,latency_ms,gradient_ms
 0,0.000128,0.000256,500,250
@@ -159,7 +161,7 @@ def quick(network, seed):
     """Seconds on the clock after each of five rounds; uploads are handed in without anybody training."""
     clients = [(torch.ones(5, 2), torch.zeros(5, dtype=torch.long))] * 12
     job = make_job(nn.Linear(2, 2), clients, make_algorithm("fedbcgd", blocks=2), None, seed)
-    watch = Watch(job, network)
+    watch = NetworkSimulator(job, network)
     server = make_server(job, 6, Stop(rounds=5), watch)
     times = []
     for _ in range(5):
@@ -209,7 +211,7 @@ def test_every_block_gets_its_k_whenever_the_cohort_allows(cohort, blocks, overs
     algorithm = make_algorithm("fedbcgd", blocks=blocks, shared="none", **own)
     job = make_job(nn.Linear(3, 2), clients, algorithm, None, seed)
     network = Network(profile="4g", oversample=oversample, absences=absences, availability=0.6 if absences else None)
-    watch = Watch(job, network)
+    watch = NetworkSimulator(job, network)
     server = make_server(job, cohort, Stop(rounds=5), watch)
     for _ in range(4):
         there = 12 if server.available is None else len(server.available)
@@ -229,7 +231,7 @@ def test_over_sampling_lowers_no_number_of_arrivals():
     """S = 7 and N = 5 deal 2, 2, 1, 1, 1. Of 14 asked (3, 3, 3, 3, 2) two of each are waited for, not one: 10 arrive."""
     clients = [(torch.ones(5, 2), torch.zeros(5, dtype=torch.long))] * 20
     job = make_job(nn.Linear(3, 2), clients, make_algorithm("fedbcgd", blocks=5, shared="none"), None, 0)
-    watch = Watch(job, Network(profile="4g", oversample=2.0))
+    watch = NetworkSimulator(job, Network(profile="4g", oversample=2.0))
     server = make_server(job, 7, Stop(rounds=5), watch)
     plan = watch.plan(server)
     coming = [sum(task.block == j for task in filter(server.expects, plan.tasks)) for j in range(5)]
@@ -333,7 +335,7 @@ def test_a_resumed_run_has_the_same_clock_and_the_same_traffic(tmp_path):
 
 def test_an_evaluation_cut_off_does_not_lose_the_round(tmp_path, monkeypatch):
     """Ctrl-C between the commit of a round and its evaluation: what was sent in it is recorded all the same."""
-    from fedbcgd.carriers import InProcess
+    from fedbcgd.backends import InProcess
 
     original, calls = InProcess.evaluate, []
 
@@ -379,12 +381,12 @@ def test_measurements_that_changed_are_refused(tmp_path):
     execute(config, tmp_path / "run")
     longer = config.model_copy(update={"run": config.run.model_copy(update={"rounds": 7})})
     (tmp_path / "links.csv").write_text(text + "2,2,2,2\n")
-    assert Folder(tmp_path / "run").finished(configuration.complete(config)) is None
+    assert finished(RunFolder(tmp_path / "run"), configuration.complete(config)) is None
     with pytest.raises(UserError, match="links have changed"):
         execute(longer, tmp_path / "run", resume=True)
-    assert Folder(tmp_path / "run").summary.exists()  # refused before anything was touched
+    assert RunFolder(tmp_path / "run").summary.exists()  # refused before anything was touched
     (tmp_path / "links.csv").write_text(text)
-    assert Folder(tmp_path / "run").finished(configuration.complete(config)) is not None
+    assert finished(RunFolder(tmp_path / "run"), configuration.complete(config)) is not None
     assert execute(longer, tmp_path / "run", resume=True).rounds == 7
 
 

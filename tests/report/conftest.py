@@ -33,8 +33,8 @@ def opened(browser, address):
 @pytest.fixture(scope="session")
 def real_run(tmp_path_factory):
     """A short run as the command leaves it."""
-    from fedbcgd import config
-    from fedbcgd.runner import execute
+    from fedbcgd.runs import config
+    from fedbcgd.runs.execute import execute
 
     folder = tmp_path_factory.mktemp("real") / "run"
     settings = {

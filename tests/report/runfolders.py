@@ -5,9 +5,9 @@ import re
 from pathlib import Path
 from typing import Any
 
-from fedbcgd import toml
 from fedbcgd.report import page
 from fedbcgd.report.collect import Collector, Found, Problem
+from fedbcgd.runs import toml
 
 ROUNDS = {"fedavg": 10, "scaffold": 10, "fedpaq": 40, "fedbcgd": 50}
 D = 1000  # parameters

@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from fedbcgd.processes import ENVIRONMENT
+from fedbcgd.backends.workers.processes import ENVIRONMENT
 from fedbcgd.report import doctor
 
 

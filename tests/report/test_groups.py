@@ -2,7 +2,8 @@
 
 from runfolders import add_to_run, collect, comparison, make, shown, write_rows
 
-from fedbcgd.report import looks, page
+from fedbcgd.display import looks
+from fedbcgd.report import page
 from fedbcgd.report.groups import group
 
 

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from matplotlib.figure import Figure
 
-from fedbcgd.algorithm import algorithm_names
-from fedbcgd.report import looks, plots
+from fedbcgd.algorithms.registry import algorithm_names
+from fedbcgd.display import looks, plots
 
 LIGHT, DARK = "#ffffff", "#14171c"  # the grounds that lines are drawn on
 

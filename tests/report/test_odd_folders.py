@@ -15,11 +15,11 @@ from runfolders import add_to_run, collect, embedded, make, shown
 
 from fedbcgd import UserError
 from fedbcgd.files import sealed
-from fedbcgd.network.afterwards import hours
-from fedbcgd.network.show import bias_table, hours_table
 from fedbcgd.report import facts, page
 from fedbcgd.report.collect import Found, read
 from fedbcgd.report.groups import group
+from fedbcgd.report.network import bias_table, hours_table
+from fedbcgd.runs.retiming import hours
 
 
 def test_a_date_in_a_configuration_is_text(tmp_path):

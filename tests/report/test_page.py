@@ -13,8 +13,9 @@ from runfolders import collect, comparison, embedded, make, rows, shown, write_r
 from serving import serving
 
 from fedbcgd import UserError
+from fedbcgd.engine.run_folder import find_runs
 from fedbcgd.report import page
-from fedbcgd.report.collect import MOST_ROWS, folders
+from fedbcgd.report.collect import MOST_ROWS
 from fedbcgd.report.serve import PageServer
 
 NASTY = "</script><script>alert(1)</script><img src=x onerror=alert(1)>&amp;\u2028{{SCRIPT}}{{DATA}}"
@@ -26,7 +27,7 @@ def test_folders_are_found_wherever_they_are_and_once(tmp_path):
     (place / "fedavg" / "seed-0" / "checkpoint" / "summary.json").write_text("{}")
     (place / ".hidden").mkdir()
     (place / ".hidden" / "metrics.jsonl").write_text("")
-    found = folders([place, place / "fedavg", place / "fedavg" / "seed-1"])
+    found = find_runs([place, place / "fedavg", place / "fedavg" / "seed-1"])
     assert len(found) == 9
     assert found[0] == place / "fedavg" / "seed-0"
 
@@ -35,16 +36,16 @@ def test_a_folder_that_several_paths_lead_to_is_there_once_under_the_first(tmp_p
     comparison(tmp_path / "runs")
     (tmp_path / "link").symlink_to(tmp_path / "runs")
     monkeypatch.chdir(tmp_path)
-    found = folders([Path("runs/fedavg"), tmp_path / "runs", Path("link"), Path("link/../runs")])
+    found = find_runs([Path("runs/fedavg"), tmp_path / "runs", Path("link"), Path("link/../runs")])
     assert len(found) == 9
     assert found[:3] == [Path("runs/fedavg") / f"seed-{k}" for k in range(3)]
     assert found[3] == tmp_path / "runs" / "fedbcgd" / "seed-0"
-    assert len(folders([Path("link"), Path("runs")])) == 9
+    assert len(find_runs([Path("link"), Path("runs")])) == 9
 
 
 def test_a_place_that_is_not_there_is_a_mistake(tmp_path):
     with pytest.raises(UserError, match="is no folder: wanted is the folder of a run"):
-        folders([tmp_path / "absent"])
+        find_runs([tmp_path / "absent"])
 
 
 def test_a_partition_that_several_runs_share_is_there_once(tmp_path):
@@ -98,7 +99,7 @@ def test_a_federation_on_flower_is_a_run_too(tmp_path):
     folder = make(tmp_path / "flower", "fedbcgd", 3)
     (folder / "config.toml").unlink()
     summary = json.loads((folder / "summary.json").read_text())
-    summary |= {"carrier": "flower", "options": {"blocks": 5}}
+    summary |= {"backend": "flower", "options": {"blocks": 5}}
     del summary["config"]
     (folder / "summary.json").write_text(json.dumps(summary))
     (run,), problems = collect(tmp_path)
@@ -220,8 +221,8 @@ def test_a_port_that_is_taken(server):
 
 
 def test_hours_under_each_profile_are_those_of_the_clock(real_run):
-    from fedbcgd.network import afterwards
     from fedbcgd.network.profiles import PROFILES
+    from fedbcgd.runs import retiming as afterwards
 
     run = shown(real_run)["runs"][0]
     assert list(run["profiles"]) == list(PROFILES)

@@ -10,8 +10,9 @@ import pytest
 from rich.console import Console
 
 from fedbcgd import UserError, simulate
+from fedbcgd.display import plots
+from fedbcgd.display import tables as runs
 from fedbcgd.files import make_folder, write_text, write_whole
-from fedbcgd.report import plots, runs
 
 
 @pytest.fixture

@@ -2,10 +2,10 @@
 
 from dataclasses import replace
 
-from fedbcgd.ledger import Ledger
-from fedbcgd.loop import Outcome
-from fedbcgd.reproduce.results import PanelResult
-from fedbcgd.reproduce.spec import Contender, Effort, Panel
+from fedbcgd.core.ledger import Ledger
+from fedbcgd.engine.loop import Outcome
+from fedbcgd.paper.results import PanelResult
+from fedbcgd.paper.spec import Contender, Effort, Panel
 
 EFFORT = Effort({"lr": (0.1, 0.3)}, seeds=2, share=0.5)
 

@@ -6,8 +6,8 @@ from dataclasses import replace
 import pytest
 from tests.reproduce.made import outcome, panel, result
 
-from fedbcgd.reproduce.claims import every, judge, never_measured, on_train_loss
-from fedbcgd.reproduce.comparisons import (
+from fedbcgd.paper.claims import every, judge, never_measured, on_train_loss
+from fedbcgd.paper.comparisons import (
     at_upload,
     best_ends,
     early,
@@ -19,9 +19,9 @@ from fedbcgd.reproduce.comparisons import (
     reaches_sooner,
     times_sooner,
 )
-from fedbcgd.reproduce.items import ITEMS
-from fedbcgd.reproduce.results import Trial, shown_final, shown_floats
-from fedbcgd.reproduce.spec import FAILS, HOLDS, NOT_RUN, ONCE, PARTLY, SCALES, UNTESTABLE, Claim
+from fedbcgd.paper.items import ITEMS
+from fedbcgd.paper.results import Trial, shown_final, shown_floats
+from fedbcgd.paper.spec import FAILS, HOLDS, NOT_RUN, ONCE, PARTLY, SCALES, UNTESTABLE, Claim
 
 ONE, FOUR = ITEMS["figure7"], ITEMS["table2"]  # so many panels has the paper there
 

@@ -12,12 +12,12 @@ import fedbcgd
 from fedbcgd.cli import app
 from fedbcgd.cli import reproduce as _registered  # noqa: F401
 from fedbcgd.cli.common import display
+from fedbcgd.display.progress import wide_console
 from fedbcgd.errors import UserError
-from fedbcgd.report.progress import wide_console
-from fedbcgd.reproduce import command, engine, origin, plan
-from fedbcgd.reproduce.engine import Asked
-from fedbcgd.reproduce.items import ITEMS
-from fedbcgd.reproduce.plan import Machine
+from fedbcgd.paper import command, engine, origin, plan
+from fedbcgd.paper.engine import Asked
+from fedbcgd.paper.items import ITEMS
+from fedbcgd.paper.plan import Machine
 
 
 def reproduce(name, asked, run=True):

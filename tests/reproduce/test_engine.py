@@ -15,11 +15,11 @@ from pathlib import Path
 import pytest
 
 from fedbcgd.errors import UserError
-from fedbcgd.reproduce import engine, origin, plan, tables
-from fedbcgd.reproduce.engine import Asked
-from fedbcgd.reproduce.items import ITEMS
-from fedbcgd.reproduce.plan import Machine
-from fedbcgd.reproduce.spec import Contender, Effort, Item, Panel
+from fedbcgd.paper import engine, origin, plan, tables
+from fedbcgd.paper.engine import Asked
+from fedbcgd.paper.items import ITEMS
+from fedbcgd.paper.plan import Machine
+from fedbcgd.paper.spec import Contender, Effort, Item, Panel
 
 LINEAR = next(iter(ITEMS["figure8"].panels["smoke"]))
 

@@ -6,9 +6,9 @@ from dataclasses import replace
 import pytest
 from tests.reproduce.made import outcome, panel, result
 
-from fedbcgd.report.looks import LOOKS, _shaded
-from fedbcgd.reproduce.figures import draw, styles_of
-from fedbcgd.reproduce.items import ITEMS
+from fedbcgd.display.looks import LOOKS, _shaded
+from fedbcgd.paper.figures import draw, styles_of
+from fedbcgd.paper.items import ITEMS
 
 
 def words(folder):

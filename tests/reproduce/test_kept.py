@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from fedbcgd.reproduce.items import ITEMS
+from fedbcgd.paper.items import ITEMS
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "results"

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from fedbcgd.reproduce.measures import floats_to, last_tenth, spread
+from fedbcgd.paper.measures import floats_to, last_tenth, spread
 
 
 def rows(*values, every=1, cost=0.25):

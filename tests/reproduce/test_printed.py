@@ -5,10 +5,10 @@ import math
 import pytest
 from tests.reproduce.made import outcome
 
-from fedbcgd.reproduce.claims import judge
-from fedbcgd.reproduce.items import ITEMS
-from fedbcgd.reproduce.results import PanelResult
-from fedbcgd.reproduce.spec import FAILS, HOLDS, UNTESTABLE
+from fedbcgd.paper.claims import judge
+from fedbcgd.paper.items import ITEMS
+from fedbcgd.paper.results import PanelResult
+from fedbcgd.paper.spec import FAILS, HOLDS, UNTESTABLE
 
 
 def as_printed(panel, printed):

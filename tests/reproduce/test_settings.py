@@ -7,12 +7,13 @@ from math import inf
 
 import pytest
 
-from fedbcgd.algorithm import make_algorithm
-from fedbcgd.reproduce import paper, plan
-from fedbcgd.reproduce.costs import cost
-from fedbcgd.reproduce.items import ITEMS
-from fedbcgd.reproduce.reductions import _NAMES, reductions
-from fedbcgd.reproduce.spec import Printed
+from fedbcgd.algorithms.registry import make_algorithm
+from fedbcgd.paper import plan
+from fedbcgd.paper import printed as paper
+from fedbcgd.paper.costs import cost
+from fedbcgd.paper.items import ITEMS
+from fedbcgd.paper.reductions import _NAMES, reductions
+from fedbcgd.paper.spec import Printed
 
 NETWORKS = [
     (item, panel)

@@ -9,11 +9,11 @@ from typer.testing import CliRunner
 
 from fedbcgd.cli import app
 from fedbcgd.cli import reproduce as _registered  # noqa: F401
+from fedbcgd.display.progress import wide_console
 from fedbcgd.errors import UserError
-from fedbcgd.report.progress import wide_console
-from fedbcgd.reproduce import command, table1
-from fedbcgd.reproduce.items import ITEMS
-from fedbcgd.reproduce.spec import FAILS, HOLDS, NOT_RUN, UNTESTABLE
+from fedbcgd.paper import command, table1
+from fedbcgd.paper.items import ITEMS
+from fedbcgd.paper.spec import FAILS, HOLDS, NOT_RUN, UNTESTABLE
 
 
 @pytest.fixture(scope="module")
@@ -161,7 +161,7 @@ def test_all_claims_stand_on_one_page(made):
 
 def test_what_was_not_run_is_called_so(tmp_path):
     asked = command.asked("cpu", tmp_path)
-    from fedbcgd.reproduce.tables import all_claims
+    from fedbcgd.paper.tables import all_claims
 
     text = all_claims(asked.out, ITEMS, "cpu")
     assert text.count("**not run**") == sum(len(item.claims) for item in ITEMS.values())

@@ -4,7 +4,7 @@ from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
 import fedbcgd.flower
-from fedbcgd.algorithm import algorithm_names, option_names
+from fedbcgd.algorithms.registry import algorithm_names, option_names
 from flower_cifar10.task import data, make_model
 
 app = ServerApp()

@@ -34,8 +34,8 @@ class Commands(TyperGroup):
             formatter.write_dl(rows)
 
     def invoke(self, ctx: Any) -> Any:
+        from fedbcgd.engine.signals import HungUp
         from fedbcgd.errors import Diverged, UserError, WorkerLost
-        from fedbcgd.signals import HungUp
 
         try:
             return super().invoke(ctx)
@@ -45,7 +45,7 @@ class Commands(TyperGroup):
             code, message = 1, str(error)
         except KeyboardInterrupt as stopped:
             code, message = 129 if isinstance(stopped, HungUp) else 130, str(stopped) or "interrupted"
-        from fedbcgd.reading import shorten
+        from fedbcgd.core.reading import shorten
 
         lines = [shorten(line, 5000) for line in message.split("\n")[:200]]  # names in it may come from anywhere
         print("fedbcgd:", "\n".join(lines), file=sys.stderr)

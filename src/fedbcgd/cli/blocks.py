@@ -33,12 +33,12 @@ def blocks(
     codec: Annotated[str, typer.Option(help="plain, float16, qsgd or topk.")] = "plain",
 ) -> None:
     """Show the division of a model into blocks: layers, parameters, share of d, bytes per upload."""
-    from fedbcgd.algorithm import make_algorithm
-    from fedbcgd.blocks import paper_blocks
+    from fedbcgd.algorithms.registry import make_algorithm
+    from fedbcgd.core.blocks import paper_blocks
+    from fedbcgd.display.progress import wide_console
     from fedbcgd.models.make import make_model
     from fedbcgd.report.division import table
-    from fedbcgd.report.progress import wide_console
-    from fedbcgd.task import parse_shape
+    from fedbcgd.runs.experiment import parse_shape
 
     options = {k: v for k, v in (("width", width), ("norm", norm)) if v is not None}
     default = "3,224,224" if model == "vit-base" else "3,32,32"

@@ -20,7 +20,7 @@ def check(
     The exit code is 0 where nothing is damaged or missing, 1 where something is. `fedbcgd data check` does the same for
     data sets.
     """
-    from fedbcgd import checks
+    from fedbcgd.runs import check as checks
 
     bad = False
     for folder in checks.find(folders):

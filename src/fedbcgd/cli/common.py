@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from fedbcgd.engine.signals import ENDING, HungUp
 from fedbcgd.files import as_json
-from fedbcgd.signals import ENDING, HungUp
 
 if TYPE_CHECKING:
-    from fedbcgd.loop import RoundInfo
-    from fedbcgd.report.progress import Watch
+    from fedbcgd.display.progress import ProgressDisplay
+    from fedbcgd.engine.loop import RoundInfo
 
 ConfigFile = Annotated[Path, typer.Argument(help="A TOML file; `fedbcgd init` writes one.", show_default=False)]
 Out = Annotated[Path, typer.Option("--out", help="Folder for everything the run leaves.", show_default=False)]
@@ -62,14 +62,14 @@ class Silent:
 
 
 @contextmanager
-def display(names: list[str], quiet: bool, as_json: bool) -> Iterator["Watch | JsonLines | Silent"]:
+def display(names: list[str], quiet: bool, as_json: bool) -> Iterator["ProgressDisplay | JsonLines | Silent"]:
     """Progress of these runs, as asked for."""
     if as_json:
         yield JsonLines(names)
     elif quiet:
         yield Silent()
     else:
-        from fedbcgd.report.progress import watch
+        from fedbcgd.display.progress import watch
 
         with watch(names) as shown:
             yield shown
@@ -104,7 +104,7 @@ def terminable() -> Iterator[None]:
 def expect_workers(config: Path, sets: list[str] | None) -> None:
     """Have worker processes prepared while this one imports what it needs, if the file looks like a run that has some.
     Whatever is wrong with it is said later."""
-    from fedbcgd.processes import start_early
+    from fedbcgd.backends.workers.processes import start_early
 
     try:
         run = tomllib.loads(config.read_text(encoding="utf-8")).get("run", {})
@@ -113,8 +113,8 @@ def expect_workers(config: Path, sets: list[str] | None) -> None:
     if not isinstance(run, dict):
         return
     given = {key.strip(): value.strip(" '\"") for key, _, value in (text.partition("=") for text in sets or [])}
-    chosen = {key: given.get(f"run.{key}", str(run.get(key, ""))) for key in ("workers", "carrier", "device")}
-    if chosen["workers"] != "0" and chosen["carrier"] in ("", "workers") and chosen["device"] in ("", "cpu"):
+    chosen = {key: given.get(f"run.{key}", str(run.get(key, ""))) for key in ("workers", "backend", "device")}
+    if chosen["workers"] != "0" and chosen["backend"] in ("", "workers") and chosen["device"] in ("", "cpu"):
         start_early()
 
 

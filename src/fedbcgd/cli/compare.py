@@ -34,13 +34,13 @@ def compare(
     reach.csv: what it took to reach an accuracy, in rounds, upload, and hours under each network profile.
     """
     expect_workers(config, set_)
-    from fedbcgd import config as configuration
-    from fedbcgd.experiments import compare as experiment
-    from fedbcgd.experiments import reach
-    from fedbcgd.experiments.batch import as_csv
+    from fedbcgd.display.progress import printable, wide_console
     from fedbcgd.files import make_folder, write_text
-    from fedbcgd.network.afterwards import check_target
-    from fedbcgd.report.progress import printable, wide_console
+    from fedbcgd.report import reach
+    from fedbcgd.runs import compare as experiment
+    from fedbcgd.runs import config as configuration
+    from fedbcgd.runs.batch import as_csv
+    from fedbcgd.runs.retiming import check_target
 
     check_target(target)
     settings = configuration.load(
@@ -89,10 +89,10 @@ def sweep(
     The test set is never looked at. Writes sweep.csv and best.toml, which `fedbcgd run` takes. Finished runs are kept.
     """
     expect_workers(config, set_)
-    from fedbcgd import config as configuration
-    from fedbcgd.experiments import sweep as experiment
+    from fedbcgd.display.progress import printable, wide_console
     from fedbcgd.files import make_folder
-    from fedbcgd.report.progress import printable, wide_console
+    from fedbcgd.runs import config as configuration
+    from fedbcgd.runs import sweep as experiment
 
     settings = configuration.load(config, set_ or [])
     if not settings.data.validation:

@@ -33,9 +33,9 @@ def list_() -> None:
 
     from fedbcgd.data import store
     from fedbcgd.data.catalog import KNOWN
+    from fedbcgd.data.names import EMBEDDED
+    from fedbcgd.display.progress import wide_console
     from fedbcgd.errors import UserError
-    from fedbcgd.names import EMBEDDED
-    from fedbcgd.report.progress import wide_console
 
     table = Table()
     table.add_column("name", no_wrap=True)
@@ -119,7 +119,7 @@ def show(name: Name, out: Picture = None) -> None:
     counts = found.test.labels.bincount(minlength=len(found.classes))
     train = found.train.labels.bincount(minlength=len(found.classes))
     if out is not None:
-        from fedbcgd.report import plots
+        from fedbcgd.display import plots
 
         plots.gallery(found, out)
         print(f"{out} written")
@@ -131,10 +131,10 @@ def show(name: Name, out: Picture = None) -> None:
 @data.command()
 def split(config: ConfigFile, set_: Sets = None, out: Picture = None) -> None:
     """How a configuration splits its training set over the clients: a measure, and with --out a picture."""
-    from fedbcgd import config as configuration
     from fedbcgd.data import partition
     from fedbcgd.errors import UserError
-    from fedbcgd.task import hand_out
+    from fedbcgd.runs import config as configuration
+    from fedbcgd.runs.experiment import hand_out
 
     settings = configuration.load(config, set_ or [])
     handed = hand_out(settings)
@@ -143,7 +143,7 @@ def split(config: ConfigFile, set_: Sets = None, out: Picture = None) -> None:
     counts = handed.counts
     print(partition.Heterogeneity.of(counts))
     if out is not None:
-        from fedbcgd.report import plots
+        from fedbcgd.display import plots
 
         plots.holdings(counts, out, handed.loaded.classes, f"{settings.data.name}, {settings.data.partition}")
         print(f"{out} written")
@@ -187,7 +187,7 @@ def remove(name: Name) -> None:
 
 def _say(found: "DataSet") -> None:
     from fedbcgd.data import store
-    from fedbcgd.names import EMBEDDED
+    from fedbcgd.data.names import EMBEDDED
 
     shape = "×".join(map(str, found.shape))
     print(f"{found.name}: {len(found.train):,} train and {len(found.test):,} test images of {shape}, ", end="")

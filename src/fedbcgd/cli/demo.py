@@ -21,12 +21,12 @@ def demo(
     100 clients with 100 images each, labels unevenly spread (Dirichlet 0.6); 10 clients train in each round. The images
     come with the package: nothing is downloaded. Takes a few minutes on two cores.
     """
-    from fedbcgd.processes import start_early
+    from fedbcgd.backends.workers.processes import start_early
 
     start_early()
-    from fedbcgd.experiments import demo as experiment
+    from fedbcgd.display.progress import wide_console
     from fedbcgd.files import make_folder
-    from fedbcgd.report.progress import wide_console
+    from fedbcgd.runs import demo as experiment
 
     console = wide_console()
     folder = make_folder(out)

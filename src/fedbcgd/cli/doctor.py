@@ -6,8 +6,8 @@ from fedbcgd.cli import app
 @app.command()
 def doctor() -> None:
     """Show cores, memory, versions and devices, what a run would use, and what costs speed."""
+    from fedbcgd.display.progress import wide_console
     from fedbcgd.report.doctor import look
-    from fedbcgd.report.progress import wide_console
 
     console = wide_console()
     facts, warnings = look()

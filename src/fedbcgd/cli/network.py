@@ -25,8 +25,8 @@ def hours(
 ) -> None:
     """Hours of a run on the clock of a network, whole and to a target; and whether its blocks lean to fast clients, by the
     links of the CSV, of the run's own network or of the first profile, whichever of these comes first."""
-    from fedbcgd.network.show import bias_table, first_bias, hours_table, measure, networks
-    from fedbcgd.report.progress import printable, wide_console
+    from fedbcgd.display.progress import printable, wide_console
+    from fedbcgd.report.network import bias_table, first_bias, hours_table, measure, networks
 
     chosen = networks(folder, network, csv)
     found = measure(folder, chosen, target)

@@ -30,10 +30,10 @@ def report(
     import sys
     import webbrowser
 
+    from fedbcgd.core.reading import shorten
+    from fedbcgd.engine.run_folder import find_runs as find
     from fedbcgd.errors import UserError
-    from fedbcgd.reading import shorten
     from fedbcgd.report import page
-    from fedbcgd.report.collect import folders as find
 
     found = find(folders)  # a place that is not there is said at once
     if watch:

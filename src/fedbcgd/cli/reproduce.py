@@ -35,8 +35,8 @@ def reproduce(
     paper: the paper's setting to the letter, for people with GPUs. cpu: a faithful miniature for two cores. smoke: a trial
     of the machinery in under a minute. Finished runs are kept and not run again; items share the runs they have in common.
     """
-    from fedbcgd.report.progress import wide_console
-    from fedbcgd.reproduce import command
+    from fedbcgd.display.progress import wide_console
+    from fedbcgd.paper import command
 
     console = wide_console(stderr=as_json)
     command.check_scale(scale)

@@ -27,11 +27,11 @@ def run(
     --resume, run.rounds, run.budget and run.target may be extended.
     """
     expect_workers(config, set_)
-    from fedbcgd import config as configuration
-    from fedbcgd.network.show import told
-    from fedbcgd.report.progress import wide_console
-    from fedbcgd.report.runs import table
-    from fedbcgd.runner import execute
+    from fedbcgd.display.progress import wide_console
+    from fedbcgd.display.tables import table
+    from fedbcgd.report.network import told
+    from fedbcgd.runs import config as configuration
+    from fedbcgd.runs.execute import execute
 
     settings = configuration.load(config, set_ or [])
     name = settings.algorithm["name"]
@@ -54,9 +54,9 @@ def init(
     force: Annotated[bool, typer.Option("--force", help="Overwrite a file that is there.")] = False,
 ) -> None:
     """Write a commented configuration file to start from."""
-    from fedbcgd.config import template
     from fedbcgd.errors import UserError
     from fedbcgd.files import write_text
+    from fedbcgd.runs.config import template
 
     if path.exists() and not force:
         raise UserError(f"{path} exists; --force overwrites it")

@@ -42,8 +42,8 @@ def theory(
     learning rate of a ladder, and says whether what N does agrees with the theorem. With --out every point that was
     measured is kept, and the same command goes on after an interruption.
     """
-    from fedbcgd import theory as tables
-    from fedbcgd.report.progress import wide_console
+    from fedbcgd.display.progress import wide_console
+    from fedbcgd.paper import theory as tables
 
     small = measure
     setting = tables.Setting(
@@ -68,16 +68,16 @@ def theory(
                     algorithm=o.name, case=case, rounds=o.rounds, terms=o.terms, floats_d=o.floats, source=o.source
                 )
         else:
-            from fedbcgd.report import theory as report
+            from fedbcgd.paper import theory_figures as report
 
             console.print(report.table(setting, case))
     if not as_json:
         for note in (*tables.notes(setting), *tables.NOTES):
             console.print(f"- {note}", highlight=False)
     if out is not None:
-        from fedbcgd.experiments.batch import as_csv
         from fedbcgd.files import make_folder, write_text
-        from fedbcgd.report import theory as report
+        from fedbcgd.paper import theory_figures as report
+        from fedbcgd.runs.batch import as_csv
 
         rows = report.sweep(setting)
         write_text(make_folder(out) / "theory.csv", as_csv(rows))
@@ -92,13 +92,13 @@ def _measure(setting: object, up_to: int, seeds: int, out: Path | None, quiet: b
     from dataclasses import asdict, replace
 
     from fedbcgd import files
-    from fedbcgd.experiments import quadratics
-    from fedbcgd.experiments.batch import as_csv
-    from fedbcgd.experiments.points import Points
-    from fedbcgd.report import theory as report
-    from fedbcgd.report.progress import wide_console
-    from fedbcgd.reproduce.origin import commit
-    from fedbcgd.theory import Setting
+    from fedbcgd.display.progress import wide_console
+    from fedbcgd.paper import quadratics
+    from fedbcgd.paper import theory_figures as report
+    from fedbcgd.paper.origin import commit
+    from fedbcgd.paper.points import Points
+    from fedbcgd.paper.theory import Setting
+    from fedbcgd.runs.batch import as_csv
     from fedbcgd.version import __version__
 
     assert isinstance(setting, Setting)

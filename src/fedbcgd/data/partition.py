@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from fedbcgd.errors import UserError
-from fedbcgd.streams import stream
+from fedbcgd.rng import stream
 
 Parts = list[np.ndarray]
 

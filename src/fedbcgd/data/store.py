@@ -19,11 +19,11 @@ from fedbcgd.data.embedded import CLASSES as EMBEDDED_CLASSES
 from fedbcgd.data.embedded import fashion_mnist
 from fedbcgd.data.formats import read
 from fedbcgd.data.images import Images
+from fedbcgd.data.names import EMBEDDED, QUADRATICS
 from fedbcgd.data.raw import Raw, Split, Step, nothing
 from fedbcgd.errors import UserError
 from fedbcgd.files import Damaged, make_folder, read_tensors, write_tensors
-from fedbcgd.names import EMBEDDED, QUADRATICS
-from fedbcgd.streams import stream
+from fedbcgd.rng import stream
 
 NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
 VERSION = "2"

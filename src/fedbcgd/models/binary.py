@@ -10,8 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from fedbcgd.core.objective import pair
 from fedbcgd.errors import UserError
-from fedbcgd.objective import pair
 
 
 class _Score(nn.Module):

@@ -12,9 +12,9 @@ from typing import Any
 import torch
 from torch import nn
 
+from fedbcgd.core.objective import Loss, Metrics
 from fedbcgd.errors import UserError, unknown
 from fedbcgd.models import MODELS
-from fedbcgd.objective import Loss, Metrics
 
 HF = "hf:"
 

@@ -11,12 +11,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedbcgd.messages import Receipt, Task, Upload
-from fedbcgd.streams import stream
+from fedbcgd.core.messages import Receipt, Task, Upload
+from fedbcgd.rng import stream
 
 if TYPE_CHECKING:
-    from fedbcgd.carriers.carrier import Carrier
-    from fedbcgd.server import Server
+    from fedbcgd.core.server import Server
+    from fedbcgd.engine.backend import Backend
 
 
 def dropped(tasks: Sequence[Task], share: float, seed: int) -> tuple[np.ndarray, np.ndarray]:
@@ -61,16 +61,16 @@ def damaged(upload: Upload, share: float, seed: int) -> Upload:
     return dataclasses.replace(upload, payload={**upload.payload, channel: pieces})
 
 
-class Door:
-    """Stands before the server in a round with faults: carriers hand their uploads in here, everything else is its own.
+class FaultInjector:
+    """Stands before the server in a round with faults: backends hand their uploads in here, everything else is its own.
 
     `victim` chooses the worker to kill, as soon as the first upload is in: the others are at work then.
     """
 
     def __init__(
-        self, server: "Server", carrier: "Carrier", corrupt: float, seed: int, victim: np.random.Generator | None
+        self, server: "Server", backend: "Backend", corrupt: float, seed: int, victim: np.random.Generator | None
     ):
-        self._server, self._carrier = server, carrier
+        self._server, self._backend = server, backend
         self._corrupt, self._seed, self._victim = corrupt, seed, victim
 
     def __getattr__(self, name: str) -> Any:
@@ -78,7 +78,7 @@ class Door:
 
     def receive(self, upload: Upload, sender: int | None = None) -> Receipt:
         if self._victim is not None:
-            pids: list[int] = self._carrier.pids()  # type: ignore[attr-defined]
+            pids: list[int] = self._backend.pids()  # type: ignore[attr-defined]
             with contextlib.suppress(ProcessLookupError):  # gone already
                 os.kill(int(self._victim.choice(pids)), signal.SIGKILL)
             self._victim = None

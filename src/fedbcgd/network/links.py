@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from fedbcgd.errors import UserError, unknown
-from fedbcgd.streams import stream
+from fedbcgd.rng import stream
 
 log = logging.getLogger("fedbcgd")
 

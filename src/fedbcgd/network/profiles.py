@@ -13,10 +13,10 @@ import numpy as np
 from pydantic import Field, model_validator
 from pydantic_core import PydanticCustomError
 
+from fedbcgd.core.parts import Section
 from fedbcgd.errors import unknown
 from fedbcgd.network.links import COLUMNS, Links
-from fedbcgd.parts import Section
-from fedbcgd.streams import stream
+from fedbcgd.rng import stream
 
 _TAIL = 0.01  # of a lognormal the slowest and the fastest hundredth are left out: no client is without a link
 _WIDTH = 2 * NormalDist().inv_cdf(0.95)  # from the 5th to the 95th percentile, in standard deviations

@@ -9,14 +9,14 @@ import numpy as np
 from pydantic import Field, ValidationError, ValidationInfo, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
+from fedbcgd.core.parts import Section, explain_error
 from fedbcgd.errors import UserError
 from fedbcgd.network.links import COLUMNS, Links, read_csv
 from fedbcgd.network.profiles import Distribution, Profile, draw
-from fedbcgd.parts import Section
-from fedbcgd.streams import stream
+from fedbcgd.rng import stream
 
 _DEFAULT: Profile = "mix"
-NO_WORKERS = "crash: only worker processes of this machine can be killed; leave workers = 0 and carrier = 'ray' out"
+NO_WORKERS = "crash: only worker processes of this machine can be killed; leave workers = 0 and backend = 'ray' out"
 
 
 class Network(Section):
@@ -99,6 +99,5 @@ def as_network(given: "str | Mapping[str, Any] | Network | None") -> Network | N
     try:
         return Network.model_validate({"profile": given} if isinstance(given, str) else dict(given))
     except ValidationError as error:
-        from fedbcgd.config import explain
-
-        raise UserError(explain({**error.errors()[0], "loc": ("network", *error.errors()[0]["loc"])})) from None
+        first = error.errors()[0]
+        raise UserError(explain_error({**first, "loc": ("network", *first["loc"])}, Network)) from None

@@ -9,11 +9,11 @@ from typing import Annotated, Any, ClassVar
 import numpy as np
 from pydantic import ConfigDict, Field, TypeAdapter
 
+from fedbcgd.core.messages import Task
+from fedbcgd.core.server import Server
 from fedbcgd.errors import UserError
 from fedbcgd.files import open_regular, vouched
-from fedbcgd.messages import Task
 from fedbcgd.network.links import Links
-from fedbcgd.server import Server
 
 LARGEST = 1 << 29  # bytes of a record that is read
 LONGEST = 1 << 26  # bytes of one round

@@ -1,7 +1,5 @@
 """Run folders, read for the page: as far as they are whole, and what is wrong with the others."""
 
-import itertools
-import os
 import re
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -9,12 +7,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from fedbcgd.config import flat, read_table
+from fedbcgd.core.reading import shorten
+from fedbcgd.engine.run_folder import find_runs
 from fedbcgd.errors import UserError
 from fedbcgd.files import as_json, open_regular, read_regular, unsealed
-from fedbcgd.reading import shorten
 from fedbcgd.report import facts
-from fedbcgd.secrets import mask_command, mask_config
+from fedbcgd.runs.config import flat, read_table
+from fedbcgd.runs.secrets import mask_command, mask_config
 
 FILES = ("config.toml", "metrics.jsonl", "summary.json", "holdings.json")
 FRESH = 120.0  # seconds after which a run that writes nothing is no longer called running
@@ -22,7 +21,6 @@ MOST_ROWS = 2000  # of one run on the page; of more, every so many and the last
 MOST_BLOCKS = facts.MOST_ITEMS
 MOST_CELLS = 300_000  # of a map of labels; a larger one is left out
 MOST_FOLDERS = 2000  # runs on a page
-MOST_WALKED = 100_000  # folders that are looked into for runs
 MOST_BYTES = 64_000_000  # of a page
 MOST_PROBLEMS = 20  # of one folder that are told
 MOST_TOLD = 500  # of all folders
@@ -62,26 +60,6 @@ def problem(where: Path | str, what: str) -> Problem:
     return Problem(shorten(str(where), facts.LONGEST), shorten(what))
 
 
-def folders(places: Sequence[Path]) -> list[Path]:
-    """The run folders in these places, each once, in the order of their names.
-
-    One that is reached by several paths, as one relative and one absolute or through a link, bears the first of them.
-    """
-    found: dict[Path, Path] = {}
-    for place in places:
-        if not place.is_dir():
-            raise UserError(f"{place} is no folder: wanted is the folder of a run, or one that holds several")
-        inside = []
-        for root, names, files in itertools.islice(os.walk(place), MOST_WALKED):  # which follows no links
-            inner = {*names, *files}
-            names[:] = [n for n in names if not n.startswith(".") and n not in ("checkpoint", "tensorboard")]
-            if inner & {"metrics.jsonl", "summary.json"} or {"config.toml", ".lock"} <= inner:
-                inside.append(Path(root))
-        for folder in sorted(inside):
-            found.setdefault(folder.resolve(), folder)
-    return list(found.values())
-
-
 class Collector:
     """Reads run folders again and again; a folder whose files have not changed is not read twice."""
 
@@ -94,7 +72,7 @@ class Collector:
         runs: list[Found] = []
         problems: list[Problem] = []
         size = left_out = 0
-        for folder in folders(self.places):
+        for folder in find_runs(self.places):
             if len(runs) == MOST_FOLDERS or size > MOST_BYTES:
                 left_out += 1
                 self._known.pop(folder, None)
@@ -180,8 +158,8 @@ def _hours(folder: Path, rows: list[dict[str, float]]) -> dict[str, list[float]]
     """Under each profile; nothing where the folder does not say what was sent."""
     if not rows or not (folder / "traffic.jsonl").exists():
         return {}
-    from fedbcgd.network.afterwards import hours_under
     from fedbcgd.network.profiles import PROFILES
+    from fedbcgd.runs.retiming import hours_under
 
     try:
         return hours_under(folder, dict.fromkeys(PROFILES), [row["round"] for row in rows])

@@ -2,8 +2,8 @@
 
 from rich.table import Table
 
-from fedbcgd.algorithm import Algorithm
-from fedbcgd.flat import Layout
+from fedbcgd.core.algorithm import Algorithm
+from fedbcgd.core.vector import Layout
 
 SHOWN = 100  # blocks; of more the first and the last
 

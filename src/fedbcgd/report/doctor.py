@@ -12,7 +12,7 @@ from pathlib import Path
 
 import torch
 
-from fedbcgd.processes import ENVIRONMENT, cores
+from fedbcgd.backends.workers.processes import ENVIRONMENT, cores
 from fedbcgd.version import __version__
 
 EXTRAS = {"flower": "flwr", "ray": "ray", "hf": "transformers", "tensorboard": "tensorboard"}

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 from pydantic import BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError
 
-from fedbcgd.reading import shorten
+from fedbcgd.core.reading import shorten
 
 Wrong = Callable[[str], None]
 
@@ -72,7 +72,7 @@ SUMMARY = {
     "machine": _TABLE,
     "divider": _TEXT,
     "notes": _TEXTS,
-    "carrier": _NAME,
+    "backend": _NAME,
     "seed": _NUMBER,
     "blocks": _NUMBERS,
     "shared": _NUMBER,
@@ -86,7 +86,8 @@ LEDGER |= {"block_bytes": _NUMBERS}
 
 def summary(loaded: Mapping[str, Any], wrong: Wrong) -> dict[str, Any]:
     """The facts of a summary that are of the right kind."""
-    kept = _checked(loaded, SUMMARY, "", wrong)
+    earlier = {"carrier": "backend"}  # as it was called
+    kept = _checked({earlier.get(key, key): value for key, value in loaded.items()}, SUMMARY, "", wrong)
     if "ledger" in kept:
         kept["ledger"] = _checked(kept["ledger"], LEDGER, "ledger.", wrong)
     for table in ("versions", "machine"):

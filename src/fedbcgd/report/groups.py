@@ -6,14 +6,14 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from fedbcgd.display.looks import Look, families
 from fedbcgd.report.collect import Found
-from fedbcgd.report.looks import Look, families
 
 # Where something is done, and how, changes nothing in what is computed but for rounding.
 ASIDE = {
     "run.seed",
     "run.workers",
-    "run.carrier",
+    "run.backend",
     "run.address",
     "run.gpus",
     "run.together",

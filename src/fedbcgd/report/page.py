@@ -10,14 +10,14 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
+from fedbcgd.display.looks import Look
 from fedbcgd.files import as_json
 from fedbcgd.report.collect import Collector, Found, Problem
 from fedbcgd.report.groups import ASIDE, group
-from fedbcgd.report.looks import Look
 from fedbcgd.version import __version__
 
 SCRIPTS = ("base.js", "numbers.js", "chart.js", "panels.js", "tables.js", "main.js")
-_FACTS = ("stopped", "seconds", "rounds", "finished", "command", "versions", "machine", "divider", "notes", "carrier")
+_FACTS = ("stopped", "seconds", "rounds", "finished", "command", "versions", "machine", "divider", "notes", "backend")
 _LEDGER = ("dim", "itemsize", "blocks", "block_bytes", "upload_bytes", "upload_max_bytes", "refused", "lost")
 
 

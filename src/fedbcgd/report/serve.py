@@ -11,8 +11,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
+from fedbcgd.core.reading import shorten
 from fedbcgd.errors import UserError
-from fedbcgd.reading import shorten
 from fedbcgd.report.collect import Collector
 from fedbcgd.report.page import as_script, content, document
 

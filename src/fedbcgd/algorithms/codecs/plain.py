@@ -1,0 +1,26 @@
+"""Plain: the model's own dtype, byte for byte."""
+
+from typing import ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedbcgd.core.codec import Codec
+from fedbcgd.core.messages import Allocator
+
+
+class Plain(Codec):
+    lossless: ClassVar[bool] = True
+    in_place: ClassVar[bool] = True
+
+    def nbytes(self, n: int, dtype: torch.dtype) -> int:
+        return n * dtype.itemsize
+
+    def encode(self, values: Tensor, rng: np.random.Generator, allocate: Allocator | None = None) -> Tensor:
+        return values.contiguous().view(torch.uint8)
+
+    def decode(self, data: Tensor, n: int, dtype: torch.dtype) -> Tensor:
+        if data.storage_offset() % dtype.itemsize:
+            data = data.clone()  # a view as floats wants their alignment
+        return data.view(dtype)

@@ -1,0 +1,119 @@
+"""QSGD (Alistarh et al. 2017): stochastic rounding to a few levels of a scale kept per bucket, packed into bits.
+
+A value v of a bucket with scale m becomes sign(v)·l/s·m, where l is |v|/m·s rounded up or down at random so that the
+mean is v. On the wire: the scales of all buckets in the model's dtype, then sign(v)·l + s in ceil(log2(2s+1)) bits
+each.
+
+Any scale of at least max|v| keeps it unbiased. `max` takes just that, the finest grid; `l2` is the norm of the
+theorem. Both obey its bound: E‖Q(v) − v‖² ≤ min(b/s², √b/s)·‖v‖² in a bucket of b values.
+"""
+
+from collections.abc import Iterator
+from typing import Literal
+
+import numpy as np
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from fedbcgd.algorithms.codecs._fast import FastRounding
+from fedbcgd.algorithms.codecs.packing import pack, packed_bytes, unpack
+from fedbcgd.core.codec import Codec, room
+from fedbcgd.core.messages import Allocator
+
+_CACHED = 1 << 19  # values worked on at a time
+
+
+class QSGD(Codec):
+    levels: int = Field(127, ge=1, le=32767, description="s: levels beside zero; 127 is 8 bits a value, 7 is 4, 1 is 2")
+    bucket: int = Field(512, ge=1, description="values that share one scale")
+    scale: Literal["max", "l2"] = Field("max", description="what a bucket is divided by")
+
+    @property
+    def bits(self) -> int:
+        return (2 * self.levels).bit_length()
+
+    def nbytes(self, n: int, dtype: torch.dtype) -> int:
+        return self._buckets(n) * dtype.itemsize + packed_bytes(n, self.bits)
+
+    def encode(self, values: Tensor, rng: np.random.Generator, allocate: Allocator | None = None) -> Tensor:
+        n, dtype = values.numel(), values.dtype
+        head = self._buckets(n) * dtype.itemsize
+        out = room(self.nbytes(n, dtype), allocate, values.device)
+        fast = self.bits <= 8 and dtype != torch.float64
+        rounding = FastRounding() if fast else round_to_levels
+        for piece, buckets, codes in self._pieces(n, dtype, head):
+            rows = self._rows(values[piece])
+            scale = self._scale(rows, dtype)
+            code = rounding(rows, scale, self.levels, rng).view(-1)[: piece.stop - piece.start]
+            out[buckets] = scale.view(torch.uint8)
+            out[codes] = code if self.bits == 8 else pack(code, self.bits)
+        return out
+
+    def decode(self, data: Tensor, n: int, dtype: torch.dtype) -> Tensor:
+        head = self._buckets(n) * dtype.itemsize
+        out = torch.empty(n, dtype=dtype, device=data.device)
+        work = dtype if dtype == torch.float64 else torch.float32
+        for piece, buckets, codes in self._pieces(n, dtype, head):
+            count = piece.stop - piece.start
+            level = unpack(data[codes], count, self.bits).to(work).sub_(self.levels).div_(self.levels)
+            rows = self._rows(level)
+            rows.mul_(data[buckets].clone().view(dtype).to(work)[:, None])
+            out[piece] = rows.view(-1)[:count]
+        return out
+
+    def _pieces(self, n: int, dtype: torch.dtype, head: int) -> Iterator[tuple[slice, slice, slice]]:
+        """Some whole buckets at a time, so that all that is touched stays in the cache: where their values, their
+        scales and their codes are. A piece has a multiple of 8 buckets, so its codes end on a whole byte."""
+        size = self.bucket * 8 * max(1, _CACHED // (8 * self.bucket))
+        for start in range(0, n, size):
+            stop = min(start + size, n)
+            buckets = slice(start // self.bucket * dtype.itemsize, self._buckets(stop) * dtype.itemsize)
+            yield (
+                slice(start, stop),
+                buckets,
+                slice(head + start * self.bits // 8, head + packed_bytes(stop, self.bits)),
+            )
+
+    def _rows(self, values: Tensor) -> Tensor:
+        """A row for each bucket, the last one filled up with zeros."""
+        work = values if values.dtype == torch.float64 else values.float()
+        rest = -len(values) % self.bucket
+        return (torch.nn.functional.pad(work, (0, rest)) if rest else work).view(-1, self.bucket)
+
+    def _buckets(self, n: int) -> int:
+        return -(-n // self.bucket)
+
+    def _scale(self, rows: Tensor, dtype: torch.dtype) -> Tensor:
+        largest = torch.maximum(rows.amax(1), rows.amin(1).neg_()) if rows.numel() else rows.new_zeros(0)
+        if self.scale == "max":
+            return largest.to(dtype)
+        # In units of the largest value nothing over- or underflows; the norm itself may, and is then cut to the largest
+        # float, which is still at least max|v|. Rounding to dtype must not fall below max|v| either.
+        unit = torch.where(largest > 0, largest, 1)
+        norm = (rows / unit[:, None]).square_().sum(1).sqrt_().double() * unit.double()
+        norm = torch.where(largest > 0, norm.clamp(max=torch.finfo(dtype).max), largest.double())
+        return torch.maximum(norm.to(dtype), largest.to(dtype))
+
+
+def round_to_levels(rows: Tensor, scale: Tensor, levels: int, rng: np.random.Generator) -> Tensor:
+    """Round every value of every bucket to one of its two neighbouring levels, at random; this is the definition.
+
+    Args:
+        rows: the values, a row for each bucket.
+        scale: m of each bucket. One of zeros, or with a scale that is not finite, gets zeros; its scale tells.
+        levels: s.
+        rng: where the draws come from, one of 53 bits for each value.
+
+    Returns:
+        sign(v)·l + s for each value, where l is ⌊|v|/m·s⌋, and one more with the probability of what that leaves: the
+        mean is v, and a value on the grid stays there.
+    """
+    finite = scale.isfinite()
+    unit = torch.where(finite & (scale > 0), scale, 1).to(rows.dtype)
+    level = rows.abs() / unit[:, None] * levels
+    level[~finite] = 0
+    low = level.floor()
+    draw = torch.from_numpy(rng.random(rows.shape)).to(rows.device)
+    rounded = (low + (draw < level - low)).clamp_(max=levels)
+    return rounded.copysign_(rows).add_(levels).to(torch.uint8 if levels <= 127 else torch.int32)

@@ -1,0 +1,33 @@
+"""FedDC (Gao et al. 2022): y ← y − η·(∇f_i(y; ζ) + α·(h_i + y − x) − c_i + c);  c_i as in SCAFFOLD;  h_i += y − x.
+
+The server moves x ← x + Δ + H, where H = mean of all h_i, which it keeps from the same uploads.
+"""
+
+from collections.abc import Mapping
+from typing import ClassVar
+
+from pydantic import Field
+from torch import Tensor
+
+from fedbcgd.algorithms.local_rules.scaffold import Scaffold
+from fedbcgd.core.local_rule import Channels
+from fedbcgd.core.work import Work
+
+
+class FedDC(Scaffold):
+    controls: ClassVar[tuple[str, ...]] = ("c", "h")
+
+    alpha: float = Field(0.01, ge=0, description="α: weight of the drift penalty")
+
+    def train(self, work: Work) -> None:
+        pull = (work.mine["h"] - work.x).mul_(self.alpha)
+        correction = work.controls["c"] - work.mine["c"] + pull
+        for batch in work.minibatches():
+            g = work.gradient(batch).add_(correction).add_(work.y, alpha=self.alpha)
+            work.y.add_(g, alpha=-work.eta)
+
+    def complete(self, sent: Channels, controls: Mapping[str, Tensor], rate: float, steps: int) -> Channels:
+        return super().complete(sent, controls, rate, steps) | {"dh": sent["dx"]}
+
+    def server_change(self, delta: Tensor, controls: Mapping[str, Tensor]) -> Tensor:
+        return delta + controls["h"]

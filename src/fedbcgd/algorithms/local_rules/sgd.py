@@ -1,0 +1,51 @@
+"""Local SGD: y ← y − η·∇f_i(y; ζ), and its close relatives."""
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from fedbcgd.core.local_rule import LocalRule
+from fedbcgd.core.work import Minibatch, Work
+
+
+class SGD(LocalRule):
+    client_momentum: float = Field(0.0, ge=0, lt=1, description="of the local steps; starts at zero in every round")
+
+    def direction(self, work: Work, batch: Minibatch) -> Tensor:
+        return work.gradient(batch)
+
+    def train(self, work: Work) -> None:
+        velocity = torch.zeros_like(work.y) if self.client_momentum else None
+        plain = (type(self).direction, type(self).move) == (SGD.direction, SGD.move) and velocity is None
+        for batch in work.minibatches():
+            if plain:
+                work.descend(batch)
+                continue
+            step = self.direction(work, batch)
+            if velocity is not None:
+                step = velocity.mul_(self.client_momentum).add_(step)
+            self.move(work, step)
+
+    def move(self, work: Work, step: Tensor) -> None:
+        work.y.add_(step, alpha=-work.eta)
+
+
+class Frozen(SGD):
+    """Only what will be uploaded moves locally; the rest of the model stays where it was (the paper's Figure 5)."""
+
+    @property
+    def unbatchable_reason(self) -> str:
+        return "each client moves coordinates of its own"
+
+    def move(self, work: Work, step: Tensor) -> None:
+        for s in work.slices:
+            work.y[s].add_(step[s], alpha=-work.eta)
+
+
+class Prox(SGD):
+    """FedProx (Li et al. 2020): y ← y − η·(∇f_i(y; ζ) + μ·(y − x))."""
+
+    mu: float = Field(0.01, ge=0, description="μ: pull towards the model of the round")
+
+    def direction(self, work: Work, batch: Minibatch) -> Tensor:
+        return work.gradient(batch).add_(work.y, alpha=self.mu).sub_(work.x, alpha=self.mu)

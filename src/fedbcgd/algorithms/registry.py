@@ -1,0 +1,137 @@
+"""The table of names: a named algorithm is one line that puts four parts together."""
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from fedbcgd.algorithms.codecs import CODECS, Codec
+from fedbcgd.algorithms.local_rules import LOCALS, LocalRule
+from fedbcgd.algorithms.server_rules import SERVERS, ServerRule
+from fedbcgd.algorithms.uplinks import UPLINKS, Uplink
+from fedbcgd.core.algorithm import Algorithm
+from fedbcgd.core.parts import Part, Registry, build
+from fedbcgd.errors import UserError, unknown
+
+log = logging.getLogger("fedbcgd")
+
+_KINDS: dict[str, Registry[Any]] = {"uplink": UPLINKS, "local": LOCALS, "server": SERVERS, "codec": CODECS}
+KINDS = frozenset(_KINDS)
+_OWN = ("weighting", "max_norm", "over_norm")  # options of the algorithm as a whole
+_BASES: dict[str, type[Part]] = {"uplink": Uplink, "local": LocalRule, "server": ServerRule, "codec": Codec}
+
+
+@dataclass(frozen=True)
+class _Recipe:
+    uplink: str
+    local: str
+    server: str
+    codec: str
+    summary: str
+    options: Mapping[str, Any] = field(default_factory=dict)  # where the name means more than its four parts
+
+
+_RECIPES = {
+    "fedavg": _Recipe("whole", "sgd", "average", "plain", "McMahan et al. 2017"),
+    "fedavgm": _Recipe("whole", "sgd", "momentum", "plain", "FedAvg with server momentum, Hsu et al. 2019"),
+    "fedbcgd": _Recipe("blocks", "sgd", "momentum", "plain", "a block per client, momentum per block, Liu et al. 2024"),
+    "scaffold": _Recipe("whole", "scaffold", "average", "plain", "control variates, Karimireddy et al. 2020"),
+    "fedbcgd+": _Recipe(
+        "blocks", "svrg+control", "momentum", "plain", "FedBCGD with SVRG and control variates, Liu et al. 2024"
+    ),
+    "fedbcgd+derived": _Recipe(
+        "blocks",
+        "svrg+control",
+        "momentum",
+        "plain",
+        "FedBCGD+ at half the upload: docs/fedbcgd-plus.md",
+        {"derived": True},
+    ),
+    "fedpaq": _Recipe("whole", "sgd", "average", "qsgd", "quantised uploads, Reisizadeh et al. 2020"),
+    "qsgd+fedbcgd": _Recipe("blocks", "sgd", "momentum", "qsgd", "FedBCGD with quantised uploads"),
+    "qsgd+fedbcgd+": _Recipe("blocks", "svrg+control", "momentum", "qsgd", "FedBCGD+ with quantised uploads"),
+    "topk": _Recipe("whole", "sgd", "average", "topk", "the largest values with error feedback, Aji and Heafield 2017"),
+    "feddc": _Recipe("whole", "feddc", "average", "plain", "drift decoupling, Gao et al. 2022"),
+    "fedadam": _Recipe("whole", "sgd", "adam", "plain", "adaptive server, Reddi et al. 2021"),
+    "fedyogi": _Recipe("whole", "sgd", "yogi", "plain", "adaptive server, Reddi et al. 2021"),
+    "fedprox": _Recipe("whole", "prox", "average", "plain", "proximal local objective, Li et al. 2020"),
+    "fedbcgd-frozen": _Recipe(
+        "blocks", "frozen", "momentum", "plain", "ablation: only the uploaded block moves locally"
+    ),
+    "fedbcgd-matched": _Recipe(
+        "matched", "sgd", "momentum", "plain", "FedBCGD with blocks that fit the links of a [network]: docs/network.md"
+    ),
+    "central": _Recipe("central", "sgd", "average", "plain", "SGD on all data in one place: no federation, no upload"),
+}
+
+
+def register(name: str, *, uplink: str, local: str, server: str, codec: str, summary: str = "") -> None:
+    """Give a combination of four registered parts a name of its own."""
+    if name in _RECIPES:
+        raise UserError(f"algorithm {name!r} is registered already")
+    for kind, part in (("uplink", uplink), ("local", local), ("server", server), ("codec", codec)):
+        _KINDS[kind].get(part)
+    _RECIPES[name] = _Recipe(uplink, local, server, codec, summary)
+
+
+def algorithm_names() -> dict[str, str]:
+    """The registered algorithms and where each comes from."""
+    return {name: recipe.summary for name, recipe in _RECIPES.items()}
+
+
+def option_names(name: str, choice: Mapping[str, Any]) -> set[str]:
+    """What options the named algorithm takes, when `choice` says which parts replace its own."""
+    chosen = {kind: choice.get(kind, getattr(_RECIPES[name], kind)) for kind in _KINDS}
+    for kind, part in chosen.items():
+        if not isinstance(part, str):
+            raise UserError(f"{kind}: a name is wanted ({', '.join(_KINDS[kind])}), given {part!r}")
+    parts = {option for kind, part in chosen.items() for option in _KINDS[kind].get(part).options()}
+    return parts | set(_OWN)
+
+
+def make_algorithm(name: str = "fedbcgd", **options: Any) -> Algorithm:
+    """The named algorithm with some of its hyper-parameters changed.
+
+    `uplink`, `local`, `server` and `codec` replace a whole part, by name or by a part made elsewhere; every other
+    option goes to the part that has it: `make_algorithm("fedbcgd", blocks=10, codec="qsgd", levels=7)`.
+    """
+    if not isinstance(name, str) or name not in _RECIPES:
+        raise unknown("algorithm", str(name), _RECIPES)
+    options = {**_RECIPES[name].options, **options}
+    own = {option: options.pop(option) for option in _OWN if option in options}
+    choice: dict[str, Any] = {kind: options.pop(kind, getattr(_RECIPES[name], kind)) for kind in _KINDS}
+    classes = {kind: registry.get(choice[kind]) for kind, registry in _KINDS.items() if isinstance(choice[kind], str)}
+    _refuse_foreign(name, options, classes)
+    parts: dict[str, Any] = {}
+    for kind, chosen in choice.items():
+        if kind in classes:
+            given = {k: v for k, v in options.items() if k in classes[kind].options()}
+            parts[kind] = build(classes[kind], given)
+        elif isinstance(chosen, _BASES[kind]):
+            parts[kind] = chosen
+        else:
+            raise UserError(
+                f"{kind}: a name ({', '.join(_KINDS[kind])}) or a {_BASES[kind].__name__}, given {chosen!r}"
+            )
+    algorithm = Algorithm(name, **own, **parts)
+    if algorithm.codec.residual and algorithm.local.controls:
+        log.warning(
+            "%s with top-k: controls and residuals of clients that are sampled rarely go stale; FedDC at 5 %% grows without "
+            "bound on least squares. Compare with codec='qsgd'", name
+        )  # fmt: skip
+    return algorithm
+
+
+def _refuse_foreign(name: str, options: dict[str, Any], classes: dict[str, type[Part]]) -> None:
+    allowed = {option for part in classes.values() for option in part.options()}
+    for option in options:
+        if option in allowed:
+            continue
+        for kind, registry in _KINDS.items():  # an option of a part that this algorithm does not have
+            for other in registry:
+                if option in registry.get(other).options():
+                    raise UserError(
+                        f"{name} has no option {option!r}: it belongs to the {registry.kind} {other!r} "
+                        f"(say {kind}={other!r} to use that)"
+                    )
+        raise unknown(f"option of {name}", option, [*allowed, *_KINDS, *_OWN])

@@ -1,0 +1,10 @@
+"""FedAvg's server: x ← x + Δ."""
+
+from torch import Tensor
+
+from fedbcgd.core.server_rule import ServerRule
+
+
+class Average(ServerRule):
+    def step(self, x: Tensor, delta: Tensor, state: dict[str, Tensor]) -> None:
+        x.add_(delta)

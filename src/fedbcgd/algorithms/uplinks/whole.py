@@ -1,0 +1,22 @@
+"""Every client sends everything; or, where all data is in one place, nothing is sent at all."""
+
+from typing import ClassVar
+
+from torch import nn
+
+from fedbcgd.core.blocks import divide
+from fedbcgd.core.uplink import Uplink
+from fedbcgd.core.vector import Layout
+
+
+class Whole(Uplink):
+    """Every client sends everything."""
+
+    def layout(self, model: nn.Module) -> Layout:
+        return Layout.of(model, divide(model, 1, "even", "none"))
+
+
+class Central(Whole):
+    """There are no clients: all data is in one place and nothing is sent."""
+
+    pooled: ClassVar[bool] = True

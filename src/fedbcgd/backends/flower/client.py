@@ -1,0 +1,190 @@
+"""The ClientApp: a user's model and data behind the same `Client` that every backend runs."""
+
+import inspect
+import logging
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from flwr.app import ConfigRecord, Context, Message, RecordDict
+from flwr.clientapp import ClientApp
+from torch import nn
+
+from fedbcgd.backends.flower import wire
+from fedbcgd.backends.flower.memory import InContext, InFolder
+from fedbcgd.backends.flower.wire import Order
+from fedbcgd.core.client import Client
+from fedbcgd.core.objective import Loss, Metrics, objective
+from fedbcgd.data.sources import Source, as_source
+from fedbcgd.engine.evaluation import combine, evaluate_span, spans
+from fedbcgd.engine.threads import threads as threads_used
+from fedbcgd.errors import UserError
+
+log = logging.getLogger("flwr.fedbcgd")  # shown where Flower shows its own
+
+
+def client_app(
+    make_model: Callable[..., nn.Module],
+    load_data: Callable[..., Any],
+    *,
+    load_test: Callable[..., Any] | None = None,
+    loss: Loss | nn.Module | None = None,
+    metrics: Metrics | None = None,
+    index: Callable[[Context], int] | None = None,
+    folder: str | Path | None = None,
+    threads: int = 1,
+    device: str = "cpu",
+) -> ClientApp:
+    """A Flower ClientApp that serves any algorithm the server names.
+
+    make_model: gives the model; its weights are replaced by the server's. load_data: gives this client's training data, a
+        pair (x, y) of tensors, a dictionary of tensors, or a map-style data set; it is called with the client's index.
+        load_test: the same for evaluation on the client. Each may also take `context`, Flower's.
+    loss, metrics: as in `fedbcgd.simulate`.
+    index: who this client is, 0 to M − 1; default `partition-id` of the node's configuration, as Flower's simulation sets
+        it and `flower-supernode --node-config "partition-id=3"` does.
+    folder: where the client's state (control variates, residuals) is kept on disk, so that a restarted SuperNode has it;
+        without one Flower keeps it in memory.
+    threads: of the computation; 1 gives the same bits as a simulation.
+    """
+    site = _Site(make_model, load_data, load_test, loss, metrics, index or partition_id, folder, threads, device)
+    app = ClientApp()
+
+    @app.train()
+    def train(message: Message, context: Context) -> Message:
+        return Message(_answer(site.train, message, context), reply_to=message)
+
+    @app.evaluate()
+    def evaluate(message: Message, context: Context) -> Message:
+        return Message(_answer(site.evaluate, message, context), reply_to=message)
+
+    @app.query("fedbcgd")
+    def hello(message: Message, context: Context) -> Message:
+        return Message(_answer(site.hello, message, context), reply_to=message)
+
+    return app
+
+
+def partition_id(context: Context) -> int:
+    try:
+        return int(context.node_config["partition-id"])
+    except (KeyError, ValueError, TypeError):
+        raise UserError(
+            'this client does not know its index: start the SuperNode with --node-config "partition-id=0" (each with a '
+            "number of its own), or give client_app(index=…)"
+        ) from None
+
+
+def _answer(work: Callable[[Message, Context], RecordDict], message: Message, context: Context) -> RecordDict:
+    """Do the work, and return the question's token. A failure is told in words; Flower would only say that there was one."""
+    try:
+        content = work(message, context)
+    except UserError as error:
+        log.error("%s", error)
+        content = wire.failure(str(error))
+    except Exception as error:
+        log.error("%s", "".join(traceback.format_exception(error)))
+        content = wire.failure(f"{type(error).__name__}: {error}")
+    task: Any = message.content[wire.TASK]
+    content[wire.TOLD] = ConfigRecord({**content.get(wire.TOLD, {}), wire.TOKEN: task[wire.TOKEN]})  # type: ignore[dict-item]
+    return content
+
+
+class _Site:
+    def __init__(
+        self,
+        make_model: Callable[..., nn.Module],
+        load_data: Callable[..., Any],
+        load_test: Callable[..., Any] | None,
+        loss: Any,
+        metrics: Any,
+        index: Callable[[Context], int],
+        folder: str | Path | None,
+        threads: int,
+        device: str,
+    ):
+        self._make_model, self._load_data, self._load_test = make_model, load_data, load_test
+        self._objective = objective(loss, metrics)
+        self._index = index
+        self._folder = None if folder is None else Path(folder)
+        self._threads = threads
+        self._device = torch.device(device)
+        # A process that serves several messages makes model and data once.
+        self._made: tuple[Any, Client] | None = None
+        self._data: dict[str, tuple[int, Source]] = {}
+
+    def hello(self, message: Message, context: Context) -> RecordDict:
+        task: Any = message.content[wire.TASK]
+        told = {"client": self._index(context), "of": int(context.node_config.get("num-partitions", 0))}
+        if "examples" in task["ask"]:
+            told["examples"] = len(self._source("train", self._load_data, context))
+        if "test_examples" in task["ask"] and self._load_test is not None:
+            told["test_examples"] = len(self._source("test", self._load_test, context))
+        return RecordDict({wire.TOLD: ConfigRecord(told)})  # type: ignore[arg-type]
+
+    def train(self, message: Message, context: Context) -> RecordDict:
+        order = Order.read(message.content)
+        client = self._client(order, context)
+        data = self._source("train", self._load_data, context)
+        broadcast = wire.read_broadcast(message.content, order, client.layout)
+        names = order.algorithm.state_names
+        keeper = self._keeper(order, context, client)
+        memory = keeper.load() if names else None
+        if memory is not None and not memory.settle(order, client.layout.dim, client.layout.dtype):
+            if order.algorithm.local.controls:  # c is no longer the mean of the c_i: only the server can mend that
+                keeper.save(memory)
+                return wire.failure("this client's state is lost, or newer than the server", state_lost=True)
+            memory.begin_anew(order)
+        with threads_used(self._threads):
+            upload, update = client.fit(broadcast, order.task, data, memory.vectors if memory is not None else {})
+        if memory is not None:
+            memory.wait_for(order.task.round, update)
+            keeper.save(memory)
+        return wire.reply(upload)
+
+    def evaluate(self, message: Message, context: Context) -> RecordDict:
+        order = Order.read(message.content)
+        if self._load_test is None:
+            raise UserError("evaluation on clients needs client_app(load_test=…)")
+        client = self._client(order, context)
+        data = self._source("test", self._load_test, context)
+        client.model.load(wire.read_broadcast(message.content, order, client.layout).x)
+        with threads_used(self._threads):
+            batches = [evaluate_span(client.model.module, self._objective, data, *span) for span in spans(len(data))]
+        return wire.evaluation(len(data), combine(batches))
+
+    def _client(self, order: Order, context: Context) -> Client:
+        key = (order.layout, order.channels_last, order.seed, repr(order.algorithm))
+        if self._made is None or self._made[0] != key:
+            module = _call(self._make_model, context).to(self._device)
+            if not isinstance(module, nn.Module):
+                raise UserError(f"make_model gives {type(module).__name__}; wanted is an nn.Module")
+            if order.channels_last:
+                module = module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+            layout = order.algorithm.uplink.layout(module)
+            if layout.digest != order.layout:
+                raise UserError(
+                    f"the client's model ({type(module).__name__}, d = {layout.dim:,}) is laid out differently from the "
+                    "server's: both must make the same one"
+                )
+            self._made = key, Client(order.algorithm, layout, module, self._objective, order.seed)
+        return self._made[1]
+
+    def _source(self, what: str, load: Callable[..., Any], context: Context) -> Source:
+        client = self._index(context)
+        if what not in self._data or self._data[what][0] != client:
+            self._data[what] = client, as_source(_call(load, context, client), f"client {client}")
+        return self._data[what][1]
+
+    def _keeper(self, order: Order, context: Context, client: Client) -> InContext | InFolder:
+        if self._folder is None:
+            return InContext(context.state, client.layout.dtype)
+        return InFolder(self._folder, order.task.client)
+
+
+def _call(function: Callable[..., Any], context: Context, *arguments: Any) -> Any:
+    """Call a user's function, with Flower's context if it takes that."""
+    takes = "context" in inspect.signature(function).parameters
+    return function(*arguments, context=context) if takes else function(*arguments)

@@ -1,0 +1,65 @@
+"""Questions to nodes and their replies, one at a time: a reply that Flower itself cannot read spoils no other."""
+
+import logging
+import time
+from collections.abc import Iterator, Sequence
+
+from flwr.app import Error, Message
+from flwr.serverapp import Grid
+from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
+
+from fedbcgd.core.reading import shorten
+
+log = logging.getLogger("flwr.fedbcgd")  # shown where Flower shows its own
+
+SHORTEST, LONGEST = 0.02, 1.0  # seconds between looks for replies: often at first, then less and less
+UNREADABLE = 0  # Flower's code for an error that it has no other for
+
+# What Flower raises when a node's bytes do not make a message. Errors of the network are not among them.
+_BAD_BYTES = (
+    ValueError,
+    TypeError,
+    LookupError,
+    AttributeError,
+    AssertionError,
+    RecursionError,
+    MemoryError,
+    DecodeError,
+)
+
+
+def push(grid: Grid, messages: Sequence[Message]) -> dict[str, Message]:
+    """Send questions; those that were taken, by their message id."""
+    taken = set(grid.push_messages(messages))
+    return {m.metadata.message_id: m for m in messages if m.metadata.message_id in taken}
+
+
+def pull(grid: Grid, key: str, question: Message) -> Message | None:
+    """The reply to a question, if it is there. One that cannot be read is an error in Flower's form."""
+    try:
+        replies = list(grid.pull_messages([key]))
+        if replies and not isinstance(replies[0], Message):
+            raise TypeError(f"a {type(replies[0]).__name__} is no message")
+        return replies[0] if replies else None
+    except _BAD_BYTES as error:
+        reason = shorten(f"its reply cannot be read: {type(error).__name__}: {error}")
+        return Message(Error(code=UNREADABLE, reason=reason), reply_to=question)
+
+
+def exchange(grid: Grid, messages: Sequence[Message], timeout: float) -> Iterator[Message]:
+    """Send questions, and give each reply as it comes, until all are there or `timeout` seconds have passed."""
+    deadline = time.monotonic() + timeout
+    waiting = push(grid, messages)
+    pause = SHORTEST
+    while waiting:
+        for key, question in list(waiting.items()):
+            reply = pull(grid, key, question)
+            if reply is not None:
+                del waiting[key]
+                yield reply
+        left = deadline - time.monotonic()
+        if left <= 0:
+            break
+        if waiting:
+            time.sleep(min(pause, left))
+            pause = min(LONGEST, pause * 1.5)

@@ -1,0 +1,440 @@
+"""The Flower strategy: the same `Server`, with Flower's grid as the backend."""
+
+import contextlib
+import copy
+import inspect
+import logging
+import math
+import secrets
+import uuid
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
+from flwr.serverapp import Grid
+from flwr.serverapp.strategy import Result, Strategy
+from torch import nn
+
+from fedbcgd.algorithms.registry import make_algorithm
+from fedbcgd.backends.flower import wire
+from fedbcgd.backends.flower.backend import GridBackend, GridLoop
+from fedbcgd.backends.flower.folder import ServerFolder
+from fedbcgd.backends.flower.roster import Roster, read_roster
+from fedbcgd.core.algorithm import Algorithm
+from fedbcgd.core.messages import Plan, RoundReport, Task
+from fedbcgd.core.objective import Loss, Metrics, objective
+from fedbcgd.core.reading import MOST_STEPS, Evaluation, Malformed, shorten
+from fedbcgd.core.server import Server
+from fedbcgd.core.vector import FlatModel, Layout
+from fedbcgd.data.sources import as_source
+from fedbcgd.engine.assemble import likes_channels_last, make_target
+from fedbcgd.engine.evaluation import total
+from fedbcgd.engine.loop import Callback, Outcome, Row, Stop
+from fedbcgd.errors import UserError
+from fedbcgd.rng import stream
+
+log = logging.getLogger("flwr.fedbcgd")  # shown where Flower shows its own
+
+MAX_NORM = "20x"  # of an upload, unless the algorithm says another limit
+
+CLAIM_ROUNDS = 10  # rounds before a client that lost its state may again set all controls back; doubled each time
+
+
+def strategy(algorithm: str | Algorithm, model: nn.Module, **options: Any) -> "Federation":
+    """A strategy by the algorithm's name; what `Federation` does not take are the algorithm's hyper-parameters."""
+    own = {k: v for k, v in options.items() if k in inspect.signature(Federation).parameters}
+    rest = {k: v for k, v in options.items() if k not in own}
+    if isinstance(algorithm, Algorithm):
+        if rest:
+            raise UserError(
+                f"options {', '.join(rest)}: an Algorithm has its options already; pass its name to set some"
+            )
+        return Federation(algorithm, model, **own)
+    return Federation(make_algorithm(algorithm, **rest), model, **own)
+
+
+class Federation(Strategy):
+    """Any algorithm of the registry as a Flower strategy.
+
+    clients: M, all clients of the federation, online or not; default: as many as the roster has, else how many nodes are
+        there when the run begins. cohort: clients asked in a round; default all that are online.
+    roster: a TOML or JSON file that says which node is which client (docs/flower.md). authenticated: nodes have keys of
+        their own, which they keep (`--enable-supernode-auth`): an index is never given to another key.
+    max_examples: what a client may weigh at most, in means by examples and in evaluations.
+    min_clients: no round begins with fewer online; waits up to `patience` seconds for them.
+    seed: of cohorts and of every client's draws. test, loss, metrics: for evaluation here, as in `fedbcgd.simulate`.
+    evaluate_every: rounds between evaluations. evaluate_clients: share of the online clients that evaluate too.
+    budget, target: further ends of the run, beside the number of rounds.
+    folder: checkpoints, metrics, summary and model are kept there, and a run that is there goes on.
+    checkpoint_every: rounds. callbacks: as in `fedbcgd.simulate`.
+    channels_last: compute so; default: for convolutional models (tried out if `test` is given).
+    """
+
+    def __init__(
+        self,
+        algorithm: Algorithm,
+        model: nn.Module,
+        *,
+        clients: int | None = None,
+        roster: str | Path | None = None,
+        authenticated: bool = False,
+        max_examples: int | None = None,
+        cohort: int | None = None,
+        min_clients: int = 2,
+        patience: float = 3600.0,
+        seed: int = 0,
+        test: Any = None,
+        loss: Loss | nn.Module | None = None,
+        metrics: Metrics | None = None,
+        evaluate_every: int = 1,
+        evaluate_clients: float = 0.0,
+        budget: float | None = None,
+        target: Any = None,
+        folder: str | Path | None = None,
+        checkpoint_every: int = 1,
+        callbacks: Sequence[Callback] = (),
+        channels_last: bool | None = None,
+    ):
+        if algorithm.uplink.pooled:
+            raise UserError(f"{algorithm.name} has all data in one place: there is nothing to federate")
+        if not isinstance(model, nn.Module):
+            raise UserError(f"model: an nn.Module is wanted, given {model!r}")
+        given = read_roster(roster) if roster is not None else {}
+        counts = {
+            "min_clients": min_clients,
+            "evaluate_every": evaluate_every,
+            "cohort": 1 if cohort is None else cohort,
+        }
+        counts |= {
+            "clients": 1 if clients is None else clients,
+            "max_examples": 1 if max_examples is None else max_examples,
+        }
+        for name, value in counts.items():
+            if not isinstance(value, int) or value < 1:
+                raise UserError(f"{name}: expected an integer ≥ 1, got {value!r}")
+        if given and clients not in (None, len(given)):
+            raise UserError(f"clients: expected {len(given)}, as in the roster, got {clients}")
+        if not 0 <= evaluate_clients <= 1:
+            raise UserError(f"evaluate_clients: a share from 0 to 1 is wanted, given {evaluate_clients!r}")
+        if algorithm.max_norm is None:  # clients of a federation are not trusted
+            algorithm = replace(algorithm, max_norm=MAX_NORM)
+        self.algorithm = algorithm
+        self.module = copy.deepcopy(model)
+        algorithm.check(self.module)
+        self.objective = objective(loss, metrics)
+        self.test = None if test is None else as_source(test, "test")
+        if channels_last is None:
+            probe = [test] if test is not None else []
+            channels_last = likes_channels_last(self.module, probe, self.objective)
+        if channels_last:
+            self.module = self.module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        self.channels_last = channels_last
+        self.layout: Layout = algorithm.uplink.layout(self.module)
+        asks = {"examples": algorithm.weighting == "examples", "test_examples": evaluate_clients > 0}
+        self.roster = Roster(given, authenticated, max_examples, [what for what, asked in asks.items() if asked])
+        self.run = uuid.uuid4().hex
+        self.server: Server | None = None
+        self.accepted: dict[int, int] = {}  # client → round of its last accepted upload in this control epoch
+        self.claims: dict[
+            int, tuple[int, int]
+        ] = {}  # client → round of its last lost state that was honoured, how many
+        self.rows: list[Row] = []
+        self.outcome: Outcome | None = None
+        self._clients, self._cohort, self._seed = clients or len(given) or None, cohort, seed
+        self._min_clients, self._patience = min_clients, patience
+        self._every, self._share = evaluate_every, evaluate_clients
+        self._budget, self.target = budget, make_target(target)
+        self._folder = None if folder is None else Path(folder)
+        self._checkpoint_every, self._callbacks = checkpoint_every, callbacks
+        self._plan: Plan | None = None
+        self._fresh: dict[int, int] = {}  # accepted in the open round
+        self._sent: dict[str, tuple[Message, Task]] = {}  # questions without an answer yet, by their token
+        self.timeout = 3600.0
+
+    # -- the whole run ------------------------------------------------------------------------------------------------
+
+    def start(
+        self,
+        grid: Grid,
+        initial_arrays: ArrayRecord | None = None,
+        num_rounds: int = 3,
+        timeout: float = 3600,
+        train_config: ConfigRecord | None = None,
+        evaluate_config: ConfigRecord | None = None,
+        evaluate_fn: Callable[[int, ArrayRecord], MetricRecord | None] | None = None,
+    ) -> Result:
+        """Run up to round `num_rounds`, from wherever the folder's last checkpoint stands; rounds are counted as a whole.
+
+        initial_arrays: weights to begin with instead of the model's, unless a checkpoint is there.
+        """
+        self.timeout = timeout
+        folder = ServerFolder(self._folder, self._checkpoint_every) if self._folder is not None else None
+        with folder or contextlib.nullcontext() as kept:
+            if kept is not None:
+                begun_with = kept.peek(self)
+                self._clients = self._clients or begun_with
+            server = self._open(grid, initial_arrays)
+            server.reliable = False
+            if kept is not None:
+                kept.restore(self)
+            result = Result()
+            backend = GridBackend(self, grid)
+            stop = Stop(num_rounds, self._budget, self.target)
+            loop = GridLoop(server, backend, stop, self._every, (), "test", self.rows)
+            if evaluate_fn is not None and server.round == 0:
+                _put(result.evaluate_metrics_serverapp, 0, evaluate_fn(0, self.arrays()))
+
+            def record(info: Any) -> None:
+                now = server.round
+                result.train_metrics_clientapp[now] = _metrics(info.report, server)
+                if info.row:
+                    values = {k: float(v) for k, v in info.row.items() if k.startswith("test_")}
+                    if values:
+                        result.evaluate_metrics_serverapp[now] = MetricRecord(dict(values))
+                    values = {
+                        k.removeprefix("clients_"): float(v) for k, v in info.row.items() if k.startswith("clients_")
+                    }
+                    if values:
+                        result.evaluate_metrics_clientapp[now] = MetricRecord(dict(values))
+                if evaluate_fn is not None:
+                    _put(result.evaluate_metrics_serverapp, now, evaluate_fn(now, self.arrays()))
+                log.info("round %d: %s", now, _line(info.row, info.report, server))
+
+            loop.callbacks = [record, *self._callbacks, *([kept.after(self, loop)] if kept is not None else [])]
+            if kept is not None:
+                loop.seconds = kept.seconds
+            reason = loop.run()
+            self.outcome = Outcome.of(loop, reason)
+            if kept is not None:
+                kept.finish(self, self.outcome)
+            result.arrays = self.arrays()
+            return result
+
+    def _open(self, grid: Grid, arrays: ArrayRecord | None) -> Server:
+        """The server, once it is known how many clients there are."""
+        if self.server is None:
+            self.roster.size = self._clients
+            least = min(self._min_clients, self._clients or self._min_clients)
+            self.roster.wait(grid, least, self._patience)
+            count = self._clients or len(self.roster.node)
+            self.roster.settle(count)
+            state: Mapping[str, torch.Tensor] = self.module.state_dict()
+            if arrays is not None:
+                state = arrays.to_torch_state_dict()
+            x = self.layout.vector(state)
+            self.server = Server(self.algorithm, self.layout, x, count, min(self._cohort or count, count), self._seed)
+        return self.server
+
+    def arrays(self) -> ArrayRecord:
+        """The model as an ordinary state_dict."""
+        return ArrayRecord(self.state_dict())
+
+    def state_dict(self) -> dict[str, torch.Tensor]:
+        flat = FlatModel(copy.deepcopy(self.module), self.layout)
+        flat.load(self._server().x)
+        return flat.state_dict()
+
+    def _server(self) -> Server:
+        if self.server is None:
+            raise UserError("the federation has not started: call start, or configure_train, first")
+        return self.server
+
+    # -- a round ------------------------------------------------------------------------------------------------------
+
+    def online(self, grid: Grid) -> Sequence[int]:
+        least = min(self._min_clients, self._server().clients)
+        return self.roster.wait(grid, least, self._patience)
+
+    def messages(self, plan: Plan) -> list[Message]:
+        """One for each client of the cohort: the same vectors, a task of its own."""
+        self._plan, self._fresh = plan, {}
+        vectors = wire.vectors(plan.broadcast)
+        return self._send(filter(self._server().expects, plan.tasks), vectors, MessageType.TRAIN)
+
+    def _send(self, tasks: Iterable[Task], vectors: ArrayRecord, kind: str) -> list[Message]:
+        """Make the questions, and remember who was asked what."""
+        self._sent = {}
+        for task in tasks:
+            token = secrets.token_hex(16)
+            self._sent[token] = self._message(task, vectors, kind, token), task
+        return [message for message, _ in self._sent.values()]
+
+    def _message(self, task: Task, vectors: ArrayRecord, kind: str, token: str) -> Message:
+        server = self._server()
+        order = wire.Order(
+            task,
+            server.epoch,
+            self.accepted.get(task.client, -1),
+            self.run,
+            server.seed,
+            self.layout.digest,
+            self.channels_last,
+            self.algorithm,
+        )
+        record = ConfigRecord({**order.record(), wire.TOKEN: token})
+        content = RecordDict({wire.BROADCAST: vectors, wire.TASK: record})
+        return Message(content, self.roster.node[task.client], kind, ttl=self.timeout, group_id=str(task.round))
+
+    def take(self, reply: Message) -> None:
+        """Take one reply: it is checked like any upload, or counts as lost; it raises nothing, whatever it is."""
+        task = self._task_of(reply)
+        if task is None:
+            log.warning("a reply came that answers no open question: passed over")
+            return
+        try:
+            why = self._take(reply, task)
+        except Malformed as error:
+            why = f"its reply is refused: {error}"
+        except Exception as error:  # a client's message must never end the run
+            why = f"its reply is refused: {type(error).__name__}: {error}"
+        if why:
+            why = shorten(why)
+            log.warning("client %d: %s", task.client, why)
+            self._server().lost(task, why)
+
+    def _take(self, reply: Message, task: Task) -> str:
+        """Hand an upload to the server; else say why there is none."""
+        server = self._server()
+        if reply.has_error():
+            return f"Flower reports: {shorten(reply.error.reason)}"
+        failure = wire.read_failure(reply.content)
+        if failure is not None:
+            if failure.state_lost and self._honoured(task):
+                server.forget_controls(f"client {task.client}: {failure.failed}")
+            return failure.failed
+        upload = wire.read_upload(reply.content, self.algorithm.lengths(self.layout, task.block))
+        most = self.roster.most["examples"].get(task.client)
+        if most is not None and isinstance(upload.examples, int) and most < upload.examples <= MOST_STEPS:
+            upload = replace(upload, examples=most)
+        server.ledger.wire_bytes += wire.counted(reply)
+        if server.receive(upload, sender=task.client).accepted:
+            self._fresh[task.client] = task.round
+        return ""
+
+    def _honoured(self, task: Task) -> bool:
+        """Whether a client may set all controls back now: once in 10 rounds at first, then half as often each time."""
+        last, times = self.claims.get(task.client, (0, 0))
+        if times and task.round - last < CLAIM_ROUNDS * 2 ** (times - 1):
+            log.warning("client %d: it said so in round %d already; the controls stay", task.client, last)
+            return False
+        self.claims[task.client] = task.round, times + 1
+        return True
+
+    def _task_of(self, reply: Message) -> Task | None:
+        """The task that a reply answers, by the token it returns; an error that Flower made, by the question it names."""
+        if reply.has_error():
+            asked = reply.metadata.reply_to_message_id
+            token = next((t for t, (message, _) in self._sent.items() if message.metadata.message_id == asked), None)
+        else:
+            token = wire.token(reply)
+        _, task = self._sent.pop(token, (None, None)) if token is not None else (None, None)
+        return task
+
+    def committed(self) -> None:
+        """After a commit: what was accepted now holds, unless all controls began again."""
+        if self._plan is not None:
+            same = self._server().epoch == self._plan.broadcast.epoch
+            self.accepted = self.accepted | self._fresh if same else {}
+        self._plan, self._fresh, self._sent = None, {}, {}
+
+    # -- for users with a loop of their own ---------------------------------------------------------------------------
+
+    def configure_train(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        server = self._open(grid, arrays if server_round <= 1 else None)
+        server.available = self.online(grid)
+        return self.messages(server.plan())
+
+    def aggregate_train(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
+        server = self._server()
+        for reply in replies:
+            self.take(reply)
+        report = server.commit()
+        self.committed()
+        return self.arrays(), _metrics(report, server)
+
+    def configure_evaluate(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        server = self._server()
+        there = sorted(client for client in self.roster.node if client < server.clients)
+        count = round(self._share * len(there)) or (1 if self._share else 0)
+        if not count:
+            return []
+        chosen = stream(server.seed, "evaluation", server.round).choice(there, count, replace=False)
+        vectors = ArrayRecord({wire.X: wire.array(server.x)})
+        tasks = [Task(server.round, int(client), 0) for client in sorted(chosen)]
+        return self._send(tasks, vectors, MessageType.EVALUATE)
+
+    def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
+        """Means over the examples of all that answered; a metric that half of them or fewer have is left out."""
+        answers: dict[int, Evaluation] = {}
+        for reply in replies:
+            task = self._task_of(reply)
+            if task is None:
+                log.warning("an evaluation came that answers no open question: passed over")
+                continue
+            try:
+                answers[task.client] = self._evaluation(reply, task.client)
+            except Exception as error:  # a client's message must never end the run
+                log.warning("client %d did not evaluate: %s", task.client, shorten(str(error)))
+        means: dict[str, float] = {}
+        for name in {name: None for client in sorted(answers) for name in answers[client].metrics}:
+            those = [answers[client] for client in sorted(answers) if name in answers[client].metrics]
+            examples = sum(answer.examples for answer in those)
+            mean = float(sum(total(answer.metrics[name], answer.examples) for answer in those) / examples)
+            if not math.isfinite(mean):  # a sum overflowed
+                mean = sum(answer.examples / examples * answer.metrics[name] for answer in those)
+            if len(those) > len(answers) / 2 and math.isfinite(mean):
+                means[name] = mean
+        return MetricRecord(dict(means)) if means else None
+
+    def _evaluation(self, reply: Message, client: int) -> Evaluation:
+        if reply.has_error():
+            raise Malformed(f"Flower reports: {shorten(reply.error.reason)}")
+        failure = wire.read_failure(reply.content)
+        if failure is not None:
+            raise Malformed(failure.failed)
+        found = wire.read_evaluation(reply.content)
+        most = self.roster.most["test_examples"].get(client)
+        if most is None:
+            raise Malformed("it has not said how many test examples it has")
+        return found.model_copy(update={"examples": min(found.examples, most)})
+
+    def summary(self) -> None:
+        log.info(
+            "%s: d = %s, N = %d, mean upload %.4f d", self.algorithm.name, f"{self.layout.dim:,}", self.layout.blocks,
+            self.algorithm.upload_d(self.layout),
+        )  # fmt: skip
+
+
+def _put(where: dict[int, MetricRecord], round: int, values: MetricRecord | None) -> None:
+    if values is not None:
+        where[round] = MetricRecord({**where.get(round, {}), **values})
+
+
+def _metrics(report: RoundReport, server: Server) -> MetricRecord:
+    return MetricRecord(
+        {
+            "train_loss": report.train_loss,
+            "accepted": report.accepted,
+            "refused": len(report.refused),
+            "lost": len(report.lost),
+            "upload_d": server.ledger.upload_d,
+            "upload_bytes": server.ledger.upload_bytes,
+            "wire_bytes": server.ledger.wire_bytes,
+        }
+    )
+
+
+def _line(row: Row | None, report: RoundReport, server: Server) -> str:
+    parts = [f"{name} {value:.4f}" for name, value in (row or {}).items() if name.endswith(("accuracy", "loss"))]
+    parts.append(f"{report.accepted} uploads, {len(report.refused)} refused, {len(report.lost)} lost")
+    parts.append(f"{server.ledger.upload_d:.2f} d")
+    return ", ".join(parts)

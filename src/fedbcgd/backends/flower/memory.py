@@ -1,0 +1,133 @@
+"""A client's state between rounds: kept by Flower in its context, or in a folder, which survives a restart.
+
+New state is pending until the server has said, with the client's next task, that it accepted the upload it goes with;
+otherwise it is dropped.
+"""
+
+import json
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
+from torch import Tensor
+
+from fedbcgd.backends.flower.wire import Order, array, tensor
+from fedbcgd.core.messages import StateUpdate
+from fedbcgd.files import make_folder, read_tensors, write_tensors
+
+log = logging.getLogger("flwr.fedbcgd")
+
+NEVER = -1  # the version of state that no accepted upload has touched
+RECORD = "fedbcgd-state"
+
+Pieces = Sequence[tuple[slice, Tensor]]
+
+
+@dataclass
+class ClientMemory:
+    """The vectors of one client in one federation."""
+
+    run: str = ""
+    epoch: int = 0
+    version: int = NEVER  # the round of the last accepted upload
+    vectors: dict[str, Tensor] = field(default_factory=dict)
+    pending_round: int = NEVER
+    pending: dict[str, Pieces] = field(default_factory=dict)
+
+    def settle(self, order: Order, dim: int, dtype: torch.dtype) -> bool:
+        """Bring the memory to where the server believes it is; False if that cannot be."""
+        if self.run != order.run:
+            self.run, self.vectors, self.version = order.run, {}, NEVER
+        elif self.epoch == order.epoch and self.pending and self.pending_round == order.accepted:
+            for name, pieces in self.pending.items():
+                vector = self.vectors.setdefault(name, torch.zeros(dim, dtype=dtype))
+                for s, values in pieces:
+                    vector[s] = values
+            self.version = self.pending_round
+        if self.epoch != order.epoch:
+            self.epoch, self.vectors, self.version = order.epoch, {}, NEVER
+        self.pending, self.pending_round = {}, NEVER
+        return self.version == order.accepted
+
+    def begin_anew(self, order: Order) -> None:
+        """What was lost counts as zero."""
+        self.vectors, self.version = {}, order.accepted
+
+    def wait_for(self, round: int, update: StateUpdate) -> None:
+        self.pending_round, self.pending = round, dict(update.values)
+
+    # -- as tensors under names, whoever keeps them -------------------------------------------------------------------
+
+    def dump(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        tensors = dict(self.vectors)
+        for name, pieces in self.pending.items():
+            for s, t in pieces:
+                tensors[f"{name}@{s.start}"] = t
+        values: dict[str, Any] = {
+            "run": self.run,
+            "epoch": self.epoch,
+            "version": self.version,
+            "pending": self.pending_round,
+        }
+        return tensors, values
+
+    @classmethod
+    def parse(cls, tensors: Mapping[str, Tensor], values: Mapping[str, Any]) -> "ClientMemory":
+        memory = cls(str(values["run"]), int(values["epoch"]), int(values["version"]))
+        memory.pending_round = int(values["pending"])
+        pending: dict[str, list[tuple[slice, Tensor]]] = {}
+        for key, t in tensors.items():
+            name, at, start = key.partition("@")
+            if at:
+                pending.setdefault(name, []).append((slice(int(start), int(start) + t.numel()), t))
+            else:
+                memory.vectors[name] = t
+        memory.pending = dict(pending)
+        return memory
+
+
+class InContext:
+    """In Flower's context: it lives as long as the SuperNode and the run."""
+
+    def __init__(self, state: RecordDict, dtype: torch.dtype):
+        self._state = state
+        self._dtype = dtype
+
+    def load(self) -> ClientMemory:
+        arrays, values = self._state.get(RECORD), self._state.get(f"{RECORD}-values")
+        if not isinstance(arrays, ArrayRecord) or not isinstance(values, ConfigRecord):
+            return ClientMemory()
+        return ClientMemory.parse({k: tensor(a, self._dtype) for k, a in arrays.items()}, values)
+
+    def save(self, memory: ClientMemory) -> None:
+        tensors, values = memory.dump()
+        arrays: dict[str, Array] = {k: array(t) for k, t in tensors.items()}
+        self._state[RECORD] = ArrayRecord(arrays)
+        self._state[f"{RECORD}-values"] = ConfigRecord(values)
+
+
+class InFolder:
+    """In a file of the client's own, written whole: a restarted SuperNode, or another run of the app, finds it."""
+
+    def __init__(self, folder: Path, client: int):
+        self._path = make_folder(folder) / f"client-{client}.safetensors"
+
+    def load(self) -> ClientMemory:
+        try:
+            tensors, metadata, _ = read_tensors(self._path)
+            return ClientMemory.parse({key: t.clone() for key, t in tensors.items()}, json.loads(metadata["fedbcgd"]))
+        except FileNotFoundError:
+            return ClientMemory()
+        except (OSError, KeyError, ValueError) as error:
+            log.warning("the client's state is lost: %s", error)
+            return ClientMemory()
+
+    def save(self, memory: ClientMemory) -> None:
+        tensors, values = memory.dump()
+        write_tensors(
+            self._path, {k: t.contiguous().clone() for k, t in tensors.items()}, {"fedbcgd": json.dumps(values)}
+        )

@@ -1,0 +1,56 @@
+"""All clients in this process, one after the other: for debugging, and the reference for every other backend."""
+
+from collections.abc import Callable
+
+from torch import Tensor
+
+from fedbcgd.core.messages import Plan, StateUpdate, Task, Upload
+from fedbcgd.core.server import Server
+from fedbcgd.engine.client_state import StateStore
+from fedbcgd.engine.clock import Clock
+from fedbcgd.engine.evaluation import combine, spans
+from fedbcgd.engine.job import Job
+from fedbcgd.engine.threads import one_thread
+
+Transport = Callable[[Upload], Upload | None]
+
+
+class InProcess:
+    """`transport` stands for the network: it may lose an upload (None) or damage it."""
+
+    def __init__(self, job: Job, store: StateStore, transport: Transport | None = None):
+        self.job = job
+        self.store = store
+        self.transport = transport
+        self.clock = Clock()
+
+    def carry(self, server: Server, plan: Plan) -> None:
+        epoch = plan.broadcast.epoch
+        with one_thread():
+            for unit in self.job.units(plan.tasks, server.expects):
+                tasks = [plan.tasks[k] for k in unit]
+                states = [self.store.load(task.client, epoch) for task in tasks]
+                made = self.job.fit_unit(plan.broadcast, tasks, states)
+                self.clock.add(self.job.client.seconds)
+                for task, (upload, update) in zip(tasks, made, strict=True):
+                    self._hand_in(server, task, upload, update, epoch)
+
+    def _hand_in(self, server: Server, task: Task, upload: Upload, update: StateUpdate, epoch: int) -> None:
+        arrived = self.transport(upload) if self.transport else upload
+        with self.clock.timing("sums"):
+            if arrived is None:
+                server.lost(task, "the upload did not arrive")
+            elif server.receive(arrived, task.client).accepted:
+                slot = self.store.reserve()
+                if slot is not None and self.store.file is not None:
+                    self.store.file.write(slot, self.store.slot(task.client, epoch), update)
+                self.store.accept(task.client, slot, epoch)
+
+    def evaluate(self, x: Tensor) -> dict[str, float]:
+        if self.job.test is None:
+            return {}
+        with one_thread():
+            return combine([self.job.evaluate(x, *span) for span in spans(len(self.job.test))])
+
+    def close(self) -> None:
+        pass

@@ -1,0 +1,80 @@
+"""A federated algorithm is four independent choices: uplink, local rule, server rule, codec."""
+
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
+
+from torch import nn
+
+from fedbcgd.core.codec import Codec
+from fedbcgd.core.local_rule import LocalRule
+from fedbcgd.core.messages import BUFFERS
+from fedbcgd.core.norms import MaxNorm, OverNorm, parse
+from fedbcgd.core.server_rule import ServerRule
+from fedbcgd.core.uplink import Uplink
+from fedbcgd.core.vector import Layout
+from fedbcgd.errors import UserError, unknown
+
+RESIDUAL = "residual"  # the state of error feedback: what was not sent yet
+
+Weighting = Literal["uniform", "examples"]
+
+
+@dataclass(frozen=True)
+class Algorithm:
+    name: str
+    uplink: Uplink
+    local: LocalRule
+    server: ServerRule
+    codec: Codec
+    weighting: Weighting = "uniform"  # of the clients in a mean: as in the paper, or by their examples
+    max_norm: MaxNorm = None  # of an upload: see norms.py; None: no limit in a simulation, "20x" on Flower
+    over_norm: OverNorm = "refuse"  # what becomes of a larger one
+
+    def __post_init__(self) -> None:
+        for name, choices in (("weighting", Weighting), ("over_norm", OverNorm)):
+            if getattr(self, name) not in get_args(choices):
+                raise unknown(name, getattr(self, name), get_args(choices))
+        parse(self.max_norm)
+        if self.over_norm == "scale" and self.state_names:
+            raise UserError(
+                f"over_norm: expected 'refuse' with {self.name}, got 'scale': its clients keep state that goes with what "
+                "they sent, so that the server cannot count in something else"
+            )
+        if self.codec.residual and getattr(self.local, "derived", False):
+            raise UserError(
+                "derived: expected false with a codec that keeps residuals (topk), got true: the change that arrives "
+                "holds parts of earlier rounds, so that no control change can be derived from it"
+            )
+
+    def check(self, model: nn.Module) -> None:
+        """Refuse a model that this algorithm cannot train, with the reason."""
+        if why := self.local.refuses(model):
+            raise UserError(f"{self.name} cannot train this model: {why}")
+
+    @property
+    def state_names(self) -> tuple[str, ...]:
+        """The vectors that each client keeps between rounds."""
+        return self.local.controls + ((RESIDUAL,) if self.codec.residual else ())
+
+    def lengths(self, layout: Layout, block: int) -> dict[str, list[int]]:
+        """Bytes of each slice of each channel of an upload of this block; the most it can be, where that varies."""
+        sizes = [s.stop - s.start for s in layout.slices(block)]
+        lengths = {channel: [self.codec.nbytes(n, layout.dtype) for n in sizes] for channel in self.local.channels}
+        buffers = (layout.size - layout.dim) * layout.dtype.itemsize
+        return lengths | ({BUFFERS: [buffers]} if buffers else {})
+
+    def upload_d(self, layout: Layout) -> float:
+        """The mean upload of a client in a round, over the blocks, in units of d."""
+        if self.uplink.pooled:
+            return 0.0
+        each = [sum(map(sum, self.lengths(layout, j).values())) for j in range(layout.blocks)]
+        return sum(each) / len(each) / (layout.dim * layout.dtype.itemsize)
+
+    def options(self) -> dict[str, Any]:
+        """Every hyper-parameter by name: `make_algorithm(**options)` gives this algorithm again."""
+        kinds = ("uplink", "local", "server", "codec")
+        chosen: dict[str, Any] = {kind: getattr(self, kind).registered_name() for kind in kinds}
+        for kind in kinds:
+            chosen |= getattr(self, kind).model_dump()
+        limits = {"max_norm": self.max_norm, "over_norm": self.over_norm} if self.max_norm is not None else {}
+        return {"name": self.name, **chosen, "weighting": self.weighting, **limits}

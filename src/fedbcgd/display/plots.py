@@ -1,0 +1,149 @@
+"""Figures, each written as PNG and SVG by one function."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import matplotlib
+import numpy as np
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
+
+from fedbcgd.display.looks import Look, looks
+from fedbcgd.engine.loop import Row
+from fedbcgd.files import write_whole
+
+if TYPE_CHECKING:
+    from fedbcgd.data.store import DataSet
+
+# Fit for a paper: text of 8 points at the width of a page, and text that stays text in an SVG.
+STYLE: dict[Any, Any] = {
+    "font.size": 8,
+    "axes.titlesize": 8,
+    "figure.titlesize": 9,
+    "legend.fontsize": 7.5,
+    "axes.linewidth": 0.6,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.axisbelow": True,
+    "axes.grid": False,
+    "grid.color": "#b0b0b0",
+    "grid.linewidth": 0.4,
+    "grid.alpha": 0.5,
+    "xtick.major.width": 0.6,
+    "ytick.major.width": 0.6,
+    "lines.linewidth": 1.4,
+    "lines.markersize": 4,
+    "legend.frameon": False,
+    "legend.handlelength": 2.8,  # room for a dash
+    "svg.fonttype": "none",
+    "svg.hashsalt": "fedbcgd",  # the same figure is the same file
+}
+PAGE = 7.0  # inches: the text width of a page, and so of a figure
+DPI = 220
+AXES = {
+    "upload_d": "upload (in d)",
+    "round": "rounds",
+    "gradient_evaluations": "gradient evaluations (minibatches)",
+}
+
+
+def line(look: Look) -> dict[str, Any]:
+    """A look as arguments for matplotlib's plot. Markers stand apart, so that they mark a line and do not hide it."""
+    return {
+        "color": look.colour,
+        "linestyle": (0, look.dash) if look.dash else "-",
+        "marker": look.marker,
+        "markevery": 0.13,
+        "markeredgewidth": 0,
+    }
+
+
+def save(figure: Figure, path: Path) -> None:
+    """Write a figure as PNG and as SVG, under one name. Another suffix, such as .pdf, is written beside them."""
+    for suffix in dict.fromkeys((".png", ".svg", path.suffix or ".png")):
+        metadata = {"Date": None} if suffix == ".svg" else None
+
+        def write(temporary: Path, metadata: Any = metadata) -> None:
+            with matplotlib.rc_context(STYLE):
+                figure.savefig(temporary, dpi=DPI, metadata=metadata)
+
+        write_whole(path.with_suffix(suffix), write)
+
+
+def curves(runs: Mapping[str, Sequence[Row]], path: Path, title: str = "") -> None:
+    """One run of each name."""
+    bands({name: [rows] for name, rows in runs.items()}, path, title)
+
+
+def bands(groups: Mapping[str, Sequence[Sequence[Row]]], path: Path, title: str = "") -> None:
+    """Mean and band (± one standard deviation) over the seeds of each group, against upload, rounds and gradients:
+    what is cheap on one axis may be dear on another."""
+    first = next(iter(groups.values()))[0][-1]
+    metric = next(m for m in ("test_accuracy", "validation_accuracy", "test_loss", "train_loss") if m in first)
+    with matplotlib.rc_context(STYLE):
+        figure = Figure(figsize=(PAGE, 2.6), layout="constrained")
+        panels = figure.subplots(1, len(AXES), sharey=True)
+        styles = looks(groups)
+        for panel, (axis, label) in zip(panels, AXES.items(), strict=True):
+            for name, runs in groups.items():
+                shared = set.intersection(*({row["round"] for row in rows if metric in row} for rows in runs))
+                x = np.array([[row[axis] for row in rows if row["round"] in shared] for rows in runs]).mean(0)
+                y = np.array([[row[metric] for row in rows if row["round"] in shared] for rows in runs])
+                panel.plot(x, y.mean(0), label=name, **line(styles[name]))
+                if len(runs) > 1:
+                    spread = y.std(0, ddof=1)
+                    low, high = y.mean(0) - spread, y.mean(0) + spread
+                    if metric.endswith("accuracy"):
+                        low, high = np.clip(low, 0, 1), np.clip(high, 0, 1)
+                    panel.fill_between(x, low, high, color=styles[name].colour, alpha=0.15, linewidth=0)
+            panel.set_xlabel(label)
+            panel.grid(True)
+        panels[0].set_ylabel(metric.replace("_", " "))
+        if len(groups) <= 5:
+            panels[0].legend()
+        else:
+            columns = max(1, min(6, int(PAGE / (0.55 + 0.075 * max(map(len, groups))))))  # what fits the page
+            figure.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=columns)
+            figure.set_size_inches(PAGE, 2.6 + 0.18 * -(-len(groups) // columns))
+        if title:
+            figure.suptitle(title)
+        save(figure, path)
+
+
+def holdings(counts: np.ndarray, path: Path, labels: Sequence[str] | None = None, title: str = "") -> None:
+    """Who holds what: a column per client, a row per label, darker for more examples."""
+    clients, kinds = counts.shape
+    height = min(7.0, 1.2 + kinds * 0.14)
+    with matplotlib.rc_context(STYLE):
+        figure = Figure(figsize=(min(PAGE, 2.4 + clients * 0.06), height), layout="constrained")
+        panel = figure.subplots()
+        image = panel.imshow(counts.T, aspect="auto", cmap="Blues", interpolation="nearest")
+        panel.set_xlabel("client")
+        panel.set_ylabel("label")
+        named = labels if labels is not None and len(labels) == kinds else [str(c) for c in range(kinds)]
+        every = max(1, round(kinds / (height * 7)))  # as many names as can be read
+        panel.set_yticks(range(0, kinds, every), named[::every], fontsize=6 if kinds > 20 else 8)
+        panel.xaxis.set_major_locator(MaxNLocator(integer=True))
+        figure.colorbar(image, ax=panel, label="examples")
+        if title:
+            panel.set_title(title, loc="left")
+        save(figure, path)
+
+
+def gallery(data: "DataSet", path: Path, rows: int = 20, columns: int = 12) -> None:
+    """The first training images of each class; of many classes some."""
+    labels = data.train.labels.numpy()
+    chosen = np.unique(np.linspace(0, len(data.classes) - 1, min(rows, len(data.classes))).astype(int))
+    figure = Figure(figsize=(2 + columns * 0.55, 0.6 + len(chosen) * 0.55), layout="constrained")
+    panels = figure.subplots(len(chosen), columns, squeeze=False)
+    for line, label in zip(panels, chosen, strict=True):
+        found = np.flatnonzero(labels == label)[:columns]
+        for k, panel in enumerate(line):
+            panel.set_axis_off()
+            if k < len(found):
+                pixels = data.train.images[found[k]].permute(1, 2, 0).numpy()
+                panel.imshow(pixels, cmap="gray", vmin=0, vmax=255, interpolation="nearest")
+        line[0].text(-0.15, 0.5, data.classes[label], ha="right", va="center", transform=line[0].transAxes, fontsize=8)
+    figure.suptitle(f"{data.name}: {len(data.train):,} train, {len(data.test):,} test, {len(data.classes)} classes")
+    save(figure, path)

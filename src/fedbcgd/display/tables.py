@@ -1,0 +1,58 @@
+"""Finished runs side by side: the table that is printed, and the rows that are kept."""
+
+import csv
+import io
+from collections.abc import Mapping
+
+from rich.table import Table
+
+from fedbcgd.display.progress import printable
+from fedbcgd.engine.loop import Outcome
+
+
+def table(results: Mapping[str, Outcome], title: str = "") -> Table:
+    out = Table(title=title or None, title_justify="left")
+    out.add_column("algorithm", no_wrap=True)
+    for column in (
+        "accuracy",
+        "rounds",
+        "upload, d",
+        "upload, MB",
+        "largest upload\nof a client, MB",
+        "gradient\nevaluations",
+        "seconds",
+    ):
+        out.add_column(column, justify="right")
+    for name, result in results.items():
+        ledger = result.ledger
+        out.add_row(
+            printable(name),
+            f"{_accuracy(result):.4f}",
+            str(result.rounds),
+            f"{ledger.upload_d:.2f}",
+            f"{ledger.upload_bytes / 1e6:.1f}",
+            f"{ledger.upload_max_bytes / 1e6:.3f}",
+            str(ledger.gradient_evaluations),
+            f"{result.seconds:.0f}",
+        )
+    return out
+
+
+def _accuracy(outcome: Outcome) -> float:
+    return outcome.final.get("test_accuracy", outcome.final.get("validation_accuracy", float("nan")))
+
+
+def as_csv(results: Mapping[str, Outcome]) -> str:
+    """Every row of metrics, with the run it belongs to."""
+    columns = list(dict.fromkeys(key for result in results.values() for row in result.rows for key in row))
+    text = io.StringIO()
+    writer = csv.DictWriter(text, ["run", *columns], lineterminator="\n")
+    writer.writeheader()
+    for name, result in results.items():
+        writer.writerows({"run": name, **row} for row in result.rows)
+    return text.getvalue()
+
+
+def upload_to_reach(result: Outcome, metric: str, value: float) -> float | None:
+    """The upload (in d) at the first row that reached the value, or None."""
+    return next((row["upload_d"] for row in result.rows if row.get(metric, -1.0) >= value), None)

@@ -1,0 +1,182 @@
+"""Checkpoints: one safetensors file, put in place in one step, beside the slots of client state.
+
+What they hold is copied at once; a thread writes it while the work goes on. The last two are kept: where the newer one is
+damaged, a run goes on from the other.
+"""
+
+import json
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from fedbcgd.core.server import Server
+from fedbcgd.engine.client_state import StateStore
+from fedbcgd.errors import UserError
+from fedbcgd.files import Damaged, open_regular, read_tensors, write_tensors
+
+log = logging.getLogger("fedbcgd")
+
+FORMAT = 2  # from 2 on there are checksums
+SHARE = 0.02  # of the time, at most, goes into checkpoints
+DISK = 200e6  # bytes a second, a first guess at what one costs
+
+
+class Checkpoints:
+    def __init__(self, folder: Path, every: int | None):
+        self.path = folder / "server.safetensors"
+        self.previous = folder / "previous.safetensors"
+        self.clients = folder / "clients.bin"
+        self._every = every
+        self.fallen_back = False  # the newest is damaged: it must not take the place of the one before it
+        self._cost: float | None = None
+        self._last = time.monotonic()
+        self._thread: threading.Thread | None = None
+        self._error: BaseException | None = None
+
+    def due(self, server: Server) -> bool:
+        if self._every is not None:
+            return server.round % self._every == 0
+        if self._thread is not None and self._thread.is_alive():
+            return False
+        cost = self._cost if self._cost is not None else server.x.numel() * server.x.element_size() * 3 / DISK
+        return time.monotonic() - self._last >= max(1.0, cost / SHARE)
+
+    def save(self, server: Server, store: StateStore, more: dict[str, Any]) -> None:
+        """Everything that a continuation needs; `more` is kept as JSON."""
+        self.begin(server, store, more)
+        self.finish(store)
+
+    def begin(
+        self, server: Server, store: StateStore, more: dict[str, Any], first: Sequence[Callable[[], object]] = ()
+    ) -> None:
+        """Save the state as it is now, while the work goes on. `first` makes durable what the checkpoint speaks of."""
+        self.finish(store)
+        anew = store.put_back()
+        tensors, values = server.snapshot()
+        table = store.snapshot()
+        slot = 0 if store.file is None else store.file.slot_bytes
+        values |= {"format": FORMAT, "clients": table, "slot_bytes": slot, "layout": server.layout.digest, **more}
+
+        def write() -> None:
+            start = time.monotonic()
+            try:
+                for make_durable in (*first, store.sync):
+                    make_durable()
+                store.seal(table)
+                before = None if self.fallen_back else self.previous
+                write_tensors(self.path, tensors, {"fedbcgd": json.dumps(values)}, before)
+                self.fallen_back = False
+            except BaseException as error:
+                self._error = error
+            self._last = time.monotonic()
+            self._cost = self._last - start
+
+        self._thread = threading.Thread(target=write, name="checkpoint")
+        self._thread.start()
+        if anew:
+            self.finish(store)
+            raise UserError(
+                f"{self.clients} was removed or replaced in the middle of the run; it has been written anew with a "
+                "checkpoint, and --resume goes on from there"
+            )
+
+    def finish(self, store: StateStore) -> None:
+        """Wait for what was begun; an error of its writing is raised here."""
+        if self._thread is None:
+            return
+        self.wait()
+        self._thread = None
+        if self._error is not None:
+            error, self._error = self._error, None
+            raise error
+        store.released()
+
+    def wait(self) -> None:
+        """Until nothing is being written any more."""
+        if self._thread is not None:
+            self._thread.join()
+
+    def load(self) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
+        """What was saved last, as far as it is whole; None where nothing was saved."""
+        found, _ = self._newest()
+        return found
+
+    def _newest(self, store: StateStore | None = None) -> tuple[tuple[dict[str, Tensor], dict[str, Any]] | None, str]:
+        """The newer of the two checkpoints that is whole, client state included; and what is wrong with the other."""
+        wrong = []
+        for path in (self.path, self.previous):
+            try:
+                found = read(path)
+                if store is not None:
+                    store.check(found[1]["clients"])
+            except FileNotFoundError:
+                continue
+            except Damaged as error:
+                wrong.append(str(error))
+                continue
+            self.fallen_back = path == self.previous
+            if self.fallen_back and not wrong:  # killed between the two steps that put a new one in place
+                wrong.append(f"{self.path} is missing")
+            return found, " and ".join(wrong)
+        if wrong:
+            raise Damaged(f"{' and '.join(wrong)}; no other checkpoint is whole, so that this run cannot go on")
+        return None, ""
+
+    def restore(self, server: Server, store: StateStore) -> dict[str, Any] | None:
+        """Put server and client state back to the last checkpoint that is whole; what was saved beside it. None: there is
+        none."""
+        found, wrong = self._newest(store)
+        if found is None:
+            if store.file is not None:
+                os.ftruncate(store.file.fd, 0)
+            return None
+        tensors, values = found
+        if wrong:
+            log.warning("%s: going on from the checkpoint before it, of round %d", wrong, values["round"])
+        if "format" not in values:
+            log.warning("%s is of an earlier version, without checksums: it is taken as it is", self.path)
+        try:
+            if values["layout"] != server.layout.digest:
+                raise UserError(f"{self.path} is of another model: its parameters are laid out differently")
+            server.restore(tensors, values)
+        except (KeyError, TypeError, RuntimeError) as error:
+            raise Damaged(f"{self.path} is damaged: {error!r}") from None
+        store.restore(values["clients"], None if self.fallen_back else self._table_before())
+        return values
+
+    def _table_before(self) -> dict[str, Any] | None:
+        try:
+            table: dict[str, Any] = read(self.previous)[1]["clients"]
+            return table
+        except (OSError, Damaged):
+            return None
+
+
+def read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """The tensors and the plain values of a checkpoint.
+
+    Raises:
+        Damaged: it is not what was written.
+        FileNotFoundError: it is not there.
+    """
+    try:
+        open_regular(path).close()
+        tensors, metadata, checked = read_tensors(path)
+        values = json.loads(metadata["fedbcgd"])
+        if "format" in values and not checked:
+            raise Damaged(f"{path} is damaged: it has no checksum")
+        if not all(isinstance(slot, int) and isinstance(epoch, int) for slot, epoch, *_ in values["clients"].values()):
+            raise TypeError("its table of clients")
+        return tensors, values
+    except (UserError, FileNotFoundError):
+        raise
+    except OSError as error:
+        raise UserError(f"{path} cannot be read: {error.strerror or error}") from None
+    except (KeyError, ValueError, TypeError, AttributeError, RecursionError) as error:
+        raise Damaged(f"{path} is damaged, or no checkpoint of fedbcgd: {error!r}") from None

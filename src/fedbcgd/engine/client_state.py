@@ -1,0 +1,235 @@
+"""Client state out of memory: fixed-size slots of a memory-mapped file, written copy-on-write.
+
+A client's new state goes to a free slot; the table client → slot changes only when the round is committed. What one of
+the last two durable checkpoints points to is never overwritten: the slot it names is freed once two later ones are
+durable. The table of a checkpoint has a checksum of every slot. A client that never took part takes no space.
+"""
+
+import mmap
+import os
+import shutil
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from fedbcgd.core.messages import StateUpdate
+from fedbcgd.errors import UserError
+from fedbcgd.files import Damaged, checksum_of, open_regular, same_file, write_whole
+
+_PAGE = mmap.ALLOCATIONGRANULARITY
+
+
+class SlotFile:
+    """A file of slots, each holding one vector for each name. Processes that share the descriptor share the slots."""
+
+    def __init__(self, fd: int, names: Sequence[str], dim: int, dtype: torch.dtype):
+        self.fd = fd
+        self.names = tuple(names)
+        self.dim = dim
+        self.dtype = dtype
+        self._vector = -(-dim * dtype.itemsize // 64) * 64
+        self.slot_bytes = max(_PAGE, -(-self._vector * len(self.names) // _PAGE) * _PAGE)
+        self._memory: mmap.mmap | None = None
+
+    def open(self, slot: int) -> dict[str, Tensor]:
+        """The vectors of a slot, as views of the file."""
+        memory, start = self._map(slot)
+        return {
+            name: torch.frombuffer(memory, dtype=self.dtype, count=self.dim, offset=start + k * self._vector)
+            for k, name in enumerate(self.names)
+        }
+
+    def checksum(self, slot: int) -> int:
+        memory, start = self._map(slot)
+        return checksum_of(torch.frombuffer(memory, dtype=torch.uint8, count=self.slot_bytes, offset=start))
+
+    def _map(self, slot: int) -> tuple[mmap.mmap, int]:
+        start = slot * self.slot_bytes
+        memory = self._memory
+        if memory is None or len(memory) < start + self.slot_bytes:
+            # all there is now: to map each slot anew costs more than to copy it
+            memory = self._memory = mmap.mmap(self.fd, 0)
+        return memory, start
+
+    def write(self, new: int, old: int | None, update: StateUpdate) -> None:
+        """Slot `new` becomes slot `old` (zero without one) with the update applied."""
+        vectors = self.open(new)
+        before = self.open(old) if old is not None else None
+        for name, vector in vectors.items():
+            if before is None:
+                vector.zero_()
+            else:
+                vector.copy_(before[name])
+            for s, values in update.values[name]:
+                vector[s] = values
+
+
+class StateStore:
+    """The table of slots. `path` keeps them beside a checkpoint; without one they live in a file without a name."""
+
+    def __init__(self, names: Sequence[str], dim: int, dtype: torch.dtype, path: Path | None = None):
+        self.names = tuple(names)
+        self.durable = path is not None
+        self._path = path
+        self._table: dict[int, tuple[int, int]] = {}  # client → (slot, control epoch)
+        self._pending: dict[int, tuple[int, int]] = {}  # accepted in the open round
+        self._slots = 0
+        self._free: list[int] = []
+        self._fresh: set[int] = set()  # slots that no checkpoint names
+        self._retired: list[int] = []  # named by a checkpoint, no longer in use
+        self._leaving: list[int] = []  # of those, the ones that the last snapshot no longer names
+        self._older: list[int] = []  # and the ones that only the checkpoint before the last names
+        self._sums: dict[int, int] = {}  # checksums of slots that a checkpoint names
+        self.file: SlotFile | None = None
+        if self.names:
+            try:
+                self._handle = tempfile.TemporaryFile() if path is None else open_regular(path, "a+b")  # noqa: SIM115
+            except OSError as error:
+                raise UserError(
+                    f"{path or tempfile.gettempdir()}: no room for client state: {error.strerror}"
+                ) from None
+            self.file = SlotFile(self._handle.fileno(), names, dim, dtype)
+
+    # -- a round --------------------------------------------------------------------------------------------------
+
+    def slot(self, client: int, epoch: int) -> int | None:
+        """Where this client's state is; None if it has none, or only one of an older control epoch."""
+        slot, kept = self._table.get(client, (None, epoch))
+        return slot if kept == epoch else None
+
+    def load(self, client: int, epoch: int) -> Mapping[str, Tensor]:
+        slot = self.slot(client, epoch)
+        return {} if slot is None or self.file is None else self.file.open(slot)
+
+    def reserve(self) -> int | None:
+        """A free slot for a new state; None where the rule keeps no state."""
+        if self.file is None:
+            return None
+        if not self._free:
+            more = max(4, self._slots // 8)
+            try:
+                # really allocated: a full disk shows here, not as a bus error when a page is written
+                os.posix_fallocate(self.file.fd, self._slots * self.file.slot_bytes, more * self.file.slot_bytes)
+            except AttributeError:  # not on every system
+                os.ftruncate(self.file.fd, (self._slots + more) * self.file.slot_bytes)
+            except OSError as error:
+                raise UserError(f"client state could not be written: {error.strerror}") from error
+            self._free = list(range(self._slots + more - 1, self._slots - 1, -1))
+            self._slots += more
+        return self._free.pop()
+
+    def accept(self, client: int, slot: int | None, epoch: int) -> None:
+        """The server accepted the upload that goes with the state in `slot`."""
+        if slot is not None:
+            self._pending[client] = (slot, epoch)
+
+    def discard(self, slot: int | None) -> None:
+        if slot is not None:
+            self._free.append(slot)
+
+    def commit(self) -> None:
+        """What was accepted in this round is now the clients' state."""
+        for client, (slot, epoch) in self._pending.items():
+            if client in self._table:
+                self._let_go(self._table[client][0])
+            self._table[client] = (slot, epoch)
+            self._fresh.add(slot)
+        self._pending.clear()
+
+    def abandon(self) -> None:
+        """The round never was."""
+        self._free += [slot for slot, _ in self._pending.values()]
+        self._pending.clear()
+
+    def _let_go(self, slot: int) -> None:
+        if not self.durable or slot in self._fresh:
+            self._fresh.discard(slot)
+            self._free.append(slot)
+        else:
+            self._retired.append(slot)
+
+    # -- checkpoints ----------------------------------------------------------------------------------------------
+
+    def snapshot(self) -> dict[str, list[int]]:
+        """The table to keep in a checkpoint. From now on what it names is not overwritten; nor, until `released` twice, what
+        the checkpoint before it names."""
+        self._leaving += self._retired
+        self._retired = []
+        for slot in self._fresh:
+            self._sums.pop(slot, None)
+        self._fresh.clear()
+        return {str(client): list(entry) for client, entry in self._table.items()}
+
+    def seal(self, table: dict[str, list[int]]) -> None:
+        """Add to a snapshot the checksum of each slot; only of new ones it is computed."""
+        for entry in table.values():
+            slot = entry[0]
+            if slot not in self._sums:
+                assert self.file is not None
+                self._sums[slot] = self.file.checksum(slot)
+            entry.append(self._sums[slot])
+
+    def sync(self) -> None:
+        """Make all slots durable."""
+        if self.file is not None:
+            try:
+                os.fsync(self.file.fd)
+            except OSError as error:
+                raise UserError(f"client state could not be written: {error.strerror}") from error
+
+    def released(self) -> None:
+        """The checkpoint with the last snapshot is durable: what only the one before the one before it named is free."""
+        self._free += self._older
+        self._older, self._leaving = self._leaving, []
+
+    def put_back(self) -> bool:
+        """Write the file anew if somebody removed or replaced it. True: then nothing more can be kept under its name, as the
+        processes at work still hold the file without one."""
+        if self.file is None or self._path is None or same_file(self.file.fd, self._path):
+            return False
+
+        def copy(temporary: Path) -> None:
+            with open(self.file.fd, "rb", closefd=False) as old, temporary.open("wb") as new:  # type: ignore[union-attr]
+                old.seek(0)
+                shutil.copyfileobj(old, new, 1 << 20)
+
+        write_whole(self._path, copy)
+        return True
+
+    def check(self, table: Mapping[str, Sequence[int]]) -> None:
+        """Whether all slots that a checkpoint names are as it says; without checksums, as of earlier days, whether they are
+        there.
+
+        Raises:
+            Damaged: they are not.
+        """
+        slots = 0 if self.file is None else os.fstat(self.file.fd).st_size // self.file.slot_bytes
+        for client, (slot, _, *said) in table.items():
+            if not 0 <= slot < slots:
+                raise Damaged(f"{self._path} is shorter than its checkpoint says: it cannot be resumed from")
+            assert self.file is not None
+            if said and self.file.checksum(slot) != said[0]:
+                raise Damaged(f"{self._path} is damaged: the state of client {client} is not what was written")
+
+    def restore(self, table: Mapping[str, Sequence[int]], before: Mapping[str, Sequence[int]] | None = None) -> None:
+        """Go on from the table of a checkpoint. before: of the checkpoint before it, which is kept too."""
+        self.check(table)
+        self._table = {int(client): (slot, epoch) for client, (slot, epoch, *_) in table.items()}
+        self._sums = {slot: said[0] for slot, _, *said in table.values() if said}
+        used = {slot for slot, _ in self._table.values()}
+        self._slots = 0 if self.file is None else os.fstat(self.file.fd).st_size // self.file.slot_bytes
+        self._older = sorted({slot for slot, *_ in (before or {}).values() if slot < self._slots} - used)
+        kept = used.union(self._older)
+        self._free = [slot for slot in range(self._slots - 1, -1, -1) if slot not in kept]
+        self._fresh, self._retired, self._leaving, self._pending = set(), [], [], {}
+
+    def clients(self) -> list[int]:
+        """Those that have state."""
+        return sorted(self._table)
+
+    def close(self) -> None:
+        if self.file is not None:
+            self._handle.close()

@@ -1,0 +1,71 @@
+"""Metrics of a model on a data set: means over its examples, batch by batch, so that batches can be spread out."""
+
+from collections.abc import Sequence
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from fedbcgd.core.objective import Objective
+from fedbcgd.data.sources import Source, to_device
+
+SPAN = 500  # examples that a process evaluates at a time
+BATCH = 100  # of them at once: larger batches leave the cache, and cost memory
+
+Total = int | float | Fraction
+Batch = tuple[int, dict[str, Total]]  # examples, and the sums of the metrics over them
+
+
+def spans(examples: int) -> list[tuple[int, int]]:
+    """The parts an evaluation consists of, whoever does them."""
+    return _cut(0, examples, SPAN)
+
+
+def evaluate_span(module: nn.Module, objective: Objective, data: Source, start: int, stop: int) -> Batch:
+    device = next(module.parameters()).device
+    rng = np.random.default_rng(0)  # no source augments what it evaluates on; the protocol wants a generator
+    module.eval()
+    batches = []
+    with torch.no_grad():
+        for at, end in _cut(start, stop, BATCH):
+            batch = to_device(data.gather(torch.arange(at, end), rng), device)
+            measured = objective.metrics(module, batch)
+            batches.append((end - at, {name: total(value, end - at) for name, value in measured.items()}))
+    return stop - start, _sums(batches)
+
+
+def total(value: Any, examples: int) -> Total:
+    """Return the sum over some examples of a metric that was measured on them.
+
+    What counts examples is summed exactly, so that 7 of 10 is 0.7 in the end and meets a target of 0.7.
+
+    Args:
+        value: a boolean tensor, whose true entries are counted; or else the mean over the examples, a number. A mean that
+            is k of these examples to its last bit, in float64 or float32, stands for the integer k.
+        examples: how many there are.
+    """
+    if isinstance(value, Tensor) and value.dtype == torch.bool:
+        return Fraction(examples * int(value.count_nonzero()), value.numel())
+    mean = float(value)
+    if examples and 0 <= mean <= 1:
+        count = round(examples * mean)
+        if mean in (count / examples, float(np.float32(count / examples))):
+            return count
+    return examples * mean
+
+
+def combine(batches: Sequence[Batch]) -> dict[str, float]:
+    """Return the means over all examples. Sums go in the order of the batches; there is one division, at the end."""
+    examples = sum(n for n, _ in batches)
+    return {name: float(value / examples) for name, value in _sums(batches).items()}
+
+
+def _sums(batches: Sequence[Batch]) -> dict[str, Total]:
+    names = dict.fromkeys(name for _, values in batches for name in values)
+    return {name: sum(values[name] for _, values in batches) for name in names}
+
+
+def _cut(start: int, stop: int, size: int) -> list[tuple[int, int]]:
+    return [(at, min(at + size, stop)) for at in range(start, stop, size)]

@@ -1,0 +1,105 @@
+"""Everything a process needs to do clients' work: what a backend sends to a worker, or uses itself."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fedbcgd.core.algorithm import Algorithm
+from fedbcgd.core.client import Client
+from fedbcgd.core.messages import Allocator, Broadcast, StateUpdate, Task, Upload
+from fedbcgd.core.objective import Objective
+from fedbcgd.core.vector import Layout
+from fedbcgd.data.sources import Parts, Source, as_source, on_device
+from fedbcgd.engine.evaluation import Batch, evaluate_span
+from fedbcgd.errors import UserError
+
+
+@dataclass
+class Job:
+    algorithm: Algorithm
+    layout: Layout
+    module: nn.Module
+    objective: Objective
+    seed: int
+    clients: Sequence[Any]
+    test: Source | None = None
+    together: int | None = None  # clients computed in one multiplication, at most; None: each on its own
+
+    @cached_property
+    def client(self) -> Client:
+        return Client(self.algorithm, self.layout, self.module, self.objective, self.seed)
+
+    def examples(self, client: int) -> int:
+        """How many this client has, where that is known without loading anything; 0 otherwise."""
+        if isinstance(self.clients, Parts):
+            return self.clients.size(client)
+        if not isinstance(self.clients, (list, tuple)):
+            return 0
+        return len(as_source(self.clients[client], f"client {client}"))
+
+    def units(self, tasks: Sequence[Task], wanted: Callable[[Task], bool]) -> list[tuple[int, ...]]:
+        """The tasks that are wanted by their positions in the plan, those of a tuple to be computed together: neighbours of
+        equal size.
+
+        What is computed together follows from the plan alone, so it is the same for any number of workers.
+        """
+        positions = [k for k, task in enumerate(tasks) if wanted(task)]
+        if self.together is None:
+            return [(k,) for k in positions]
+        units: list[tuple[int, ...]] = []
+        sizes = [self.examples(task.client) or len(self._data(task)) for task in tasks]
+        for k in positions:
+            if units and len(units[-1]) < self.together and sizes[units[-1][0]] == sizes[k]:
+                units[-1] = (*units[-1], k)
+            else:
+                units.append((k,))
+        return units
+
+    def fit_unit(
+        self,
+        broadcast: Broadcast,
+        tasks: Sequence[Task],
+        states: Sequence[Mapping[str, Tensor]],
+        allocate: Sequence[Allocator | None] | None = None,
+    ) -> list[tuple[Upload, StateUpdate]]:
+        """The work of one unit."""
+        allocate = allocate or [None] * len(tasks)
+        if self.together is None:
+            return [self.fit(broadcast, *one) for one in zip(tasks, states, allocate, strict=True)]
+        data = [self._data(task) for task in tasks]
+        return self.client.fit_together(broadcast, tasks, data, states, allocate)
+
+    def fit(
+        self, broadcast: Broadcast, task: Task, state: Mapping[str, Tensor], allocate: Allocator | None = None
+    ) -> tuple[Upload, StateUpdate]:
+        try:
+            return self.client.fit(broadcast, task, self._data(task), state, allocate)
+        except Exception as error:
+            if "Expected more than 1 value per channel" in str(error):
+                size = self.algorithm.local.batch_size
+                raise UserError(
+                    f"client {task.client} has a minibatch of one example (batch_size = {size}), and BatchNorm cannot "
+                    "train on one: choose a batch_size that leaves no rest of one, or GroupNorm"
+                ) from error
+            error.add_note(f"while client {task.client} trained in round {task.round}")
+            raise
+
+    def _data(self, task: Task) -> Source:
+        return as_source(self.clients[task.client], f"client {task.client}")
+
+    def move_to(self, device: torch.device) -> None:
+        """Model and data to a device, where they stay."""
+        self.module.to(device)
+        self.clients = on_device(self.clients, device)
+        if self.test is not None:
+            self.test = on_device([self.test], device)[0]
+
+    def evaluate(self, x: Tensor, start: int, stop: int) -> Batch:
+        """Metrics of the model x on the test examples from `start` to `stop`."""
+        assert self.test is not None
+        self.client.model.load(x)
+        return evaluate_span(self.client.model.module, self.objective, self.test, start, stop)

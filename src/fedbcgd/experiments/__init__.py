@@ -1,1 +1,0 @@
-"""Experiments with fixed settings."""

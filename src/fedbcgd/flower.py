@@ -1,0 +1,29 @@
+"""FedBCGD and every other algorithm on Flower: two lines of an existing Flower app.
+
+strategy = fedbcgd.flower.strategy("fedbcgd", model, blocks=5, momentum=0.8)      # in the ServerApp
+app = fedbcgd.flower.client_app(make_model, load_data)                             # the ClientApp
+"""
+
+from typing import TYPE_CHECKING, Any
+
+from fedbcgd.errors import UserError
+
+if TYPE_CHECKING:
+    from fedbcgd.backends.flower.client import client_app
+    from fedbcgd.backends.flower.federation import Federation, strategy
+
+_HOME = {"client_app": "client", "strategy": "federation", "Federation": "federation"}
+
+__all__ = ["Federation", "client_app", "strategy"]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module 'fedbcgd.flower' has no attribute {name!r}")
+    from importlib import import_module
+
+    try:
+        import flwr.serverapp  # noqa: F401
+    except ImportError as error:
+        raise UserError(f"fedbcgd.flower needs the extra `flower`: pip install 'fedbcgd[flower]' ({error})") from None
+    return getattr(import_module(f"fedbcgd.backends.flower.{_HOME[name]}"), name)

@@ -1,0 +1,132 @@
+"""Problems with known answers, for tests and teaching: model, data and optimum, ready for an ordinary run.
+
+problem = quadratics(clients=40, beta=10, mu=1, sigma=1, G=5)
+simulate(problem.model, problem.clients, "fedbcgd+", loss=problem.loss, metrics=problem.metrics, test=problem.test, …)
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fedbcgd.core.objective import Loss, Metrics
+from fedbcgd.rng import stream
+
+Pair = tuple[Tensor, Tensor]
+
+
+@dataclass(frozen=True)
+class Problem:
+    model: nn.Module
+    clients: list[Pair]
+    loss: Loss
+    metrics: Metrics  # `gap`: f(x) − f(x*), exactly
+    test: Pair  # a stand-in: the metrics need no data
+    optimum: Tensor
+    weight_decay: float  # the regulariser, to be given to the local rule
+
+    def gap(self, model: nn.Module) -> float:
+        return float(self.metrics(model, None)["gap"])
+
+
+class Point(nn.Module):
+    """A model that is nothing but a point in space."""
+
+    def __init__(self, dim: int):
+        super().__init__()
+        self.w = nn.Parameter(torch.zeros(dim, dtype=torch.float64))
+
+
+def quadratics(
+    clients: int = 40,
+    dim: int = 20,
+    beta: float = 10.0,
+    mu: float = 1.0,
+    sigma: float = 1.0,
+    G: float = 5.0,
+    examples: int = 10,
+    seed: int = 0,
+    conditioned: bool = False,
+) -> Problem:
+    """Heterogeneous quadratics f_i(w) = mean over ν of ½·Σ_k a_ik·(w_k − t_iνk)².
+
+    β and μ bound every curvature a_ik; σ² is the variance of a single example's gradient around its client's; G² is the
+    mean of ‖∇f_i(x*)‖² over the clients. Where every client draws its curvatures alone, their mean f is far better
+    conditioned than β/μ; with `conditioned`, a coordinate is about as steep for all of them, and so f is not.
+    """
+    rng = stream(seed, "quadratics")
+    spread = torch.from_numpy(rng.random((clients, dim)))
+    if conditioned:
+        spread = (torch.linspace(0, 1, dim, dtype=torch.float64) + 0.2 * (spread - 0.5)).clamp(0, 1)
+    a = mu * (beta / mu) ** spread  # log-uniform
+    a[0, 0], a[-1, -1] = mu, beta  # the bounds are met
+    b = torch.from_numpy(rng.normal(size=(clients, dim)))
+    optimum = (a * b).sum(0) / a.sum(0)
+    b = optimum + (b - optimum) * G / (a * (optimum - b)).square().sum(1).mean().sqrt()
+    noise = torch.from_numpy(rng.normal(size=(clients, examples, dim)))
+    noise -= noise.mean(1, keepdim=True)
+    if examples > 1:
+        noise *= sigma / (a[:, None] * noise).square().sum(2).mean().sqrt()
+    data = [(a[i].expand(examples, dim).clone(), b[i] + noise[i]) for i in range(clients)]
+    mean = a.mean(0)
+    lowest = torch.stack([(x * (optimum - t).square()).sum(1).mean() / 2 for x, t in data]).mean()
+
+    def loss(model: nn.Module, batch: Any) -> Tensor:
+        curvature, target = batch
+        return 0.5 * (curvature * (model.w - target).square()).sum(1).mean()
+
+    def metrics(model: nn.Module, batch: Any) -> dict[str, Tensor]:
+        gap = 0.5 * (mean * (model.w.detach() - optimum).square()).sum()  # type: ignore[operator]
+        return {"gap": gap, "loss": lowest + gap}
+
+    return Problem(Point(dim), data, loss, metrics, (torch.zeros(1, 1), torch.zeros(1)), optimum, 0.0)
+
+
+def logistic(clients: Sequence[Pair], classes: int, l2: float = 1e-3) -> Problem:
+    """Multinomial logistic regression with regulariser l2/2·‖w‖² on the clients' data, its optimum computed in float64."""
+    data = [(x.double().flatten(1), y.long()) for x, y in clients]
+    model = nn.Linear(data[0][0].shape[1], classes).double()
+    for p in model.parameters():
+        nn.init.zeros_(p)
+    criterion = nn.functional.cross_entropy
+
+    def value(m: nn.Module) -> Tensor:
+        """The federated objective: the mean over clients, whatever their sizes."""
+        fit = torch.stack([criterion(m(x), y) for x, y in data]).mean()
+        return fit + 0.5 * l2 * sum(p.square().sum() for p in m.parameters())
+
+    best = nn.Linear(model.in_features, classes).double()
+    best.load_state_dict(model.state_dict())
+
+    def closure() -> Tensor:
+        best.zero_grad()
+        f = value(best)
+        f.backward()
+        return f
+
+    # A line search looks at f, which is flat to the last bit before its gradient is: so without one at the end.
+    for search in ("strong_wolfe", None):
+        solver = torch.optim.LBFGS(
+            best.parameters(),
+            max_iter=5000,
+            tolerance_grad=1e-12,
+            tolerance_change=0,
+            history_size=50,
+            line_search_fn=search,
+        )
+        solver.step(closure)
+    with torch.no_grad():
+        lowest = value(best)
+    optimum = torch.cat([p.detach().flatten() for p in best.parameters()])
+
+    def loss(m: nn.Module, batch: Any) -> Tensor:
+        return criterion(m(batch[0]), batch[1])
+
+    def metrics(m: nn.Module, batch: Any) -> dict[str, Tensor]:
+        with torch.no_grad():
+            f = value(m)
+        return {"gap": f - lowest, "loss": f}
+
+    return Problem(model, data, loss, metrics, (torch.zeros(1, 1), torch.zeros(1)), optimum, l2)

@@ -1,0 +1,97 @@
+"""What it took each algorithm to reach one accuracy: rounds, upload, and hours under each network."""
+
+import logging
+import math
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.table import Table
+
+from fedbcgd.display.progress import printable
+from fedbcgd.engine.loop import Outcome
+from fedbcgd.engine.run_folder import RunFolder
+from fedbcgd.errors import UserError
+from fedbcgd.network.profiles import PROFILES
+from fedbcgd.report.network import told
+from fedbcgd.runs.retiming import check_target, hours, to_reach
+
+log = logging.getLogger("fedbcgd")
+
+Outcomes = Mapping[str, dict[int, Outcome]]  # by algorithm and seed
+
+
+def rows(
+    outcomes: Outcomes, folder: Path, target: float | None = None, say: Callable[[str], None] = log.warning
+) -> list[dict[str, Any]]:
+    """A row for each run. Without a target: the highest accuracy that every run reached. What diverged reached nothing.
+    `say` is told why a run has no hours."""
+    check_target(target)
+    metric = accuracy(outcomes)
+    runs = [o for group in outcomes.values() for o in group.values() if o.rows and not o.diverged]
+    if metric is None or not runs:
+        return []
+    best = [max((row[metric] for row in o.rows if metric in row), default=0.0) for o in runs]
+    goal = min(best) if target is None else target
+    out = []
+    for name, group in outcomes.items():
+        for seed, o in group.items():
+            place = folder / name / f"seed-{seed}"
+            cost: dict[str, Any] = {
+                name: to_reach(o.rows, [row.get(column, math.nan) for row in o.rows], metric, goal)
+                for name, column in (("rounds", "round"), ("upload_d", "upload_d"), ("upload_bytes", "upload_bytes"))
+            }
+            if RunFolder(place).traffic.exists():  # a run of earlier days has no record
+                try:
+                    times = {profile: hours(place, profile) for profile in PROFILES}
+                    cost |= {f"hours_{p}": to_reach(o.rows, at, metric, goal) for p, at in times.items()}
+                except UserError as why:
+                    say(str(why))
+            if o.rows and "hours" in o.rows[0]:
+                cost["hours_own"] = to_reach(o.rows, [row.get("hours", math.nan) for row in o.rows], metric, goal)
+            if o.diverged:
+                cost = dict.fromkeys(cost)
+            out.append({"algorithm": name, "seed": seed, "target": goal, **cost})
+    return out
+
+
+def accuracy(outcomes: Outcomes) -> str | None:
+    """The accuracy that these runs measured; None if they measured none."""
+    measured = [o.rows[0] for group in outcomes.values() for o in group.values() if o.rows]
+    return next(
+        (m for m in ("test_accuracy", "validation_accuracy") if measured and all(m in r for r in measured)), None
+    )
+
+
+def table(reached: Sequence[Mapping[str, Any]]) -> Table:
+    """Means over the seeds; where not every seed arrived, how many did."""
+    out = Table(title=f"to reach accuracy {reached[0]['target']:.4f} (mean over seeds)", title_justify="left")
+    out.add_column("algorithm", no_wrap=True)
+    keys = [
+        key for key in dict.fromkeys(k for row in reached for k in row) if key not in ("algorithm", "seed", "target")
+    ]
+    for key in keys:
+        out.add_column(_title(key), justify="right")
+    for name in dict.fromkeys(row["algorithm"] for row in reached):
+        group = [row for row in reached if row["algorithm"] == name]
+        out.add_row(printable(name), *(_cell(key, [row[key] for row in group if key in row]) for key in keys))
+    return out
+
+
+def _title(key: str) -> str:
+    if key.startswith("hours_"):
+        return f"time,\n{key.removeprefix('hours_').replace('own', 'own network')}"
+    return {"rounds": "rounds", "upload_d": "upload, d", "upload_bytes": "upload, MB"}[key]
+
+
+def _cell(key: str, values: Sequence[float | None]) -> str:
+    if not values:
+        return "–"
+    there = [v for v in values if v is not None]
+    if len(there) < len(values):
+        return f"{len(there)} of {len(values)} runs"
+    mean = statistics.fmean(there)
+    if key.startswith("hours_"):
+        return told(mean)
+    return {"rounds": f"{mean:.0f}", "upload_d": f"{mean:.2f}", "upload_bytes": f"{mean / 1e6:.1f}"}[key]

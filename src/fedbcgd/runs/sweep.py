@@ -1,0 +1,94 @@
+"""Hyper-parameters chosen on data held out of the training set; the test set is never looked at."""
+
+import itertools
+import tomllib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.table import Table
+
+from fedbcgd.display.progress import printable
+from fedbcgd.engine.loop import Outcome
+from fedbcgd.errors import UserError
+from fedbcgd.files import write_text
+from fedbcgd.runs.batch import Planned, as_csv, run_all
+from fedbcgd.runs.config import Config, check
+
+METRIC = "validation_accuracy"
+
+
+def plan(config: Config, grid: Sequence[str]) -> list[Planned]:
+    """A run for each combination of the grid's values."""
+    axes: dict[str, list[Any]] = {}
+    for item in grid:
+        option, equals, values = item.partition("=")
+        option = option.strip().removeprefix("algorithm.")
+        if not equals or not option or not values.strip():
+            raise UserError(f"--grid {item}: wanted is option=value,value,… such as lr=0.01,0.03,0.1")
+        if option in axes:
+            raise UserError(f"--grid {item}: {option} is given twice")
+        axes[option] = [_value(v) for v in values.split(",")]
+        if len(set(map(str, axes[option]))) < len(axes[option]):
+            raise UserError(f"--grid {item}: a value stands twice")
+    runs = []
+    for point in itertools.product(*axes.values()):
+        chosen = dict(zip(axes, point, strict=True))
+        label = ", ".join(f"{k} {v}" for k, v in chosen.items())
+        raw = config.model_dump() | {"algorithm": {**config.algorithm, **chosen}}
+        folder = "_".join(f"{k}={v}" for k, v in chosen.items()).replace("/", "-")
+        runs.append(Planned(label, label, folder, check(raw, f"sweep {label}")))
+    return runs
+
+
+def run(runs: Sequence[Planned], folder: Path, shown: Any) -> dict[str, Outcome]:
+    return run_all(runs, folder, shown)
+
+
+def rows(runs: Sequence[Planned], outcomes: Mapping[str, Outcome]) -> list[dict[str, Any]]:
+    return [
+        {"run": planned.label, **{k: v for k, v in outcomes[planned.label].final.items() if k != "round"}}
+        for planned in runs
+    ]
+
+
+def write(runs: Sequence[Planned], outcomes: Mapping[str, Outcome], folder: Path) -> Planned:
+    """sweep.csv and best.toml; the best run (of equal ones the first)."""
+    table_rows = rows(runs, outcomes)
+    write_text(folder / "sweep.csv", as_csv(table_rows))
+    best = max(runs, key=lambda planned: _score(outcomes[planned.label]))
+    if _score(outcomes[best.label]) < 0:
+        raise UserError("every run diverged: the grid's learning rates are too high")
+    whole = best.config.model_copy(update={"data": best.config.data.model_copy(update={"validation": 0.0})})
+    note = f"# Chosen by {METRIC.replace('_', ' ')} among {len(runs)} runs; trains on the whole training set.\n"
+    write_text(folder / "best.toml", note + whole.text())
+    return best
+
+
+def table(runs: Sequence[Planned], outcomes: Mapping[str, Outcome]) -> Table:
+    out = Table(title="on data held out of the training set", title_justify="left")
+    out.add_column("options")
+    for column in ("accuracy", "loss", "rounds", "upload, d"):
+        out.add_column(column, justify="right")
+    for planned in sorted(runs, key=lambda p: -_score(outcomes[p.label])):
+        o = outcomes[planned.label]
+        final = o.final
+        out.add_row(
+            printable(planned.label),
+            f"{final[METRIC]:.4f}" if _score(o) >= 0 else printable(o.stopped),
+            f"{final.get('validation_loss', float('nan')):.4f}",
+            str(o.rounds),
+            f"{o.ledger.upload_d:.2f}",
+        )
+    return out
+
+
+def _score(outcome: Outcome) -> float:
+    return -1.0 if outcome.diverged else outcome.final.get(METRIC, -1.0)
+
+
+def _value(text: str) -> Any:
+    try:
+        return tomllib.loads(f"v = {text.strip()}")["v"]
+    except tomllib.TOMLDecodeError:
+        return text.strip()

@@ -1,0 +1,145 @@
+"""Which task goes to which worker, and when."""
+
+import os
+import signal
+from types import SimpleNamespace
+
+import torch
+from going import go, same, state
+from torch import nn
+
+import fedbcgd
+from fedbcgd import simulate
+from fedbcgd.backends.workers import backend as workers_module
+from fedbcgd.engine.assemble import make_job, make_server
+from fedbcgd.engine.client_state import StateStore
+from fedbcgd.engine.loop import Stop
+
+
+def test_the_longest_of_the_next_tasks_goes_first(monkeypatch):
+    """Nobody waits for a long task that was begun last; sums keep the order of the plan, so the bits are the same."""
+    clients = [(torch.randn(n, 4), torch.randint(3, (n,))) for n in (2, 2, 2, 2, 2, 40, 2, 2)]
+    net = nn.Sequential(nn.Linear(4, 5), nn.ReLU(), nn.Linear(5, 3))
+    told = []
+    tell = workers_module.Worker.tell
+
+    def watched(self, *words):
+        if words[0] == "fit":
+            told.extend(task.client for task in words[2])
+        tell(self, *words)
+
+    monkeypatch.setattr(workers_module.Worker, "tell", watched)
+    ends = [simulate(net, clients, rounds=2, blocks=2, cohort=8, workers=w, batch_size=2).module for w in (0, 2)]
+    assert (len(told), told[0], told[8]) == (16, 5, 5)
+    assert all(torch.equal(a, b) for a, b in zip(ends[0].parameters(), ends[1].parameters(), strict=True))
+
+
+def test_a_worker_has_its_next_short_task_before_it_has_done_the_last(toys, net, monkeypatch):
+    """But the last tasks of a round go to whoever is free, and long ones are never handed out ahead."""
+    held = {}
+    tell = workers_module.Worker.tell
+
+    def watched(self, *words):
+        if words[0] == "fit":
+            held.setdefault(words[2][0].round, []).append(len(self.doing))
+        tell(self, *words)
+
+    monkeypatch.setattr(workers_module.Worker, "tell", watched)
+    results = {}
+    for short in (0.0, 1e9):
+        held.clear()
+        monkeypatch.setattr(workers_module, "SHORT", short)
+        results[short] = state(go(net, lambda *a: toys(*a) * 2, cohort=12, rounds=2, workers=2))
+        assert [len(told) for told in held.values()] == [12, 12]
+        assert max(held[1]) == (1 if short else 0)
+        if short:
+            assert held[1][:4] == [0, 0, 1, 1]
+            assert held[1][-1] == 0
+    assert same(results[0.0], results[1e9])
+
+
+def test_a_worker_killed_with_two_tasks_in_hand(toys, net, monkeypatch, caplog):
+    monkeypatch.setattr(workers_module, "SHORT", 1e9)
+    tell, killed = workers_module.Worker.tell, []
+
+    def watched(self, *words):
+        tell(self, *words)
+        if len(self.doing) == 2 and not killed:
+            killed.append(self.pid)
+            os.kill(self.pid, signal.SIGKILL)
+
+    monkeypatch.setattr(workers_module.Worker, "tell", watched)
+    settings = {"cohort": 12, "rounds": 3}
+    disturbed = go(net, lambda *a: toys(*a) * 2, **settings)
+    assert killed
+    assert "its task runs again" in caplog.text
+    assert same(state(disturbed), state(go(net, lambda *a: toys(*a) * 2, workers=0, **settings)))
+    assert disturbed.ledger.lost == disturbed.ledger.refused == 0
+
+
+def test_a_unit_of_many_clients_is_not_handed_out_ahead(net, toys):
+    """Two processes that both write more than the line between them holds would wait for each other."""
+    algorithm = fedbcgd.make_algorithm("fedavg")
+    job = make_job(net(), toys(), algorithm, None, 0)
+    server = make_server(job, 5, Stop(rounds=9))
+    plan = server.plan()
+    for together, ahead in ((None, True), (256, True), (257, False)):
+        job.together = together
+        backend = SimpleNamespace(job=job, lately=0.0)
+        assert workers_module._Round(backend, server, plan, 8).ahead(1) is ahead
+
+
+def test_no_task_waits_behind_an_evaluation(toys, net, monkeypatch):
+    """However short tasks are: a batch of an evaluation is not."""
+    monkeypatch.setattr(workers_module, "SHORT", 1e9)
+    algorithm = fedbcgd.make_algorithm("fedavg", batch_size=3, local_epochs=1)
+    job = make_job(net(), toys(), algorithm, toys((700,))[0], 0)
+    store = StateStore((), job.layout.dim, job.layout.dtype)
+    server = make_server(job, 5, Stop(rounds=9))
+    backend = workers_module.Workers(job, store, 1, 5)
+    tell, held = workers_module.Worker.tell, []
+
+    def watched(self, *words):
+        held.append((*(each[0] for each in self.doing), words[0]))
+        tell(self, *words)
+
+    monkeypatch.setattr(workers_module.Worker, "tell", watched)
+    try:
+        backend.lately = 0.0
+        backend.begin_evaluation(server.x)
+        worker = backend._workers[0]
+        worker.ready = worker.line.recv() == ("ready",)
+        worker.tell(*backend._evaluation.next())
+        backend.carry(server, server.plan())
+        assert server.commit().accepted == 5
+        assert backend.finish_evaluation()["loss"] > 0
+    finally:
+        backend.close()
+        store.close()
+    assert held[:2] == [("evaluate",), ("fit",)]
+    assert ("fit", "fit") in held
+    assert ("evaluate", "fit") not in held
+
+
+def test_a_worker_has_its_next_task_while_its_upload_is_checked(toys, net, monkeypatch):
+    """Also where tasks are too long to be handed out ahead."""
+    monkeypatch.setattr(workers_module, "SHORT", 0.0)
+    algorithm = fedbcgd.make_algorithm("fedavg", batch_size=3, local_epochs=1)
+    job = make_job(net(), toys(), algorithm, None, 0)
+    store = StateStore((), job.layout.dim, job.layout.dtype)
+    server = make_server(job, 5, Stop(rounds=9))
+    backend = workers_module.Workers(job, store, 1, 5)
+    receive, doing = server.receive, []
+
+    def watched(upload, sender):
+        doing.append(len(backend._workers[0].doing))
+        return receive(upload, sender)
+
+    monkeypatch.setattr(server, "receive", watched)
+    try:
+        backend.carry(server, server.plan())
+        assert server.commit().accepted == 5
+    finally:
+        backend.close()
+        store.close()
+    assert doing == [1, 1, 1, 1, 0]
