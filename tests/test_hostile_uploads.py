@@ -351,7 +351,7 @@ def test_the_limit_is_a_multiple_of_the_median_by_hand():
 
 @pytest.mark.parametrize("first", [0.0, 1e-9])
 def test_a_block_that_hardly_moves_at_first_may_begin_to_move(first):
-    """Before a layer of zeros the first gradients are zero, or weight decay alone: 20 times that is no limit to train with."""
+    """Before a layer of zeros the first gradients are zero, or weight decay alone: 20 times that is too little to train."""
     server = make_server("fedbcgd", blocks=2, clients=20, cohort=20, max_norm="20x")
     for scale in (first, 0.001, 0.003, 0.01):
         assert all(server.receive(honest(server, task, scale)).accepted for task in server.plan().tasks)
