@@ -12,7 +12,7 @@ from torch import nn
 
 from fedbcgd import Diverged, UserError, make_algorithm
 from fedbcgd.core.messages import Upload
-from fedbcgd.core.norms import LOOSE, WARM_UP, NormLimit, norm
+from fedbcgd.core.norms import FLOOR, LOOSE, WARM_UP, NormLimit, norm
 from fedbcgd.core.server import GIVE_UP, STRIKES, Server
 
 
@@ -347,6 +347,18 @@ def test_the_limit_is_a_multiple_of_the_median_by_hand():
     other = NormLimit("3x")
     other.restore(limit.snapshot())
     assert other.of_slice("dx", 0, x) == 30
+
+
+@pytest.mark.parametrize("first", [0.0, 1e-9])
+def test_a_block_that_hardly_moves_at_first_may_begin_to_move(first):
+    """Before a layer of zeros the first gradients are zero, or weight decay alone: 20 times that is too little to train."""
+    server = make_server("fedbcgd", blocks=2, clients=20, cohort=20, max_norm="20x")
+    for scale in (first, 0.001, 0.003, 0.01):
+        assert all(server.receive(honest(server, task, scale)).accepted for task in server.plan().tasks)
+        server.commit()
+    still = NormLimit("20x")
+    still.follow([{("dx", 0): 0.0}] * WARM_UP)
+    assert still.of_slice("dx", 0, torch.zeros(4)) == FLOOR * 2
 
 
 @pytest.mark.parametrize("name", ["fedavg", "fedbcgd", "fedadam", "scaffold", "fedbcgd+"])

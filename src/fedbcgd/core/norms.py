@@ -5,7 +5,8 @@ norms that were accepted for the same block: of the largest that this median has
 clients converge, and a client that comes late, or to a block that is new to it, still begins with a large one.
 
 Until a block has had WARM_UP accepted uploads its limit is loose: LOOSE times the norm of the block, or LOOSE for each
-coordinate.
+coordinate. Later it is at least FLOOR times that: a block that hardly moves at first, such as one before a layer of zeros,
+may begin to move.
 
 The limits of a round follow from the rounds before it, so they do not depend on who answers first.
 """
@@ -25,6 +26,7 @@ from fedbcgd.errors import UserError
 WINDOW = 64  # accepted norms that a running median looks back on, for each slice
 WARM_UP = 8
 LOOSE = 100.0
+FLOOR = 0.01
 OFF = "off"
 
 MaxNorm = float | str | None
@@ -70,10 +72,9 @@ class NormLimit:
         """Return the limit of a slice of a channel in the next round, where the limit is a multiple of a median."""
         if self.factor is None:
             return math.inf
+        size = max(math.sqrt(x.numel()), norm(x))
         reference = self._reference.get(f"{channel}.{owner}")
-        if reference is not None:
-            return self.factor * reference
-        return LOOSE * max(math.sqrt(x.numel()), norm(x))
+        return LOOSE * size if reference is None else max(self.factor * reference, FLOOR * size)
 
     def follow(self, norms: Sequence[Mapping[tuple[str, int], float]]) -> None:
         """Take in the norms of the uploads that a round accepted, in the order of its plan."""
