@@ -462,3 +462,54 @@ def test_a_configuration_has_the_limit_too(tmp_path):
     assert run('"20x"', "one").ledger.refused == 0
     with pytest.raises(Diverged, match=r"the norm is .*, at most"):
         run("1e-9", "two")
+
+
+@pytest.mark.parametrize("name", ["fedavg", "fedbcgd", "scaffold", "fedbcgd+"])
+@pytest.mark.parametrize("value", [0.9, 50.0])
+def test_in_the_first_rounds_uploads_are_compared_with_each_other(name, value):
+    """One of six clients sends far more than the others, but less than the loose limit, from the first round on."""
+    options = {"blocks": 2} if "fedbcgd" in name else {}
+    server, alone = (make_server(name, max_norm="20x", **options) for _ in range(2))
+    for _ in range(12):
+        for one in (server, alone):
+            for task in one.plan().tasks:
+                hostile = task.client == 4
+                if hostile and one is alone:
+                    one.lost(task, "is not there")
+                else:
+                    one.receive(constant(one, task, value) if hostile else honest(one, task), task.client)
+        report = server.commit()
+        alone.commit()
+        assert report.accepted == 5
+        assert len(report.refused) == 1
+        dim = server.layout.dim
+        torch.testing.assert_close(server.x[:dim], alone.x[:dim], rtol=0, atol=0.1)
+    assert server.ledger.refused == 12
+
+
+def test_honest_clients_of_any_size_are_not_compared_away():
+    """Blocks of very different sizes and changes, one client each: nothing to compare with in the same slice."""
+    server = make_server("fedbcgd", blocks=3, clients=3, cohort=3, max_norm="20x")
+    for _ in range(12):
+        for task in server.plan().tasks:
+            upload, wide = honest(server, task, 0.001), honest(server, task, 0.001 * 20**task.block)
+            dx = [wide.payload["dx"][0], upload.payload["dx"][1]]  # the shared block is alike in all
+            upload = dataclasses.replace(upload, payload={**upload.payload, "dx": dx})
+            assert server.receive(upload, task.client).accepted
+        assert server.commit().accepted == 3
+
+
+def test_the_limit_follows_what_most_clients_do():
+    """All changes become a hundred times as large: refused at first, then that is what is usual."""
+    server = make_server("fedavg", max_norm="20x")
+    accepted = []
+    for round in range(30):
+        for task in server.plan().tasks:
+            server.receive(honest(server, task, 0.01 if round < 12 else 1.0), task.client)
+        try:
+            accepted.append(server.commit().accepted)
+        except Diverged:
+            accepted.append(0)
+    assert accepted[:12] == [6] * 12
+    assert 0 in accepted[12:16]
+    assert accepted[-1] == 6

@@ -1,12 +1,14 @@
 """The largest norm that a client's change may have: what a server that does not trust its clients checks.
 
 `max_norm` is a number, the limit of the whole change y − x, or a multiple such as "20x" of the running median of the
-norms that were accepted for the same block: of the largest that this median has been. For changes become small as
-clients converge, and a client that comes late, or to a block that is new to it, still begins with a large one.
+norms of the same block: of the largest that this median has been. For changes become small as clients converge, and a
+client that comes late, or to a block that is new to it, still begins with a large one. The median is over all uploads of the
+right form, refused ones included: it is robust as long as most clients are honest, and follows them where they go.
 
-Until a block has had WARM_UP accepted uploads its limit is loose: LOOSE times the norm of the block, or LOOSE for each
-coordinate. Later it is at least FLOOR times that: a block that hardly moves at first, such as one before a layer of zeros,
-may begin to move.
+Until a block has had WARM_UP uploads there is no such median. Its limit is loose then (LOOSE times the norm of the block, or
+LOOSE for each coordinate), and the uploads of the round are compared with each other before any is counted in. Later
+the limit is at least FLOOR times that: a block that hardly moves at first, such as one before a layer of zeros, may
+begin to move.
 
 The limits of a round follow from the rounds before it, so they do not depend on who answers first.
 """
@@ -23,10 +25,12 @@ from torch import Tensor
 
 from fedbcgd.errors import UserError
 
-WINDOW = 64  # accepted norms that a running median looks back on, for each slice
+WINDOW = 64  # norms that a running median looks back on, for each slice
 WARM_UP = 8
 LOOSE = 100.0
 FLOOR = 0.01
+FEWEST = 3  # uploads that can be compared with each other
+ACROSS = 1000.0  # times the median of a round, per coordinate, where blocks of different layers are compared
 OFF = "off"
 
 MaxNorm = float | str | None
@@ -54,14 +58,14 @@ def parse(max_norm: MaxNorm) -> tuple[float | None, float | None]:
 
 
 class NormLimit:
-    """The limits of one server, and the accepted norms that they follow.
+    """The limits of one server, and the norms that they follow.
 
     A slice is known by its channel and its owner: a block, the shared block, or the buffers.
     """
 
     def __init__(self, max_norm: MaxNorm):
         self.fixed, self.factor = parse(max_norm)
-        self._accepted: dict[str, deque[float]] = {}
+        self._seen: dict[str, deque[float]] = {}
         self._reference: dict[str, float] = {}  # the largest that the running median has been
 
     @property
@@ -76,23 +80,51 @@ class NormLimit:
         reference = self._reference.get(f"{channel}.{owner}")
         return LOOSE * size if reference is None else max(self.factor * reference, FLOOR * size)
 
+    def knows(self, channel: str, owner: int) -> bool:
+        """Whether there is a median to compare with."""
+        return self.factor is None or f"{channel}.{owner}" in self._reference
+
+    def far_off(self, uploads: Sequence[Mapping[tuple[str, int], float]], lengths: Mapping[int, int]) -> set[int]:
+        """Return which uploads of a round are far larger than its others.
+
+        Args:
+            uploads: the norms of each, by channel and owner of the slice.
+            lengths: the coordinates of each owner's slice.
+        """
+        if self.factor is None or len(uploads) < FEWEST:
+            return set()
+        far = set()
+        for channel in {channel for norms in uploads for channel, owner in norms if owner in lengths}:
+            same: dict[int, list[tuple[float, int]]] = {}
+            for k, norms in enumerate(uploads):
+                for owner in lengths:
+                    if (channel, owner) in norms:
+                        same.setdefault(owner, []).append((norms[channel, owner], k))
+            each = {o: math.sqrt(max(1, lengths[o])) for o in same}  # a norm is this much for 1 in each coordinate
+            typical = median(size / each[o] for o, sizes in same.items() for size, _ in sizes)
+            for owner, sizes in same.items():
+                limit = ACROSS * typical * each[owner]
+                if len(sizes) >= FEWEST:
+                    limit = min(limit, self.factor * median(size for size, _ in sizes))
+                far |= {k for size, k in sizes if size > max(limit, FLOOR * each[owner])}
+        return far
+
     def follow(self, norms: Sequence[Mapping[tuple[str, int], float]]) -> None:
-        """Take in the norms of the uploads that a round accepted, in the order of its plan."""
+        """Take in the norms of the uploads of a round, in the order of its plan."""
         if self.factor is None:
             return
         for one in norms:
             for (channel, owner), value in one.items():
-                self._accepted.setdefault(f"{channel}.{owner}", deque(maxlen=WINDOW)).append(value)
-        for key, accepted in self._accepted.items():
-            if len(accepted) >= WARM_UP:
-                self._reference[key] = max(median(accepted), self._reference.get(key, 0.0))
+                self._seen.setdefault(f"{channel}.{owner}", deque(maxlen=WINDOW)).append(value)
+        for key, norms_seen in self._seen.items():
+            if len(norms_seen) >= WARM_UP:
+                self._reference[key] = max(median(norms_seen), self._reference.get(key, 0.0))
 
     def snapshot(self) -> dict[str, Any]:
-        return {"accepted": {key: list(norms) for key, norms in self._accepted.items()}, "reference": self._reference}
+        return {"seen": {key: list(norms) for key, norms in self._seen.items()}, "reference": self._reference}
 
     def restore(self, values: Mapping[str, Any]) -> None:
-        accepted = values.get("accepted", {})
-        self._accepted = {key: deque(norms, maxlen=WINDOW) for key, norms in accepted.items()}
+        self._seen = {key: deque(norms, maxlen=WINDOW) for key, norms in values.get("seen", {}).items()}
         self._reference = dict(values.get("reference", {}))
 
 

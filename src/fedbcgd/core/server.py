@@ -102,6 +102,11 @@ class Server:
         self._weight = [0.0] * (self.layout.blocks + 2)  # per block, then shared, then buffers
         self._losses: list[float] = []
         self._counted: list[_Accepted] = []  # in the order of the plan, without their tensors
+        self._norms_seen: dict[int, dict[tuple[str, int], float]] = {}  # by place, of all that could be decoded
+        # While limits are loose, uploads wait until they can be compared with each other.
+        owners = {task.block for task in tasks} | {self.layout.blocks}
+        self._compares = not all(self._limit.knows("dx", owner) for owner in owners)
+        self._held: list[_Accepted] = []
         self._limits: dict[tuple[str, int], float] = {}  # of this round, as far as they were needed
         self._refused: list[str] = []
         self._refused_clients: set[int] = set()
@@ -248,8 +253,11 @@ class Server:
         except ValueError as error:
             raise Malformed(f"it cannot be decoded: {error}") from None
         norms = self._norms(values.block, slices, buffers)
+        self._norms_seen.setdefault(self._place[values.client], dict(norms))
         if self._limit.on:
             self._check_norms(values.block, slices, norms)
+        if self._compares:  # the memory of an upload may be used again before the round is over
+            slices = [{channel: values.clone() for channel, values in channels.items()} for channels in slices]
         return _Accepted(values, slices, buffers, norms)
 
     def _check_direction(self, values: UploadValues, sender: int | None) -> None:
@@ -356,8 +364,26 @@ class Server:
             arrived = self._arrived[self._next]
             self._arrived[self._next] = None
             self._next += 1
-            if arrived is not None:
+            if arrived is not None and self._compares:
+                self._held.append(arrived)
+            elif arrived is not None:
                 self._add(arrived)
+
+    def _count_held(self) -> None:
+        """Count in what waited to be compared, but for uploads that are far larger than the others."""
+        lengths = {k: self._part(k).stop - self._part(k).start for k in range(self.layout.blocks + 1)}
+        far = self._limit.far_off([one.norms for one in self._held], lengths)
+        for k, one in enumerate(self._held):
+            if k not in far:
+                self._add(one)
+                continue
+            client = one.values.client
+            self._refuse(
+                f"round {self.round}, client {client}: its norms are far larger than the others' in this round", client
+            )
+            self.ledger.refused += 1
+            # The client was told that its upload is accepted, and keeps its new state.
+            self._forget = self._forget or f"an upload of client {client} was refused late"
 
     def _add(self, accepted: _Accepted) -> None:
         values = accepted.values
@@ -397,12 +423,13 @@ class Server:
                 self.ledger.download_bytes += plan.broadcast.nbytes
                 self._advance()
             self.lost(task, "no answer before the round closed")
+        self._count_held()
         self._move_controls()
         moved = [k for k in range(self.layout.blocks + 1) if self._weight[k] and self._step(k)]
         buffers = self.layout.buffer_slice
         if self._weight[-1] and (mean := self._mean(-1, buffers)) is not None:
             self.x[buffers] = mean
-        self._limit.follow([one.norms for one in self._counted])
+        self._limit.follow([self._norms_seen[place] for place in sorted(self._norms_seen)])
         self.ledger.close_round()
         idle = [j for j in sorted({task.block for task in plan.tasks}) if j not in moved]
         if idle:
