@@ -73,35 +73,66 @@ def simulate(
     network: str | Mapping[str, Any] | Network | None = None,
     **options: Any,
 ) -> Result:
-    """Train `model` on `clients` with a federated algorithm, on this machine.
+    """Train a model on clients' data with a federated algorithm, on this machine.
 
-    model: any nn.Module; it is copied, not changed. `weights` (a state_dict) replaces its values first.
-    clients: for each client a pair (x, y) of tensors, a dictionary of tensors, or a map-style data set.
-    algorithm: a registered name, with its hyper-parameters as further options (`blocks=5, lr=0.1, momentum=0.8`), or an
-        Algorithm. `fedbcgd.algorithm_names()` lists the names.
-    test: data of the same kinds as a client's, for the metrics.
-    rounds, budget, target: when to stop, whichever comes first. `budget` is the upload of a client in units of the
-        model's size d; `target` is an accuracy on `test`, a pair such as ("test_loss", 0.5) (names with "loss" or
-        "error" are to fall, others to rise), or ("test_mse", "<=", 0.1).
-    cohort: clients sampled in a round; default 10, or all where there are fewer.
-    seed: of every random draw. evaluate_every: rounds between evaluations; the last round is always evaluated.
-    loss: a callable (model, batch) → scalar, or a criterion module for (x, y) batches; default cross entropy.
-    metrics: a callable (model, batch) → dictionary of means over the batch, or of boolean tensors (an entry for each
-        example), which are counted exactly; default loss and accuracy.
-    callbacks: called with a RoundInfo after each round; `info.stop()` ends the run.
-    progress: show a progress bar; default: when the output is a terminal.
-    workers: processes that do the clients' work; default one per core, 0 for this process itself (for debugging, and
-        quicker to start). The result is the same to the bit.
-    backend: "workers", processes of this machine, or "ray" (extra `ray`), actors of a Ray cluster. address: of the cluster
-        ("auto", "host:port"); without one Ray is started here. gpus: the share of a GPU that each actor gets.
-    channels_last: compute in that memory format; default: for models with 2-d convolutions that can.
-    together: compute up to so many clients in one multiplication, with models that offer it (logistic regression and other
-        linear ones): much faster for small models, and equal up to rounding.
-    transport: stands for the network, for tests and studies: gets each upload and may lose (None) or damage it. Only
-        with workers=0.
-    network: whose links the clients have: the name of a profile ("4g", "broadband", "datacentre", "mix") or a dictionary of
-        the settings of `[network]` in docs/network.md. Rows then have `hours`, on the clock of that network; deadlines,
-        over-sampling and faults are among the settings.
+    The same seed gives the same model, bit for bit, for any number of workers and on every backend.
+
+    Example:
+        >>> result = fedbcgd.simulate(model, clients, "fedbcgd", blocks=5, lr=0.1, test=test, budget=20)
+        >>> result.final["test_accuracy"], result.ledger.upload_d
+        >>> result.module  # the trained model
+
+    What is trained:
+        model: any nn.Module; it is copied, not changed.
+        clients: for each client a pair (x, y) of tensors, a dictionary of tensors, or a map-style data set.
+        test: data of the same kinds, for the metrics.
+        loss: a callable (model, batch) → scalar, or a criterion module for (x, y) batches; default cross entropy.
+        metrics: a callable (model, batch) → dictionary of means over the batch, or of boolean tensors (an entry for each
+            example), which are counted exactly; default loss and accuracy.
+        weights: a state_dict that replaces the model's values first.
+
+    How:
+        algorithm: a registered name (`fedbcgd.algorithm_names()` lists them) or an Algorithm.
+        **options: hyper-parameters of a named algorithm: `blocks=5, lr=0.1, momentum=0.8, weighting="examples"`.
+        cohort: clients sampled in a round; default 10, or all where there are fewer.
+        seed: of every random draw.
+
+    When it stops, whichever comes first:
+        rounds: a number of rounds.
+        budget: the upload of a client, in units of the model's size d.
+        target: an accuracy on `test`, a pair such as ("test_loss", 0.5) (names with "loss" or "error" are to fall, others
+            to rise), or ("test_mse", "<=", 0.1).
+
+    What is seen meanwhile:
+        evaluate_every: rounds between evaluations; the last round is always evaluated.
+        callbacks: called with a RoundInfo after each round; `info.stop()` ends the run.
+        progress: show a progress bar; default: when the output is a terminal.
+
+    Where it is computed:
+        workers: processes that do the clients' work; default one per core, 0 for this process itself (for debugging,
+            and quicker to start).
+        backend: "workers", processes of this machine, or "ray" (extra `ray`), actors of a Ray cluster.
+        address: of the Ray cluster ("auto", "host:port"); without one Ray is started here.
+        gpus: with Ray, the share of a GPU that each actor gets.
+        device: "cpu", "cuda", …
+        channels_last: compute in that memory format; default: for models with 2-d convolutions that can.
+        together: compute up to so many clients in one multiplication, with models that offer it (logistic regression and
+            other linear ones): much faster for small models, and equal up to rounding.
+
+    Over which network:
+        network: whose links the clients have: the name of a profile ("4g", "broadband", "datacentre", "mix") or a
+            dictionary of the settings of `[network]` in docs/network.md. Rows then have `hours`, on the clock of that
+            network; deadlines, over-sampling and faults are among the settings.
+        transport: stands for the network in tests and studies: gets each upload and may lose (None) or damage it. Only
+            with workers=0.
+
+    Returns:
+        The rows of metrics, the ledger, why it stopped, and the trained module.
+
+    Raises:
+        UserError: an argument is not possible; the message says which, and what would be.
+        Diverged: two of three uploads, or more, were refused in three rounds in a row; its `result` has the run so far.
+        Interrupted: Ctrl-C; its `result` has the run so far.
     """
     if "carrier" in options:
         log.warning("simulate: carrier is called backend now; the old name works in this version only")
@@ -123,14 +154,14 @@ def simulate(
     algorithm = fit_to_links(algorithm, conditions, model, clients, cohort, seed)
     job = make_job(model, clients, algorithm, test, seed, loss, metrics, weights, where.home, channels_last, together)
     watch = None if conditions is None else NetworkSimulator(job, conditions)
-    server = make_server(job, cohort, stop, watch)
-    server.reliable = transport is None
+    server = make_server(job, cohort, stop, watch, reliable=transport is None)
     store = StateStore(algorithm.state_names, job.layout.dim, job.layout.dtype)
     carried = make_backend(job, store, server.cohort, where, transport)
     try:
         with single(algorithm.name, progress) as bar:
-            loop = Loop(server, carried, stop, evaluate_every, [*callbacks, bar] if bar else callbacks, watch=watch)
-            loop.overlap = not callbacks  # a user's callback sees each row with its own round
+            heard: Sequence[Callback] = [*callbacks, bar] if bar else callbacks
+            # A user's callback sees each row with its own round.
+            loop = Loop(server, carried, stop, evaluate_every, heard, watch=watch, overlap=not callbacks)
             try:
                 reason = loop.run()
             except KeyboardInterrupt:

@@ -49,7 +49,16 @@ class Server:
     after each commit, since a step that does not end in finite numbers is undone.
     """
 
-    def __init__(self, algorithm: Algorithm, layout: Layout, x: Tensor, clients: int, cohort: int, seed: int):
+    def __init__(
+        self,
+        algorithm: Algorithm,
+        layout: Layout,
+        x: Tensor,
+        clients: int,
+        cohort: int,
+        seed: int,
+        reliable: bool = True,
+    ):
         if not 1 <= cohort <= clients:
             raise UserError(f"cohort: between 1 and the number of clients ({clients}) is possible, given {cohort}")
         self.algorithm = algorithm
@@ -61,7 +70,7 @@ class Server:
         self.epoch = 0
         self.available: Sequence[int] | None = None  # the clients that can be asked; None: all
         self.costs: np.ndarray | None = None  # seconds of each client with each block, for uplinks that ask
-        self.reliable = True  # whether what is asked for arrives, unless it is given up before it begins
+        self.reliable = reliable  # whether what is asked for arrives, unless it is given up before it begins
         self.suspects = ""  # what else may be the cause if all uploads are refused
         self.x = x.clone()
         params = self.x[: layout.dim]

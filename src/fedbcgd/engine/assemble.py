@@ -85,14 +85,25 @@ def _check_together(
         raise UserError(f"together: clients cannot be computed together here: {why}. Leave it out")
 
 
-def make_server(job: Job, cohort: int | None, stop: Stop, watch: RoundHooks | None = None) -> Server:
+def make_server(
+    job: Job, cohort: int | None, stop: Stop, watch: RoundHooks | None = None, reliable: bool = True
+) -> Server:
+    """Return the server of a job.
+
+    Args:
+        job: what the clients do.
+        cohort: clients asked in a round; None: 10, or all where there are fewer.
+        stop: when the run ends; a budget must pay for one round at least.
+        watch: the network of the run, if it has one.
+        reliable: whether what is asked for arrives, unless it is given up before it begins.
+    """
     x = job.layout.vector(job.module.state_dict(), next(job.module.parameters()).device)
     size = min(10, len(job.clients)) if cohort is None or job.algorithm.uplink.pooled else cohort
     if job.algorithm.uplink.pooled and stop.rounds is None and stop.target is None:
         raise UserError(f"{job.algorithm.name} uploads nothing, so no budget ends it: give rounds or a target")
     check_integer("cohort", size, 1)
     asked = size if watch is None or size > len(job.clients) else watch.sampled(size, len(job.clients))
-    server = Server(job.algorithm, job.layout, x, len(job.clients), asked, job.seed)
+    server = Server(job.algorithm, job.layout, x, len(job.clients), asked, job.seed, reliable)
     if watch is not None:
         watch.attach(server, size)
     need = server.next_upload_d() if watch is None else watch.next_upload_d(server)

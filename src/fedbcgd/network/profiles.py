@@ -60,7 +60,10 @@ class Kind:
     availability: float
 
 
-def _kind(up: tuple, down: tuple, latency: tuple, gradient: tuple, availability: float) -> Kind:
+_Pair = tuple[float, float]  # median and spread
+
+
+def _kind(up: _Pair, down: _Pair, latency: _Pair, gradient: _Pair, availability: float) -> Kind:
     a, b, c, d = (Distribution(median=float(m), spread=float(s)) for m, s in (up, down, latency, gradient))
     return Kind(a, b, c, d, availability)
 
