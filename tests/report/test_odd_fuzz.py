@@ -10,11 +10,12 @@ from runfolders import embedded
 
 from fedbcgd import UserError
 from fedbcgd.engine.run_folder import RunFolder
+from fedbcgd.files import as_csv
 from fedbcgd.report import page, reach
 from fedbcgd.report.collect import Collector
 from fedbcgd.report.network import bias_table, first_bias, hours_table, measure, networks
 from fedbcgd.runs import compare
-from fedbcgd.runs.batch import as_csv
+from fedbcgd.runs.execute import finished
 from fedbcgd.runs.folder import read_configuration
 
 LONG = pytest.param(range(100, 10_100), marks=pytest.mark.slow)
@@ -68,15 +69,15 @@ def test_hours_are_told_or_why_there_are_none(damaged, seeds):
 @pytest.mark.parametrize("seeds", [range(100), LONG])
 def test_a_comparison_takes_a_run_as_finished_only_if_it_can_be_shown(damaged, real_run, tmp_path, seeds):
     settings = read_configuration(RunFolder(real_run))
-    finished = 0
+    count = 0
     for seed in seeds:
         outcome = finished(RunFolder(damaged(seed)), settings)
         if outcome is not None:
-            finished += 1
+            count += 1
             outcomes = {"fedbcgd": {0: outcome}}
             as_csv(compare.rows(outcomes)).encode()
             with Console(quiet=True) as console:
                 console.print(compare.table(outcomes))
                 if reached := reach.rows(outcomes, tmp_path, say=lambda why: None):
                     console.print(reach.table(reached))
-    assert 0 < finished < len(seeds)
+    assert 0 < count < len(seeds)
