@@ -15,8 +15,7 @@ from fedbcgd.report import page, reach
 from fedbcgd.report.collect import Collector
 from fedbcgd.report.network import bias_table, first_bias, hours_table, measure, networks
 from fedbcgd.runs import compare
-from fedbcgd.runs.execute import finished
-from fedbcgd.runs.folder import read_configuration
+from fedbcgd.runs.folder import finished, read_configuration
 
 LONG = pytest.param(range(100, 10_100), marks=pytest.mark.slow)
 
