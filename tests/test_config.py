@@ -1,12 +1,12 @@
 """Configuration: every mistake named with its field, what was given, and what is allowed."""
 
+import datetime
 import tomllib
 
 import pytest
 
 from fedbcgd import UserError
 from fedbcgd.runs import config as configuration
-from fedbcgd.runs import toml
 
 GOOD = """
 [run]
@@ -120,13 +120,23 @@ def test_differences(tmp_path):
     assert "algorithm.momentum: 0.8 → unset" in configuration.differences(a, c)
 
 
-def test_toml_round_trip():
-    sections = {
-        "a": {"s": 'quote " and \\ ü', "i": 3, "f": 1e-3, "b": True, "l": [["x"], [1, 2.5]], "n": None},
-        "c": {"d": {"e": 1}},
-    }
-    read = tomllib.loads(toml.dumps(sections))
-    assert read == {"a": {k: v for k, v in sections["a"].items() if v is not None}, "c": {"d": {"e": 1}}}
+def test_toml_round_trip(tmp_path):
+    options = {"s": 'quote " and \\ ü', "i": 3, "f": 1e-3, "b": True, "l": [["x"], [1, 2.5]], "t": {"a b": {"e": 1}}}
+    options |= {"day": datetime.date(2026, 1, 2), "tables": [{"a": 1}, {"b": "x"}]}
+    config = configuration.check({"run": {"rounds": 3}, "data": {"options": options}}, "made")
+    assert config.data.positive is None
+    again = load(tmp_path, config.text())
+    assert again == config
+    assert again.data.options == options
+    assert "compare" not in config.text()  # what is empty is not written
+
+
+def test_the_template_says_the_same_as_an_empty_file():
+    text = configuration.template()
+    assert all("  # " in line for line in text.splitlines() if line.startswith(("clients", "lr =", "cohort")))
+    made = (tomllib.loads(text), {"run": {"rounds": 100}})
+    one, two = (configuration.complete(configuration.check(raw, "made")) for raw in made)
+    assert one == two
 
 
 def test_the_earlier_name_of_a_backend_still_works(tmp_path, caplog):

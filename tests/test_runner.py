@@ -290,6 +290,17 @@ def test_two_processes_do_not_share_a_folder(tmp_path):
             execute(make(rounds=1), tmp_path)
 
 
+def test_a_disk_that_knows_no_locks(tmp_path, monkeypatch):
+    import filelock
+
+    def unknown(*_args, **_kwargs):
+        raise OSError(errno.ENOSYS, "Function not implemented")
+
+    monkeypatch.setattr(filelock, "lock_descriptor", unknown)
+    with pytest.raises(UserError, match="cannot be locked: Function not implemented; choose"):
+        execute(make(rounds=1), tmp_path)
+
+
 def full(*_args, **_kwargs):
     raise OSError(errno.ENOSPC, "No space left on device")
 

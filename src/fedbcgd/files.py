@@ -4,14 +4,16 @@ link.
 Checksums find damage, not forgery: CRC-32, of tensors over sums of their words, which is as fast as memory is read.
 """
 
+import csv
 import errno
+import io
 import json
 import math
 import os
 import stat
 import tempfile
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
@@ -152,6 +154,15 @@ def as_json(value: Any, indent: int | None = None) -> str:
         return [plain(item) for item in v] if isinstance(v, (list, tuple)) else v
 
     return json.dumps(plain(value), indent=indent, allow_nan=False)
+
+
+def as_csv(rows: Sequence[Mapping[str, Any]]) -> str:
+    """A table of rows whose keys may differ."""
+    text = io.StringIO()
+    writer = csv.DictWriter(text, list(dict.fromkeys(key for row in rows for key in row)), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    return text.getvalue()
 
 
 def sealed(text: str) -> str:

@@ -56,6 +56,15 @@ def test_an_array_in_fortran_order():
     np.testing.assert_array_equal(found["data"], ROWS)
 
 
+def test_several_arrays():
+    """numpy pickles equal tuples for each; none may be taken for a bomb."""
+    made = {f"data{k}": pictures(k + 1, 12) for k in range(8)}
+    for protocol in (2, 4):
+        found = pickles.load(pickle.dumps(made, protocol), "batch")
+        for name, array in made.items():
+            np.testing.assert_array_equal(found[name], array)
+
+
 class Call:
     """Pickled as a call."""
 
@@ -158,6 +167,7 @@ BOMBS = {
     "a tuple nested ten times ten times": entry(nested(b"K\x01", 40)),
     "as a key": b"\x80\x02}" + nested(b"K\x01", 40) + b"K\x01s.",
     "a list nested ten times ten times": entry(b"]" + nested(b"]K\x01a", 30) + b"a"),
+    "a key of a million nested tuples": b"\x80\x02}K\x01" + b"\x85" * 10**6 + b"K\x01s.",
     "as an encoding": entry(b"c_codecs\nencode\n" + text("a") + nested(b"K\x01", 30) + b"\x86R"),
     "a list in itself": entry(b"]q\x00h\x00a"),
     "a deep list": entry(b"]" * 20_000 + b"a" * 19_999),

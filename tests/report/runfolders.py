@@ -5,9 +5,10 @@ import re
 from pathlib import Path
 from typing import Any
 
+import tomli_w
+
 from fedbcgd.report import page
 from fedbcgd.report.collect import Collector, Found, Problem
-from fedbcgd.runs import toml
 
 ROUNDS = {"fedavg": 10, "scaffold": 10, "fedpaq": 40, "fedbcgd": 50}
 D = 1000  # parameters
@@ -62,10 +63,7 @@ def make(
         "algorithm": chosen,
         "run": {"seed": seed, "cohort": 10},
     }
-    lines = []
-    for section, values in config.items():
-        lines += [f"[{section}]", *(f"{k} = {toml.value(v)}" for k, v in values.items()), ""]
-    (folder / "config.toml").write_text("\n".join(lines))
+    (folder / "config.toml").write_text(tomli_w.dumps(config))
     (folder / ".lock").touch()
     made = rows(algorithm, seed, count)
     write_rows(folder, made)

@@ -1,6 +1,7 @@
 """What `fedbcgd doctor` warns about."""
 
 import os
+from types import SimpleNamespace
 
 import pytest
 
@@ -15,8 +16,10 @@ def warnings(monkeypatch, **patched):
 
 
 def test_a_quiet_machine_has_no_complaint_about_others(monkeypatch):
-    assert "wanted a core" not in warnings(monkeypatch, _load=lambda: 0.0)
-    assert "7.0 processes wanted a core" in warnings(monkeypatch, _load=lambda: 7.0)
+    monkeypatch.setattr(doctor.psutil, "getloadavg", lambda: (0.0, 9.0, 9.0))
+    assert "wanted a core" not in warnings(monkeypatch)
+    monkeypatch.setattr(doctor.psutil, "getloadavg", lambda: (7.0, 0.0, 0.0))
+    assert "7.0 processes wanted a core" in warnings(monkeypatch)
 
 
 def test_a_containers_limit(monkeypatch, tmp_path):
@@ -71,13 +74,11 @@ def test_a_process_tied_to_a_core_and_a_gpu_left_alone(monkeypatch):
     assert "there is a GPU" in text
 
 
-def test_swapping(tmp_path):
-    info = tmp_path / "meminfo"
-    info.write_text("MemTotal: 1000 kB\nSwapTotal: 500 kB\nSwapFree: 399 kB\n")
-    assert doctor._swapped(info)
-    info.write_text("MemTotal: 1000 kB\nSwapTotal: 500 kB\nSwapFree: 450 kB\n")
-    assert not doctor._swapped(info)
-    assert not doctor._swapped(tmp_path / "absent")
+@pytest.mark.parametrize(("used", "swapping"), [(101, True), (50, False)])
+def test_swapping(monkeypatch, used, swapping):
+    monkeypatch.setattr(doctor.psutil, "swap_memory", lambda: SimpleNamespace(used=used))
+    monkeypatch.setattr(doctor.psutil, "virtual_memory", lambda: SimpleNamespace(total=1000))
+    assert ("this machine is swapping" in warnings(monkeypatch)) == swapping
 
 
 def test_allocators(monkeypatch):

@@ -10,11 +10,11 @@ from runfolders import embedded
 
 from fedbcgd import UserError
 from fedbcgd.engine.run_folder import RunFolder
+from fedbcgd.files import as_csv
 from fedbcgd.report import page, reach
 from fedbcgd.report.collect import Collector
 from fedbcgd.report.network import bias_table, first_bias, hours_table, measure, networks
 from fedbcgd.runs import compare
-from fedbcgd.runs.batch import as_csv
 from fedbcgd.runs.folder import finished, read_configuration
 
 LONG = pytest.param(range(100, 10_100), marks=pytest.mark.slow)

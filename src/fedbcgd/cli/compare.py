@@ -35,11 +35,10 @@ def compare(
     """
     expect_workers(config, set_)
     from fedbcgd.display.progress import printable, wide_console
-    from fedbcgd.files import make_folder, write_text
+    from fedbcgd.files import as_csv, make_folder, write_text
     from fedbcgd.report import reach
     from fedbcgd.runs import compare as experiment
     from fedbcgd.runs import config as configuration
-    from fedbcgd.runs.batch import as_csv
     from fedbcgd.runs.retiming import check_target
 
     check_target(target)

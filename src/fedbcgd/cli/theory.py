@@ -75,9 +75,8 @@ def theory(
         for note in (*tables.notes(setting), *tables.NOTES):
             console.print(f"- {note}", highlight=False)
     if out is not None:
-        from fedbcgd.files import make_folder, write_text
+        from fedbcgd.files import as_csv, make_folder, write_text
         from fedbcgd.paper import theory_figures as report
-        from fedbcgd.runs.batch import as_csv
 
         rows = report.sweep(setting)
         write_text(make_folder(out) / "theory.csv", as_csv(rows))
@@ -93,12 +92,12 @@ def _measure(setting: object, up_to: int, seeds: int, out: Path | None, quiet: b
 
     from fedbcgd import files
     from fedbcgd.display.progress import wide_console
+    from fedbcgd.files import as_csv
     from fedbcgd.paper import quadratics
     from fedbcgd.paper import theory_figures as report
     from fedbcgd.paper.origin import commit
     from fedbcgd.paper.points import Points
     from fedbcgd.paper.theory import Setting
-    from fedbcgd.runs.batch import as_csv
     from fedbcgd.version import __version__
 
     assert isinstance(setting, Setting)

@@ -5,13 +5,13 @@ import json
 import os
 import re
 import shutil
-import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import torch
+from platformdirs import user_cache_path
 from torch import Tensor
 
 from fedbcgd.data.catalog import KNOWN
@@ -49,13 +49,7 @@ def folder() -> Path:
     """Where data sets are kept."""
     if chosen := os.environ.get("FEDBCGD_DATA"):
         return Path(os.path.expanduser(chosen))  # leaves alone what it does not know
-    if sys.platform == "win32":
-        base = os.environ.get("LOCALAPPDATA") or str(Path.home() / "AppData" / "Local")
-    elif sys.platform == "darwin":
-        base = str(Path.home() / "Library" / "Caches")
-    else:
-        base = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
-    return Path(base) / "fedbcgd"
+    return user_cache_path("fedbcgd", appauthor=False, opinion=False)
 
 
 def place(name: str) -> Path:

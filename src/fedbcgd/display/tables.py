@@ -1,7 +1,5 @@
 """Finished runs side by side: the table that is printed, and the rows that are kept."""
 
-import csv
-import io
 from collections.abc import Mapping
 
 from rich.table import Table
@@ -40,17 +38,6 @@ def table(results: Mapping[str, Outcome], title: str = "") -> Table:
 
 def _accuracy(outcome: Outcome) -> float:
     return outcome.final.get("test_accuracy", outcome.final.get("validation_accuracy", float("nan")))
-
-
-def as_csv(results: Mapping[str, Outcome]) -> str:
-    """Every row of metrics, with the run it belongs to."""
-    columns = list(dict.fromkeys(key for result in results.values() for row in result.rows for key in row))
-    text = io.StringIO()
-    writer = csv.DictWriter(text, ["run", *columns], lineterminator="\n")
-    writer.writeheader()
-    for name, result in results.items():
-        writer.writerows({"run": name, **row} for row in result.rows)
-    return text.getvalue()
 
 
 def upload_to_reach(result: Outcome, metric: str, value: float) -> float | None:

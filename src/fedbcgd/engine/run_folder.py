@@ -208,18 +208,19 @@ def _line(row: dict[str, float]) -> str:
 @contextmanager
 def exclusive_lock(path: Path) -> Iterator[None]:
     """One process at a time works in a folder; the lock goes with the process, however it ends."""
+    from filelock import lock_descriptor
+
     try:
         file = open_regular(path / ".lock", "a+b")
     except OSError as error:
         raise UserError(f"{path} cannot be written to: {error.strerror}; choose another folder") from None
     with file:
-        if os.name == "posix":
-            import fcntl
-
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError:
-                raise UserError(f"another process is at work in {path}") from None
+        try:
+            locked = lock_descriptor(file.fileno(), blocking=False)
+        except OSError as error:
+            raise UserError(f"{path} cannot be locked: {error.strerror}; choose a folder on another disk") from None
+        if not locked:
+            raise UserError(f"another process is at work in {path}")
         yield
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from fedbcgd.errors import UserError
-from fedbcgd.files import as_json, make_folder, write_text
+from fedbcgd.files import as_csv, as_json, make_folder, write_text
 from fedbcgd.paper import printed as paper
 from fedbcgd.paper import quadratics, theory
 from fedbcgd.paper import theory_figures as report
@@ -18,7 +18,6 @@ from fedbcgd.paper.points import Points
 from fedbcgd.paper.quadratics import SETTING, Size
 from fedbcgd.paper.spec import FAILS, HOLDS, NOT_RUN, UNTESTABLE, Claim, Item, Scale, Verdict
 from fedbcgd.paper.tables import claims_table, told_circumstances
-from fedbcgd.runs.batch import as_csv
 
 NAME = "table1"
 SIZES: dict[Scale, Size] = {

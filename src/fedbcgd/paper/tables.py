@@ -12,14 +12,13 @@ import torch
 from fedbcgd.backends.workers.processes import cores
 from fedbcgd.engine.loop import Outcome
 from fedbcgd.errors import UserError
-from fedbcgd.files import as_json, make_folder, write_text
+from fedbcgd.files import as_csv, as_json, make_folder, write_text
 from fedbcgd.paper import figures
 from fedbcgd.paper.claims import judge
 from fedbcgd.paper.engine import Asked
 from fedbcgd.paper.reductions import reductions
 from fedbcgd.paper.results import PanelResult, shown, shown_final, shown_floats
 from fedbcgd.paper.spec import NOT_RUN, Item, Printed, Verdict
-from fedbcgd.runs.batch import as_csv
 from fedbcgd.version import __version__
 
 

@@ -198,11 +198,6 @@ def orders(s: Setting, case: str) -> list[Order]:
     return [order(row.name, s, case) for row in TABLE if case in row.rounds]
 
 
-def best_blocks(s: Setting) -> float:
-    """N = √(β/μ), at which Table 1 prints FedBCGD+ as (M/S + √(β/μ))·log 1/ε."""
-    return math.sqrt(s.beta / s.mu)
-
-
 NOTES = (
     "Orders with every hidden constant taken as 1: how a number changes with N, G or σ means something; that one "
     "algorithm's is below another's does not.",

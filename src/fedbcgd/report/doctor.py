@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from importlib import metadata, util
 from pathlib import Path
 
+import psutil
 import torch
 
 from fedbcgd.backends.workers.processes import ENVIRONMENT, cores
@@ -20,8 +21,7 @@ EXTRAS = {"flower": "flwr", "ray": "ray", "hf": "transformers", "tensorboard": "
 
 def look() -> tuple[dict[str, str], list[str]]:
     """Facts by name, and warnings about what costs speed or will fail."""
-    usable, present = cores(), os.cpu_count() or 1
-    memory = _memory()
+    usable, present = cores(), psutil.cpu_count() or 1
     free = shutil.disk_usage(tempfile.gettempdir()).free
     facts = {
         "fedbcgd": __version__,
@@ -33,7 +33,7 @@ def look() -> tuple[dict[str, str], list[str]]:
         "system": platform.platform(),
         "cores": f"{usable} usable of {present}",
         "vector unit": torch.backends.cpu.get_cpu_capability(),
-        "memory": f"{memory / 2**30:.1f} GiB" if memory else "unknown",
+        "memory": f"{_memory() / 2**30:.1f} GiB",
         "temporary space": f"{free / 2**30:.1f} GiB free in {tempfile.gettempdir()}",
         "devices": ", ".join(_devices()),
         "a run would use": f"{usable} worker process{'es' if usable > 1 else ''} of one thread each, device cpu",
@@ -53,7 +53,7 @@ def _slow(usable: int, present: int) -> Iterator[str]:
     quota = _quota()
     if quota is not None and quota < usable:
         yield f"a container's limit allows {quota:g} cores of time, less than the {usable} workers: set run.workers"
-    busy = _load()
+    busy = psutil.getloadavg()[0]  # of the last minute
     if busy > usable / 2:
         yield (
             f"{busy:.1f} processes wanted a core over the last minute, and there are {usable}: beside them a run gets "
@@ -85,16 +85,8 @@ def _slow(usable: int, present: int) -> Iterator[str]:
         yield "Python's development mode or tracemalloc is on, which slows every call"
 
 
-def _load() -> float:
-    """Cores that others keep busy, over the last minute."""
-    try:
-        return os.getloadavg()[0]
-    except (OSError, AttributeError):
-        return 0.0
-
-
 def _groups(root: Path, membership: Path) -> Iterator[Path]:
-    """The control groups this process is in, from its own up to the root."""
+    """The control groups this process is in, from its own up to the root; psutil does not read their limits."""
     with contextlib.suppress(OSError, StopIteration):
         own = next(line[3:] for line in membership.read_text().splitlines() if line.startswith("0::"))
         group = root / own.lstrip("/")
@@ -117,14 +109,9 @@ def _quota(root: Path = Path("/sys/fs/cgroup"), membership: Path = Path("/proc/s
     return min(limits, default=None)
 
 
-def _swapped(meminfo: Path = Path("/proc/meminfo")) -> bool:
+def _swapped() -> bool:
     """Whether more than a tenth of the memory's size has been put out to disk."""
-    try:
-        lines = dict(line.split(":") for line in meminfo.read_text().splitlines())
-        total, free, memory = (int(lines[key].split()[0]) for key in ("SwapTotal", "SwapFree", "MemTotal"))
-    except (OSError, ValueError, KeyError):
-        return False
-    return total - free > memory / 10
+    return psutil.swap_memory().used > psutil.virtual_memory().total / 10
 
 
 def _devices() -> list[str]:
@@ -135,10 +122,8 @@ def _devices() -> list[str]:
 
 def _memory(root: Path = Path("/sys/fs/cgroup"), membership: Path = Path("/proc/self/cgroup")) -> int:
     """Bytes that this process may use: what the machine has, or a container's limit."""
-    limits = []
-    with contextlib.suppress(ValueError, OSError, AttributeError):
-        limits.append(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
+    limits = [psutil.virtual_memory().total]
     for group in _groups(root, membership):
         with contextlib.suppress(OSError, ValueError):  # "max" is no number
             limits.append(int((group / "memory.max").read_text()))
-    return min(limits, default=0)
+    return min(limits)

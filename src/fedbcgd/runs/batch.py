@@ -1,7 +1,5 @@
 """Several runs, one after the other: finished ones are kept, unfinished ones go on."""
 
-import csv
-import io
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -57,12 +55,3 @@ def run_all(runs: Sequence[Planned], folder: Path, shown: Any, figures: bool = T
             except KeyboardInterrupt:
                 raise KeyboardInterrupt(f"interrupted; the same command goes on from there ({folder})") from None
     return outcomes
-
-
-def as_csv(rows: Sequence[dict[str, Any]]) -> str:
-    """Rows whose keys may differ."""
-    text = io.StringIO()
-    writer = csv.DictWriter(text, list(dict.fromkeys(key for row in rows for key in row)), lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
-    return text.getvalue()

@@ -12,8 +12,8 @@ from fedbcgd.display import plots
 from fedbcgd.display.progress import printable
 from fedbcgd.engine.loop import Outcome
 from fedbcgd.errors import UserError, unknown
-from fedbcgd.files import write_text
-from fedbcgd.runs.batch import Planned, as_csv, run_all
+from fedbcgd.files import as_csv, write_text
+from fedbcgd.runs.batch import Planned, run_all
 from fedbcgd.runs.config import Config, check
 
 Outcomes = Mapping[str, dict[int, Outcome]]  # by algorithm and seed

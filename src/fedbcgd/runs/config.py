@@ -1,11 +1,13 @@
 """The configuration of a run: one TOML file, checked field by field."""
 
+import json
 import logging
 import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+import tomli_w
 from pydantic import Field, ValidationError, model_validator
 
 from fedbcgd.core.parts import Section, explain_error
@@ -15,7 +17,6 @@ from fedbcgd.files import read_regular, vouched
 from fedbcgd.network.links import COLUMNS
 from fedbcgd.network.profiles import Distribution
 from fedbcgd.network.settings import NO_WORKERS, Network
-from fedbcgd.runs import toml
 from fedbcgd.runs.secrets import looks_secret, mask_config
 
 if TYPE_CHECKING:
@@ -138,7 +139,14 @@ class Config(Section):
 
     def text(self) -> str:
         """As TOML; what looks like a secret is masked."""
-        return toml.dumps({k: v for k, v in mask_config(self.model_dump()).items() if v is not None})
+        return tomli_w.dumps(_without_unset(mask_config(self.model_dump())))
+
+
+def _without_unset(values: Any) -> Any:
+    """Leave out what is None, for which TOML has no word, and empty tables."""
+    if isinstance(values, Mapping):
+        return {k: _without_unset(v) for k, v in values.items() if v is not None and v != {}}
+    return [_without_unset(v) for v in values] if isinstance(values, list) else values
 
 
 SECTIONS: dict[str, type[Section]] = {"data": Data, "model": Model, "run": Run, "quadratics": Quadratics}
@@ -290,7 +298,7 @@ def _section(name: str, section: type[Section]) -> str:
 
 
 def _line(key: str, default: Any, description: str | None) -> str:
-    text = f"{key} = {toml.value(default)}" if default is not None else f"# {key} = …"
+    text = tomli_w.dumps({key: default}).rstrip() if default is not None else f"# {key} = …"
     return f"{text:<28}  # {description}" if description else text
 
 
@@ -353,4 +361,4 @@ def _plain(v: Any) -> Any:
 
 
 def _shown(v: Any) -> str:
-    return "unset" if v is None else toml.value(v)
+    return "unset" if v is None else json.dumps(v, ensure_ascii=False, default=str)  # in one line, a list too

@@ -13,7 +13,7 @@ from fedbcgd.data.embedded import CLASSES
 from fedbcgd.display import plots
 from fedbcgd.display import tables as runs
 from fedbcgd.display.progress import watch
-from fedbcgd.files import write_text
+from fedbcgd.files import as_csv, write_text
 from fedbcgd.models import LeNet5
 from fedbcgd.simulation import Interrupted, Result, simulate
 
@@ -77,7 +77,9 @@ def run(budget: float, seed: int, folder: Path) -> dict[str, Result]:
     finally:
         results = {name: result for name, result in results.items() if result.rows}
         if results:
-            write_text(folder / "metrics.csv", runs.as_csv(results))
+            write_text(
+                folder / "metrics.csv", as_csv([{"run": n, **row} for n, r in results.items() for row in r.rows])
+            )
             plots.curves(
                 {n: r.rows for n, r in results.items()},
                 folder / "curves.png",

@@ -11,8 +11,8 @@ from rich.table import Table
 from fedbcgd.display.progress import printable
 from fedbcgd.engine.loop import Outcome
 from fedbcgd.errors import UserError
-from fedbcgd.files import write_text
-from fedbcgd.runs.batch import Planned, as_csv, run_all
+from fedbcgd.files import as_csv, write_text
+from fedbcgd.runs.batch import Planned, run_all
 from fedbcgd.runs.config import Config, check
 
 METRIC = "validation_accuracy"
