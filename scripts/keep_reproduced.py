@@ -10,8 +10,8 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from fedbcgd.cli.common import display
 from fedbcgd.display.progress import wide_console
+from fedbcgd.display.terminal import display
 from fedbcgd.files import write_text
 from fedbcgd.paper import command, engine, packs, table1, tables
 from fedbcgd.paper.items import ITEMS

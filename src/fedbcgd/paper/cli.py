@@ -1,16 +1,67 @@
-"""`fedbcgd theory`: Table 1 with numbers, and measured beside it."""
+"""The commands about the paper: `fedbcgd reproduce`, its tables and figures, and `fedbcgd theory`, its Table 1."""
 
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fedbcgd.cli import app
-from fedbcgd.cli.common import Json, Quiet, say_json
+from fedbcgd.display.terminal import Json, Quiet, display, say_json, terminable
+
+if TYPE_CHECKING:
+    from fedbcgd.paper.theory import Setting
 
 
-@app.command()
+def register(app: typer.Typer) -> None:
+    """Add the commands to the command line."""
+    app.command()(reproduce)
+    app.command()(theory)
+
+
+def reproduce(
+    item: Annotated[str, typer.Argument(help="table1 … figure8, or all; --list shows them.", show_default=False)] = "",
+    scale: Annotated[str, typer.Option(help="paper, cpu or smoke.")] = "cpu",
+    out: Annotated[
+        Path | None, typer.Option(help="Folder for everything; runs/reproduce-SCALE if not given.", show_default=False)
+    ] = None,
+    only: Annotated[str, typer.Option(help="Only panels whose name has this in it: cifar10-lenet5.")] = "",
+    seeds: Annotated[int | None, typer.Option(min=1, help="So many seeds instead of the scale's.")] = None,
+    data: Annotated[
+        list[str] | None,
+        typer.Option(help="Another data set in the place of one: emnist-byclass=mine. May be repeated."),
+    ] = None,
+    workers: Annotated[int | None, typer.Option(min=0, help="Processes; one per core if not given.")] = None,
+    device: Annotated[str, typer.Option(help="Where clients compute: cpu, cuda, mps.")] = "cpu",
+    show: Annotated[bool, typer.Option("--show", help="Run nothing: write the tables from what is finished.")] = False,
+    list_: Annotated[bool, typer.Option("--list", help="The items, and what each costs at this scale.")] = False,
+    quiet: Quiet = False,
+    as_json: Json = False,
+) -> None:
+    """Run a table or figure of the paper and say which of its claims hold.
+
+    paper: the paper's setting to the letter, for people with GPUs. cpu: a faithful miniature for two cores. smoke: a trial
+    of the machinery in under a minute. Finished runs are kept and not run again; items share the runs they have in common.
+    """
+    from fedbcgd.display.progress import wide_console
+    from fedbcgd.paper import command
+
+    console = wide_console(stderr=as_json)
+    command.check_scale(scale)
+    if list_ or not item:
+        command.show_list(console, scale)
+        return
+    asked = command.asked(scale, out, only, seeds, data or [], workers, device)
+    wanted = command.names(item, scale, only)
+    command.check(wanted, asked, run=not show)
+    with terminable():
+        for name in wanted:
+            verdicts = command.reproduce(
+                name, asked, lambda labels: display(labels, quiet, as_json), console, run=not show
+            )
+            if as_json:
+                say_json(item=name, claims=verdicts)
+
+
 def theory(
     beta: Annotated[float, typer.Option(help="β: smoothness.")] = 100.0,
     mu: Annotated[float, typer.Option(help="μ: strong convexity.")] = 1.0,
@@ -88,7 +139,7 @@ def theory(
         console.print(f"everything is in {out}", highlight=False, markup=False)
 
 
-def _measure(setting: object, up_to: int, seeds: int, out: Path | None, quiet: bool, as_json: bool) -> None:
+def _measure(setting: "Setting", up_to: int, seeds: int, out: Path | None, quiet: bool, as_json: bool) -> None:
     from dataclasses import asdict, replace
 
     from fedbcgd import files
@@ -97,11 +148,9 @@ def _measure(setting: object, up_to: int, seeds: int, out: Path | None, quiet: b
     from fedbcgd.paper import theory_figures as report
     from fedbcgd.paper.origin import commit
     from fedbcgd.paper.points import Points
-    from fedbcgd.paper.theory import Setting
     from fedbcgd.runs.batch import as_csv
     from fedbcgd.version import __version__
 
-    assert isinstance(setting, Setting)
     ladder = tuple(2**k for k in range(up_to.bit_length()))
     size = quadratics.Size(replace(setting, blocks=1, momentum=0.0), ladder, seeds=seeds)
 
