@@ -1,36 +1,31 @@
 """Keep what `fedbcgd reproduce` has finished: `python scripts/keep_reproduced.py RUNS-OUT results/reproduce [NAME=OTHER …]`.
 
-Of each finished run the configuration, the metrics and the summary are copied (no models, no checkpoints), which is all that
-`reproduce` needs to know it as finished; then the pages of all items that have any are written anew, and claims.md, and the
-claims and figures between the marks in the README.md above.
+The finished runs of each item are packed into `ITEM/runs.tar.xz` (no models, no checkpoints), from which `reproduce` goes
+on. Then the pages of all items that have any are written anew, and claims.md, and the claims and figures between the marks
+in the README.md above.
 """
 
-import json
 import shutil
 import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from fedbcgd.cli.common import display
 from fedbcgd.display.progress import wide_console
-from fedbcgd.files import as_json, make_folder, write_text
-from fedbcgd.paper import command, engine, table1, tables
+from fedbcgd.display.terminal import display
+from fedbcgd.files import write_text
+from fedbcgd.paper import command, engine, packs, table1, tables
 from fedbcgd.paper.items import ITEMS
-from fedbcgd.paper.origin import FILE
-from fedbcgd.paper.spec import NOT_RUN
+from fedbcgd.paper.spec import NOT_RUN, Item
 
 BEGIN, END = "<!-- claims: scripts/keep_reproduced.py -->", "<!-- end of claims -->"
-KEPT = ("config.toml", "metrics.jsonl", FILE)
 
 
-def keep(source: Path, out: Path) -> None:
-    for summary in sorted((source / "runs").glob("*/summary.json")):
-        run = make_folder(out / "runs" / summary.parent.name)
-        for name in KEPT:
-            if (summary.parent / name).exists():
-                shutil.copyfile(summary.parent / name, run / name)
-        told = json.loads(summary.read_text(encoding="utf-8"))
-        told.pop("command", None)  # it names folders of the machine that ran it
-        write_text(run / "summary.json", as_json(told, indent=1) + "\n")
+def keep(source: Path, out: Path, scale: str, items: Mapping[str, Item] = ITEMS, data: Sequence[str] = ()) -> None:
+    """Pack the finished runs of each item."""
+    asked = command.asked(scale, source, data=data)
+    for name, item in items.items():
+        results = engine.gather(engine.panels(item, asked), asked)
+        packs.add(out, name, [asked.runs / folder for result in results for folder in result.folders])
 
 
 def overview(out: Path) -> str:
@@ -60,7 +55,7 @@ def put(page: Path, text: str) -> None:
 
 
 def main(source: Path, out: Path, data: list[str]) -> None:
-    keep(source, out)
+    keep(source, out, "cpu", data=data)
     if (source / table1.NAME / "measured.csv").exists():
         shutil.copytree(
             source / table1.NAME, out / table1.NAME, dirs_exist_ok=True, ignore=shutil.ignore_patterns("points")
@@ -71,6 +66,7 @@ def main(source: Path, out: Path, data: list[str]) -> None:
         if found or (name == table1.NAME and (out / name / "measured.csv").exists()):
             command.reproduce(name, asked, lambda labels: display(labels, True, False), wide_console(), run=False)
     put(out.parent / "README.md", overview(out))
+    shutil.rmtree(out / "runs", ignore_errors=True)  # unpacked for the pages
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ import time
 
 import pytest
 
-from fedbcgd.cli.common import terminable
+from fedbcgd.display.terminal import terminable
 from fedbcgd.engine.signals import HungUp
 from fedbcgd.errors import shortage
 

@@ -10,9 +10,9 @@ from typer.testing import CliRunner
 
 import fedbcgd
 from fedbcgd.cli import app
-from fedbcgd.cli import reproduce as _registered  # noqa: F401
-from fedbcgd.cli.common import display
+from fedbcgd.cli import paper as _registered  # noqa: F401
 from fedbcgd.display.progress import wide_console
+from fedbcgd.display.terminal import display
 from fedbcgd.errors import UserError
 from fedbcgd.paper import command, engine, origin, plan
 from fedbcgd.paper.engine import Asked

@@ -3,62 +3,21 @@
 import json
 import math
 import os
-import runpy
 import signal
 import subprocess
 import sys
 import time
-from contextlib import contextmanager
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
+from tests.reproduce.small import Shown, item, run, small
 
 from fedbcgd.errors import UserError
 from fedbcgd.paper import engine, origin, plan, tables
 from fedbcgd.paper.engine import Asked
 from fedbcgd.paper.items import ITEMS
 from fedbcgd.paper.plan import Machine
-from fedbcgd.paper.spec import Contender, Effort, Item, Panel
-
-LINEAR = next(iter(ITEMS["figure8"].panels["smoke"]))
-
-
-class Shown:
-    """A display that remembers which runs were begun and which were finished before."""
-
-    def __init__(self):
-        self.begun, self.skipped, self.names = [], [], []
-
-    @contextmanager
-    def display(self, names):
-        self.names = names
-        yield self
-
-    def begin(self, index):
-        self.begun.append(self.names[index])
-
-    def skip(self, index, why):
-        self.skipped.append((self.names[index], why))
-
-    def __call__(self, info):
-        pass
-
-
-def small(*contenders, rates=(0.003, 0.01), seeds=1) -> Panel:
-    kept = contenders or (Contender("fedavg", "FedAvg", {"name": "fedavg"}),)
-    effort = Effort({"lr": rates, "momentum": (0.5,)}, seeds=seeds, share=0.5, least=1, evaluations=4)
-    return replace(LINEAR, contenders=kept, effort=effort)
-
-
-def item(panel: Panel, name: str = "item") -> Item:
-    return Item(name, "An item", dict.fromkeys(("paper", "cpu", "smoke"), (panel,)))
-
-
-def run(it: Item, out: Path, **asked):
-    shown = Shown()
-    (result,) = engine.run(it, Asked("smoke", out, **asked), shown.display, lambda results: None)
-    return result, shown
+from fedbcgd.paper.spec import Contender, Item
 
 
 def test_hyper_parameters_are_chosen_on_data_held_out_and_seeds_run_on_all(tmp_path):
@@ -191,17 +150,6 @@ def test_killed_in_the_middle_it_goes_on_and_repeats_nothing(tmp_path):
     assert all(p.stat().st_mtime_ns == then for p, then in before.items())
     assert len(shown.begun) == 9 - len(before)
     assert len(results[0].contenders) == 9
-
-
-def test_what_is_kept_of_a_run_is_enough_to_know_it_as_finished(tmp_path):
-    script = Path(__file__).parents[2] / "scripts" / "keep_reproduced.py"
-    run(item(small()), tmp_path / "there")
-    runpy.run_path(str(script))["keep"](tmp_path / "there", tmp_path / "kept")
-    assert not list(tmp_path.glob("kept/runs/*/*.safetensors"))
-    assert not list(tmp_path.glob("kept/runs/*/checkpoint"))
-    result, shown = run(item(small()), tmp_path / "kept")
-    assert shown.begun == []
-    assert result.commits == {origin.commit()}
 
 
 def test_a_data_set_that_is_missing_matters_only_where_it_is_asked_for(tmp_path):

@@ -3,11 +3,14 @@
 import importlib.util
 import json
 import re
+import shutil
 from pathlib import Path
 
 import pytest
 
+from fedbcgd.paper import command, engine, packs, plan, tables
 from fedbcgd.paper.items import ITEMS
+from fedbcgd.runs.batch import as_csv
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "results"
@@ -37,6 +40,22 @@ def test_every_claim_is_there_with_its_verdict(script):
         for claim in item.claims:
             where = re.escape(f"| {claim.text} | **{verdicts.get(claim.key, 'not run')}** | ") + rf"\[?{item.name}"
             assert re.search(where, told), claim.key
+
+
+FACTS = {"cifar10": ((3, 32, 32), 10, 50_000), "emnist-byclass-part": ((1, 28, 28), 2, 100_000)}
+
+
+@pytest.mark.parametrize("name", ["figure4", "figure8"])
+def test_scores_and_curves_are_those_of_the_packed_runs(name, tmp_path, monkeypatch):
+    """The data sets need not be here: their sizes are known."""
+    monkeypatch.setattr(plan, "_facts", lambda data: FACTS[json.loads(data)["name"]])
+    for path in RESULTS.glob(f"reproduce/*/{packs.NAME}"):  # items share runs
+        (tmp_path / path.parent.name).mkdir()
+        shutil.copy(path, tmp_path / path.parent.name)
+    asked = command.asked("cpu", tmp_path, data=["emnist-byclass=emnist-byclass-part"])
+    results = engine.gather(engine.panels(ITEMS[name], asked), asked)
+    for file, rows in (("scores.csv", tables.scores(results)), ("curves.csv", tables.curves(results))):
+        assert as_csv(rows) == (RESULTS / "reproduce" / name / file).read_text()
 
 
 def test_nothing_outside_the_marks_is_touched(script, tmp_path):

@@ -8,7 +8,7 @@ import pytest
 from typer.testing import CliRunner
 
 from fedbcgd.cli import app
-from fedbcgd.cli import reproduce as _registered  # noqa: F401
+from fedbcgd.cli import paper as _registered  # noqa: F401
 from fedbcgd.display.progress import wide_console
 from fedbcgd.errors import UserError
 from fedbcgd.paper import command, table1

@@ -90,10 +90,9 @@ def main() -> None:
             demo,
             doctor,
             network,
+            paper,
             report,
-            reproduce,
             run,
-            theory,
         )  # fmt: skip
 
         app()

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from fedbcgd.cli import Commands, app
-from fedbcgd.cli.common import ConfigFile, Sets, terminable
+from fedbcgd.cli.common import ConfigFile, Sets
+from fedbcgd.display.terminal import terminable
 
 if TYPE_CHECKING:
     from fedbcgd.data.raw import Step

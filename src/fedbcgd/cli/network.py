@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from fedbcgd.cli import app
-from fedbcgd.cli.common import Json, say_json
+from fedbcgd.display.terminal import Json, say_json
 
 
 @app.command()

@@ -6,7 +6,8 @@ from typing import Annotated
 import typer
 
 from fedbcgd.cli import app
-from fedbcgd.cli.common import ConfigFile, Json, Out, Quiet, Sets, display, expect_workers, say_json, terminable
+from fedbcgd.cli.common import ConfigFile, Out, Sets, expect_workers
+from fedbcgd.display.terminal import Json, Quiet, display, say_json, terminable
 
 
 @app.command()

@@ -10,8 +10,8 @@ from typing import Any
 from fedbcgd.engine.loop import Outcome
 from fedbcgd.engine.run_folder import RunFolder
 from fedbcgd.errors import UserError
-from fedbcgd.files import make_folder
-from fedbcgd.paper import plan
+from fedbcgd.files import Damaged, make_folder
+from fedbcgd.paper import packs, plan
 from fedbcgd.paper.measures import last_tenth
 from fedbcgd.paper.origin import Recorded, commit_of
 from fedbcgd.paper.plan import Machine
@@ -98,7 +98,7 @@ def gather(every: Iterable[Panel], asked: Asked, needed: Sequence[Panel] = ()) -
         try:
             results.append(_gather(panel, asked))
         except UserError as error:
-            if panel in needed:
+            if panel in needed or isinstance(error, Damaged):
                 raise
             results.append(PanelResult(panel, {}, unknown=str(error)))
     return results
@@ -108,10 +108,13 @@ def _gather(panel: Panel, asked: Asked) -> PanelResult:
     trials: list[Trial] = []
     chosen: dict[str, Mapping[str, Any]] = {}
     tried: dict[str, list[tuple[dict[str, float], float, int]]] = {}
+    folders: set[str] = set()
     planned_search = plan.search(panel, asked.machine)
+    packs.restore(asked.out, (planned.folder for _, _, planned in planned_search))
     for contender, point, planned in planned_search:
         done = finished(planned, asked.runs)
         if done is not None:
+            folders.add(planned.folder)
             tried.setdefault(contender.key, []).append((point, _score(done, panel), done.rounds))
     for contender in panel.contenders:
         every = plan.points(panel, contender)
@@ -127,14 +130,17 @@ def _gather(panel: Panel, asked: Asked) -> PanelResult:
             chosen[contender.key] = chosen[contender.tuned_as]
     outcomes: dict[str, dict[int, Outcome]] = {}
     commits: set[str] = set()
-    for seed in range(1, 1 + max(_seeds(panel, asked), panel.effort.seeds, MOST_SEEDS)):
-        for contender, planned in plan.repetition(panel, chosen, seed, asked.machine):
-            done = finished(planned, asked.runs)
-            if done is not None:
-                outcomes.setdefault(contender.key, {})[seed] = done
-                commits.add(commit_of(asked.runs / planned.folder))
+    seeds = range(1, 1 + max(_seeds(panel, asked), panel.effort.seeds, MOST_SEEDS))
+    repeated = [(seed, *each) for seed in seeds for each in plan.repetition(panel, chosen, seed, asked.machine)]
+    packs.restore(asked.out, (planned.folder for _, _, planned in repeated))
+    for seed, contender, planned in repeated:
+        done = finished(planned, asked.runs)
+        if done is not None:
+            folders.add(planned.folder)
+            outcomes.setdefault(contender.key, {})[seed] = done
+            commits.add(commit_of(asked.runs / planned.folder))
     chance = 100 / plan.classes(panel) if panel.metric == "accuracy" else None
-    return PanelResult(panel, outcomes, chosen, tuple(trials), frozenset(commits), chance=chance)
+    return PanelResult(panel, outcomes, chosen, tuple(trials), frozenset(commits), frozenset(folders), chance=chance)
 
 
 def finished(planned: Planned, runs: Path) -> Outcome | None:
@@ -145,6 +151,7 @@ def _run(asked: Asked, display: Display, runs: list[Planned]) -> None:
     unique = list({planned.folder: planned for planned in reversed(runs)}.values())[
         ::-1
     ]  # each once, under its first name
+    packs.restore(asked.out, (planned.folder for planned in unique))
     if unique:
         with display([planned.label for planned in unique]) as shown:
             run_all(unique, asked.runs, Recorded(shown, unique, asked.runs), figures=False)

@@ -30,6 +30,7 @@ class PanelResult:
     chosen: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # hyper-parameters, by contender
     trials: tuple[Trial, ...] = ()
     commits: frozenset[str] = frozenset()  # of the source that made the runs
+    folders: frozenset[str] = frozenset()  # of all finished runs, the search included
     unknown: str = ""  # why it cannot be known what of it is finished: its data set is not here
     chance: float | None = None  # the accuracy of guessing, in percent, where accuracy is what is measured
     measured: str = ""  # another metric in the place of the panel's

@@ -8,6 +8,7 @@ client's minibatches, weighted by their size. At the first step y = x, so g = �
 """
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 import torch
@@ -17,6 +18,13 @@ from torch import Tensor, nn
 from fedbcgd.algorithms.local_rules.scaffold import control_change
 from fedbcgd.core.local_rule import Channels, LocalRule
 from fedbcgd.core.work import Gradient, Minibatch, Progress, Work, cached
+
+
+@dataclass(frozen=True)
+class _Step:
+    draw: int  # of its minibatch ζ
+    moved: bool  # whether y may differ from x, so that ∇f_i(y; ζ) is needed
+    again: bool  # whether ∇f_i(x; ζ) was not kept and is computed again
 
 
 class SVRG(LocalRule):
@@ -30,13 +38,18 @@ class SVRG(LocalRule):
     printed: bool = Field(False, description="the signs as printed in Eq. 4, to see the difference (erratum 1)")
 
     def evaluations(self, examples: int, nbytes: int) -> int:
-        """All minibatches at the anchor, then one a step, and one more where that at the anchor was not kept; the first step
-        needs none."""
-        batches, steps = -(-examples // self.batch_size), self.steps(examples)
-        kept = min(batches, self._room(nbytes))
-        epochs, rest = divmod(steps, max(1, batches))
-        again = epochs * (batches - kept) + max(0, rest - kept) if self.fixed_batches else max(0, steps - kept)
-        return max(0, batches + steps + again - (0 if self.printed else 1 + (kept == 0)))
+        """All minibatches at the anchor, then what the steps take."""
+        batches = -(-examples // self.batch_size)
+        plan = self._plan(batches, self.steps(examples), self._room(nbytes))
+        return batches + sum(step.moved + step.again for step in plan)
+
+    def _plan(self, batches: int, steps: int, room: int) -> Iterator[_Step]:
+        """The steps of a round; `train` takes them and `evaluations` counts them."""
+        kept = min(batches, room)
+        for number in range(steps if batches else 0):
+            draw = number % batches if self.fixed_batches else number
+            moved = self.printed or number > 0  # at the first step y = x: the two gradients of ζ cancel
+            yield _Step(draw, moved, again=moved and draw >= kept)
 
     def _room(self, nbytes: int) -> int:
         """How many gradients are kept."""
@@ -67,26 +80,21 @@ class SVRG(LocalRule):
             one.add_(f, alpha=sign)
             if decay:
                 torch.sub(one, x, alpha=sign * decay, out=other)
-        for batch in self._minibatches(work, anchor.batches):
-            if work.steps == 1 and not self.printed:
-                work.add((1.0, first))  # y = x: the two gradients of ζ are the same
+        epoch = anchor.batches
+        for step in self._plan(len(epoch), self.steps(work.examples), room):
+            place = step.draw % len(epoch)
+            if place == 0 and step.draw > 0:  # the minibatches are not the same in each epoch
+                epoch = work.partition(first_draw=step.draw)
+            work.steps += 1
+            if step.moved:
+                batch = epoch[place]
+                work.descend(batch, (-sign, anchor.gradient(batch, step)), (1.0, offset))
             else:
-                work.descend(batch, (-sign, anchor.gradient(batch)), (1.0, offset))
+                work.add((1.0, first))
 
     def correction(self, work: Work, full: Tensor) -> Tensor:
         """What is added to the variance-reduced gradient, as a tensor of its own."""
         return torch.zeros_like(full)
-
-    def _minibatches(self, work: Work, first: list[Minibatch]) -> Iterator[Minibatch]:
-        total, batches = self.steps(work.examples), first
-        while True:
-            for batch in batches:
-                work.steps += 1
-                yield batch
-                if work.steps == total:
-                    return
-            if not self.fixed_batches:
-                batches = work.partition(first_draw=work.steps)
 
 
 class SVRGControl(SVRG):
@@ -189,12 +197,11 @@ class _Anchor:
             if decay:
                 full.add_(x, alpha=decay)
 
-    def gradient(self, batch: Minibatch) -> Tensor:
+    def gradient(self, batch: Minibatch, step: _Step) -> Tensor:
         """∇f_i(x; ζ): kept, or computed again to the same bits."""
-        assert batch.draw is not None
-        if batch.draw < self._room:
-            return self._kept[batch.draw].vector
-        return self.work.gradient_at_anchor(batch, self._spare, self._bare)
+        if step.again:
+            return self.work.gradient_at_anchor(batch, self._spare, self._bare)
+        return self._kept[step.draw].vector
 
     @property
     def _spare(self) -> Gradient:
