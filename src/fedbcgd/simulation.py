@@ -14,7 +14,6 @@ from fedbcgd.algorithms.registry import make_algorithm
 from fedbcgd.backends.inprocess import Transport
 from fedbcgd.backends.placement import Placement
 from fedbcgd.backends.registry import make_backend
-from fedbcgd.backends.workers.processes import start_early
 from fedbcgd.core.algorithm import Algorithm
 from fedbcgd.core.objective import Loss, Metrics
 from fedbcgd.data.sources import as_source
@@ -24,7 +23,7 @@ from fedbcgd.engine.client_state import StateStore
 from fedbcgd.engine.job import Job
 from fedbcgd.engine.loop import Callback, Loop, Outcome, Stop
 from fedbcgd.errors import Diverged, UserError
-from fedbcgd.network.settings import NO_WORKERS, Network, as_network
+from fedbcgd.network.settings import Network, as_network
 from fedbcgd.network.simulator import NetworkSimulator, fit_to_links
 
 log = logging.getLogger("fedbcgd")
@@ -92,8 +91,9 @@ def simulate(
     progress: show a progress bar; default: when the output is a terminal.
     workers: processes that do the clients' work; default one per core, 0 for this process itself (for debugging, and
         quicker to start). The result is the same to the bit.
-    backend: "workers", processes of this machine, or "ray" (extra `ray`), actors of a Ray cluster. address: of the cluster
-        ("auto", "host:port"); without one Ray is started here. gpus: the share of a GPU that each actor gets.
+    backend: "workers", processes of this machine; "inprocess", this process, as with workers=0; or "ray" (extra `ray`),
+        actors of a Ray cluster. address: of the cluster ("auto", "host:port"); without one Ray is started here.
+        gpus: the share of a GPU that each actor gets.
     channels_last: compute in that memory format; default: for models with 2-d convolutions that can.
     together: compute up to so many clients in one multiplication, with models that offer it (logistic regression and other
         linear ones): much faster for small models, and equal up to rounding.
@@ -112,14 +112,13 @@ def simulate(
     _check(model, clients, test, stop, evaluate_every, seed, callbacks)
     if cohort is not None:
         check_integer("cohort", cohort, 1)
-    if transport is not None and (workers or backend == "ray"):
+    where = Placement(backend, 0 if transport is not None and workers is None else workers, address, gpus, str(device))
+    if transport is not None and not where.entry.takes_transport:
         raise UserError("transport: only the backend in this process has one (workers=0)")
-    where = Placement(backend, 0 if transport is not None else workers, address, gpus, str(device))
     where.check()
-    if conditions is not None and conditions.crash and (where.workers == 0 or backend == "ray"):
-        raise UserError(f"network.{NO_WORKERS}")
-    if backend == "workers" and where.workers != 0 and str(device) == "cpu":
-        start_early()
+    if conditions is not None and conditions.crash and (problem := where.crash_problem()):
+        raise UserError(f"network.{problem}")
+    where.entry.start_early()
     algorithm = fit_to_links(algorithm, conditions, model, clients, cohort, seed)
     job = make_job(model, clients, algorithm, test, seed, loss, metrics, weights, where.home, channels_last, together)
     watch = None if conditions is None else NetworkSimulator(job, conditions)
@@ -130,7 +129,8 @@ def simulate(
     try:
         with single(algorithm.name, progress) as bar:
             loop = Loop(server, carried, stop, evaluate_every, [*callbacks, bar] if bar else callbacks, watch=watch)
-            loop.overlap = not callbacks  # a user's callback sees each row with its own round
+            # A user's callback sees each row with its own round.
+            loop.overlap = where.entry.overlaps_evaluation and not callbacks
             try:
                 reason = loop.run()
             except KeyboardInterrupt:

@@ -3,7 +3,7 @@
 import signal
 import tomllib
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Annotated, Any
@@ -104,7 +104,8 @@ def terminable() -> Iterator[None]:
 def expect_workers(config: Path, sets: list[str] | None) -> None:
     """Have worker processes prepared while this one imports what it needs, if the file looks like a run that has some.
     Whatever is wrong with it is said later."""
-    from fedbcgd.backends.workers.processes import start_early
+    from fedbcgd.backends.placement import Placement
+    from fedbcgd.errors import UserError
 
     try:
         run = tomllib.loads(config.read_text(encoding="utf-8")).get("run", {})
@@ -114,8 +115,9 @@ def expect_workers(config: Path, sets: list[str] | None) -> None:
         return
     given = {key.strip(): value.strip(" '\"") for key, _, value in (text.partition("=") for text in sets or [])}
     chosen = {key: given.get(f"run.{key}", str(run.get(key, ""))) for key in ("workers", "backend", "device")}
-    if chosen["workers"] != "0" and chosen["backend"] in ("", "workers") and chosen["device"] in ("", "cpu"):
-        start_early()
+    workers = 0 if chosen["workers"] == "0" else None
+    with suppress(UserError):
+        Placement(chosen["backend"] or "workers", workers, device=chosen["device"] or "cpu").entry.start_early()
 
 
 def say_json(**values: Any) -> None:
