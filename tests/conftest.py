@@ -8,7 +8,7 @@ import torch
 from hypothesis import settings
 from torch import nn
 
-from fedbcgd.backends import InProcess
+from fedbcgd.backends.inprocess import InProcess
 from fedbcgd.core.algorithm import Algorithm
 from fedbcgd.core.messages import Upload
 from fedbcgd.core.objective import objective

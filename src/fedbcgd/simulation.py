@@ -14,7 +14,6 @@ from fedbcgd.algorithms.registry import make_algorithm
 from fedbcgd.backends.inprocess import Transport
 from fedbcgd.backends.placement import Placement
 from fedbcgd.backends.registry import make_backend
-from fedbcgd.backends.workers.processes import start_early
 from fedbcgd.core.algorithm import Algorithm
 from fedbcgd.core.objective import Loss, Metrics
 from fedbcgd.data.sources import as_source
@@ -24,7 +23,7 @@ from fedbcgd.engine.client_state import StateStore
 from fedbcgd.engine.job import Job
 from fedbcgd.engine.loop import Callback, Loop, Outcome, Stop
 from fedbcgd.errors import Diverged, UserError
-from fedbcgd.network.settings import NO_WORKERS, Network, as_network
+from fedbcgd.network.settings import Network, as_network
 from fedbcgd.network.simulator import NetworkSimulator, fit_to_links
 
 log = logging.getLogger("fedbcgd")
@@ -143,14 +142,13 @@ def simulate(
     _check(model, clients, test, stop, evaluate_every, seed, callbacks)
     if cohort is not None:
         check_integer("cohort", cohort, 1)
-    if transport is not None and (workers or backend == "ray"):
+    where = Placement(backend, 0 if transport is not None and workers is None else workers, address, gpus, str(device))
+    if transport is not None and not where.entry.takes_transport:
         raise UserError("transport: only the backend in this process has one (workers=0)")
-    where = Placement(backend, 0 if transport is not None else workers, address, gpus, str(device))
     where.check()
-    if conditions is not None and conditions.crash and (where.workers == 0 or backend == "ray"):
-        raise UserError(f"network.{NO_WORKERS}")
-    if backend == "workers" and where.workers != 0 and str(device) == "cpu":
-        start_early()
+    if conditions is not None and conditions.crash and (problem := where.crash_problem()):
+        raise UserError(f"network.{problem}")
+    where.entry.start_early()
     algorithm = fit_to_links(algorithm, conditions, model, clients, cohort, seed)
     job = make_job(model, clients, algorithm, test, seed, loss, metrics, weights, where.home, channels_last, together)
     watch = None if conditions is None else NetworkSimulator(job, conditions)
@@ -161,7 +159,8 @@ def simulate(
         with single(algorithm.name, progress) as bar:
             heard: Sequence[Callback] = [*callbacks, bar] if bar else callbacks
             # A user's callback sees each row with its own round.
-            loop = Loop(server, carried, stop, evaluate_every, heard, watch=watch, overlap=not callbacks)
+            overlap = where.entry.overlaps_evaluation and not callbacks
+            loop = Loop(server, carried, stop, evaluate_every, heard, watch=watch, overlap=overlap)
             try:
                 reason = loop.run()
             except KeyboardInterrupt:

@@ -11,6 +11,7 @@ from torch import nn
 import fedbcgd
 from fedbcgd import simulate
 from fedbcgd.backends.workers import backend as workers_module
+from fedbcgd.backends.workers.protocol import EvaluateRequest, FitRequest, Ready
 from fedbcgd.engine.assemble import make_job, make_server
 from fedbcgd.engine.client_state import StateStore
 from fedbcgd.engine.loop import Stop
@@ -20,37 +21,37 @@ def test_the_longest_of_the_next_tasks_goes_first(monkeypatch):
     """Nobody waits for a long task that was begun last; sums keep the order of the plan, so the bits are the same."""
     clients = [(torch.randn(n, 4), torch.randint(3, (n,))) for n in (2, 2, 2, 2, 2, 40, 2, 2)]
     net = nn.Sequential(nn.Linear(4, 5), nn.ReLU(), nn.Linear(5, 3))
-    told = []
-    tell = workers_module.Worker.tell
+    clients_asked = []
+    send = workers_module.Worker.send
 
-    def watched(self, *words):
-        if words[0] == "fit":
-            told.extend(task.client for task in words[2])
-        tell(self, *words)
+    def watched(self, request):
+        if isinstance(request, FitRequest):
+            clients_asked.extend(assignment.task.client for assignment in request.assignments)
+        send(self, request)
 
-    monkeypatch.setattr(workers_module.Worker, "tell", watched)
+    monkeypatch.setattr(workers_module.Worker, "send", watched)
     ends = [simulate(net, clients, rounds=2, blocks=2, cohort=8, workers=w, batch_size=2).module for w in (0, 2)]
-    assert (len(told), told[0], told[8]) == (16, 5, 5)
+    assert (len(clients_asked), clients_asked[0], clients_asked[8]) == (16, 5, 5)
     assert all(torch.equal(a, b) for a, b in zip(ends[0].parameters(), ends[1].parameters(), strict=True))
 
 
 def test_a_worker_has_its_next_short_task_before_it_has_done_the_last(toys, net, monkeypatch):
     """But the last tasks of a round go to whoever is free, and long ones are never handed out ahead."""
     held = {}
-    tell = workers_module.Worker.tell
+    send = workers_module.Worker.send
 
-    def watched(self, *words):
-        if words[0] == "fit":
-            held.setdefault(words[2][0].round, []).append(len(self.doing))
-        tell(self, *words)
+    def watched(self, request):
+        if isinstance(request, FitRequest):
+            held.setdefault(request.assignments[0].task.round, []).append(len(self.pending))
+        send(self, request)
 
-    monkeypatch.setattr(workers_module.Worker, "tell", watched)
+    monkeypatch.setattr(workers_module.Worker, "send", watched)
     results = {}
     for short in (0.0, 1e9):
         held.clear()
         monkeypatch.setattr(workers_module, "SHORT", short)
         results[short] = state(go(net, lambda *a: toys(*a) * 2, cohort=12, rounds=2, workers=2))
-        assert [len(told) for told in held.values()] == [12, 12]
+        assert [len(counts) for counts in held.values()] == [12, 12]
         assert max(held[1]) == (1 if short else 0)
         if short:
             assert held[1][:4] == [0, 0, 1, 1]
@@ -60,15 +61,15 @@ def test_a_worker_has_its_next_short_task_before_it_has_done_the_last(toys, net,
 
 def test_a_worker_killed_with_two_tasks_in_hand(toys, net, monkeypatch, caplog):
     monkeypatch.setattr(workers_module, "SHORT", 1e9)
-    tell, killed = workers_module.Worker.tell, []
+    send, killed = workers_module.Worker.send, []
 
-    def watched(self, *words):
-        tell(self, *words)
-        if len(self.doing) == 2 and not killed:
+    def watched(self, request):
+        send(self, request)
+        if len(self.pending) == 2 and not killed:
             killed.append(self.pid)
             os.kill(self.pid, signal.SIGKILL)
 
-    monkeypatch.setattr(workers_module.Worker, "tell", watched)
+    monkeypatch.setattr(workers_module.Worker, "send", watched)
     settings = {"cohort": 12, "rounds": 3}
     disturbed = go(net, lambda *a: toys(*a) * 2, **settings)
     assert killed
@@ -97,28 +98,28 @@ def test_no_task_waits_behind_an_evaluation(toys, net, monkeypatch):
     store = StateStore((), job.layout.dim, job.layout.dtype)
     server = make_server(job, 5, Stop(rounds=9))
     backend = workers_module.Workers(job, store, 1, 5)
-    tell, held = workers_module.Worker.tell, []
+    send, held = workers_module.Worker.send, []
 
-    def watched(self, *words):
-        held.append((*(each[0] for each in self.doing), words[0]))
-        tell(self, *words)
+    def watched(self, request):
+        held.append((*map(type, self.pending), type(request)))
+        send(self, request)
 
-    monkeypatch.setattr(workers_module.Worker, "tell", watched)
+    monkeypatch.setattr(workers_module.Worker, "send", watched)
     try:
         backend.lately = 0.0
         backend.begin_evaluation(server.x)
         worker = backend._workers[0]
-        worker.ready = worker.line.recv() == ("ready",)
-        worker.tell(*backend._evaluation.next())
+        worker.ready = worker.line.recv() == Ready()
+        worker.send(backend._evaluation.next())
         backend.carry(server, server.plan())
         assert server.commit().accepted == 5
         assert backend.finish_evaluation()["loss"] > 0
     finally:
         backend.close()
         store.close()
-    assert held[:2] == [("evaluate",), ("fit",)]
-    assert ("fit", "fit") in held
-    assert ("evaluate", "fit") not in held
+    assert held[:2] == [(EvaluateRequest,), (FitRequest,)]
+    assert (FitRequest, FitRequest) in held
+    assert (EvaluateRequest, FitRequest) not in held
 
 
 def test_a_worker_has_its_next_task_while_its_upload_is_checked(toys, net, monkeypatch):
@@ -129,10 +130,10 @@ def test_a_worker_has_its_next_task_while_its_upload_is_checked(toys, net, monke
     store = StateStore((), job.layout.dim, job.layout.dtype)
     server = make_server(job, 5, Stop(rounds=9))
     backend = workers_module.Workers(job, store, 1, 5)
-    receive, doing = server.receive, []
+    receive, pending = server.receive, []
 
     def watched(upload, sender):
-        doing.append(len(backend._workers[0].doing))
+        pending.append(len(backend._workers[0].pending))
         return receive(upload, sender)
 
     monkeypatch.setattr(server, "receive", watched)
@@ -142,4 +143,4 @@ def test_a_worker_has_its_next_task_while_its_upload_is_checked(toys, net, monke
     finally:
         backend.close()
         store.close()
-    assert doing == [1, 1, 1, 1, 0]
+    assert pending == [1, 1, 1, 1, 0]

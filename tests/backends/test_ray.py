@@ -17,11 +17,12 @@ import torch.nn.functional as F
 pytest.importorskip("ray", reason="the extra `ray` is not installed")
 
 from fedbcgd import UserError, make_algorithm, simulate
-from fedbcgd.backends import InProcess
+from fedbcgd.backends.inprocess import InProcess
 from fedbcgd.backends.ray import cluster
 from fedbcgd.backends.ray.actor import begin
 from fedbcgd.backends.ray.backend import Ray, _frozen
-from fedbcgd.backends.ray.state_cache import NOTHING, as_bytes
+from fedbcgd.backends.ray.protocol import ZERO, FitReply, FitRequest, InitialState, NotPublished, Ready, as_bytes
+from fedbcgd.backends.workers.protocol import Failed
 from fedbcgd.core.messages import Task
 from fedbcgd.engine.assemble import make_job, make_server
 from fedbcgd.engine.client_state import StateStore
@@ -238,30 +239,33 @@ def test_an_actor_does_not_work_with_the_model_of_another_round(net, toys):
     algorithm = make_algorithm("fedavg", batch_size=3)
     job = make_job(net(), toys(), algorithm, None, 1)
     with one_thread():
-        actor, said = begin(*_frozen(job), "cpu")
-    assert said[:2] == ("ready", os.getpid())
+        actor, first = begin(*_frozen(job), "cpu")
+    assert first == Ready(os.getpid(), os.uname().nodename)
     x = as_bytes(make_server(job, 4, Stop(rounds=1)).x)
-    task = (0, Task(0, 2, 0), NOTHING, [])
-    assert actor.do("fit", 1, *task) == ("missed",)
-    assert actor.do("publish", 1, [x]) == ("publish",)
-    assert actor.do("fit", 1, *task)[0] == "fit"
-    assert actor.do("fit", 2, *task) == ("missed",)
-    assert actor.do("fit", 1, 0, Task(0, 99, 0), NOTHING, [])[0] == "failed"
-    assert begin(as_bytes(torch.zeros(9)), 4, "cpu")[1][0] == "failed"
+
+    def request(publication, client):
+        return FitRequest(publication, 0, Task(0, client, 0), InitialState(ZERO))
+
+    assert actor.reply(request(1, 2)) == NotPublished()
+    actor.publish(1, [x])
+    assert isinstance(actor.reply(request(1, 2)), FitReply)
+    assert actor.reply(request(2, 2)) == NotPublished()
+    assert isinstance(actor.reply(request(1, 99)), Failed)
+    assert isinstance(begin(as_bytes(torch.zeros(9)), 4, "cpu")[1], Failed)
 
 
 @pytest.mark.slow
 def test_a_missed_model_is_published_again(net, toys, monkeypatch, caplog):
     """As when a machine could not fetch it: the actor is replaced, and the task runs again."""
-    original, seen = Ray._tell, []
+    original, seen = Ray._send, []
 
-    def tell(self, actor, *words):
+    def send(self, actor, request):
         if not seen:
             seen.append(actor.number)
-            actor.told = self._published[0]  # believed, but never sent
-        return original(self, actor, *words)
+            actor.publication = self._publication  # believed, but never sent
+        return original(self, actor, request)
 
-    monkeypatch.setattr(Ray, "_tell", tell)
+    monkeypatch.setattr(Ray, "_send", send)
     spread = go(net, toys, "fedbcgd", workers=1, backend="ray")
     assert "the model of the round did not reach it; it is replaced and its task runs again" in caplog.text
     assert same(spread.module, go(net, toys, "fedbcgd", workers=0).module)

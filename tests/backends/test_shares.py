@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 import torch
 
-from fedbcgd.backends.ray import state_cache as shares
-from fedbcgd.backends.ray.state_cache import AFTER, BEFORE, NOTHING, Record, Shelf, as_bytes, as_tensor
+from fedbcgd.backends.ray import state_cache
+from fedbcgd.backends.ray.protocol import AFTER, BEFORE, SENT, ZERO, InitialState, as_bytes, as_tensor
+from fedbcgd.backends.ray.state_cache import CacheIndex, StateCache
 from fedbcgd.core.messages import StateUpdate
 from fedbcgd.engine.client_state import StateStore
 
@@ -16,38 +17,38 @@ DIM = 5
 
 
 class Driver:
-    """A store, the record, and shelves instead of actors."""
+    """A store, the index, and caches without actors."""
 
     def __init__(self, actors=2, room=100):
         self.store = StateStore(("c",), DIM, torch.float32)
-        self.record = Record(self.store, room)
-        self.shelves = [self.shelf() for _ in range(actors)]
-        self.sent = []
+        self.index = CacheIndex(self.store, room)
+        self.caches = [self.cache() for _ in range(actors)]
+        self.sources = []
 
-    def shelf(self):
-        return Shelf(("c",), DIM, torch.float32, torch.device("cpu"))
+    def cache(self):
+        return StateCache(("c",), DIM, torch.float32, torch.device("cpu"))
 
     def task(self, actor, client, epoch=0, accept=True, value=1.0, answer=True):
         """The client's task at an actor: begins with what the store has, adds `value` to two coordinates."""
         truth = self.store.load(client, epoch).get("c", torch.zeros(DIM))
-        given, drop = self.record.give(actor, client, epoch)
-        self.sent.append(given if isinstance(given, str) else "sent")
-        state = self.shelves[actor].take(client, given, drop)
+        initial = self.index.assign(actor, client, epoch)
+        self.sources.append(initial.source)
+        state = self.caches[actor].load(client, initial)
         assert torch.equal(state.get("c", torch.zeros(DIM)), truth)
         s = slice(client % 3, client % 3 + 2)
         update = StateUpdate(client, epoch, {"c": [(s, truth[s] + value)]})
-        self.shelves[actor].made(update)
+        self.caches[actor].add(update)
         if not answer:  # the round was cut off
             return
         if accept:
             slot = self.store.reserve()
             self.store.file.write(slot, self.store.slot(client, epoch), update)
             self.store.accept(client, slot, epoch)
-            self.record.accepted(actor, client, slot)
+            self.index.accepted(actor, client, slot)
 
     def lose(self, actor):
-        self.record.lost(actor)
-        self.shelves[actor] = self.shelf()
+        self.index.lost(actor)
+        self.caches[actor] = self.cache()
 
 
 def test_state_is_sent_only_where_it_is_not_kept():
@@ -59,7 +60,7 @@ def test_state_is_sent_only_where_it_is_not_kept():
     driver.task(1, 4)  # another helps: it gets the state
     driver.store.commit()
     driver.task(0, 4)  # and the first one's is out of date
-    assert driver.sent == [NOTHING, AFTER, "sent", "sent"]
+    assert driver.sources == [ZERO, AFTER, SENT, SENT]
 
 
 def test_what_was_refused_abandoned_or_cut_off_does_not_hold():
@@ -73,7 +74,7 @@ def test_what_was_refused_abandoned_or_cut_off_does_not_hold():
     driver.task(0, 4, answer=False)
     driver.store.abandon()
     driver.task(0, 4)
-    assert driver.sent == [NOTHING, AFTER, BEFORE, BEFORE, BEFORE]
+    assert driver.sources == [ZERO, AFTER, BEFORE, BEFORE, BEFORE]
 
 
 def test_a_new_control_epoch_begins_from_zero():
@@ -83,7 +84,7 @@ def test_a_new_control_epoch_begins_from_zero():
     driver.task(0, 4, epoch=1)
     driver.store.commit()
     driver.task(0, 4, epoch=1)
-    assert driver.sent == [NOTHING, NOTHING, AFTER]
+    assert driver.sources == [ZERO, ZERO, AFTER]
 
 
 def test_a_lost_actor_loses_nothing():
@@ -92,7 +93,7 @@ def test_a_lost_actor_loses_nothing():
     driver.store.commit()
     driver.lose(0)
     driver.task(0, 4)
-    assert driver.sent == [NOTHING, "sent"]
+    assert driver.sources == [ZERO, SENT]
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -108,27 +109,27 @@ def test_whatever_happens_tasks_begin_with_what_the_store_has(seed):
                 driver.lose(rng.randrange(3))
         driver.store.commit() if rng.random() < 0.8 else driver.store.abandon()
         epoch += rng.random() < 0.05
-    assert {"sent", AFTER, BEFORE, NOTHING} == set(driver.sent)
+    assert {SENT, AFTER, BEFORE, ZERO} == set(driver.sources)
 
 
 def test_an_actor_keeps_no_more_than_it_has_room_for(monkeypatch):
-    monkeypatch.setattr(shares, "KEEP", 3 * StateStore(("c",), DIM, torch.float32).file.slot_bytes)
+    monkeypatch.setattr(state_cache, "KEEP", 3 * StateStore(("c",), DIM, torch.float32).file.slot_bytes)
     driver = Driver(actors=1, room=None)
     for client in range(8):
         driver.task(0, client)
         driver.store.commit()
-    assert sorted(driver.shelves[0]._kept) == [5, 6, 7]
+    assert driver.caches[0].clients == [5, 6, 7]
     driver.task(0, 5)
     driver.task(0, 0)
-    assert driver.sent[-2:] == [AFTER, "sent"]
+    assert driver.sources[-2:] == [AFTER, SENT]
 
 
 def test_rules_without_state_send_and_keep_nothing():
     store = StateStore((), DIM, torch.float32)
-    assert Record(store).give(0, 3, 0) == (NOTHING, [])
-    shelf = Shelf((), DIM, torch.float32, torch.device("cpu"))
-    assert shelf.take(3, NOTHING, []) == {}
-    shelf.made(StateUpdate(3, 0, {}))
+    assert CacheIndex(store).assign(0, 3, 0) == InitialState(ZERO)
+    cache = StateCache((), DIM, torch.float32, torch.device("cpu"))
+    assert cache.load(3, InitialState(ZERO)) == {}
+    cache.add(StateUpdate(3, 0, {}))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16, torch.bfloat16])

@@ -1,5 +1,6 @@
 """An upload is written once: what a client makes lies in the memory that it was lent, whatever the algorithm."""
 
+import dataclasses
 import mmap
 
 import pytest
@@ -56,13 +57,14 @@ def test_nothing_is_copied_into_a_slot(name, options, norm):
     upload, _ = job.fit(broadcast, task, state, slot.allocate)
     expected, _ = job.fit(broadcast, task, state)
     memory_before = bytes(memory)
-    where = slot.put(upload)
+    stored = slot.put(upload)
     assert bytes(memory) == memory_before, "putting an upload into its slot wrote nothing: it was there already"
     assert upload.payload.keys() == expected.payload.keys()
-    got = room.get(where)
+    got = room.get(stored)
+    assert dataclasses.replace(got, payload={}) == dataclasses.replace(upload, payload={}) == stored.upload
     for channel, pieces in expected.payload.items():
-        assert all(torch.equal(a, b) for a, b in zip(got[channel], pieces, strict=True))
-    assert all(at + n <= size for pieces in where.values() for at, n in pieces)
+        assert all(torch.equal(a, b) for a, b in zip(got.payload[channel], pieces, strict=True))
+    assert all(at + n <= size for pieces in stored.offsets.values() for at, n in pieces)
 
 
 def test_what_was_made_elsewhere_is_copied():

@@ -25,6 +25,7 @@ from fedbcgd.backends.placement import Placement
 from fedbcgd.backends.registry import make_backend
 from fedbcgd.backends.workers import backend as workers_module
 from fedbcgd.backends.workers import processes
+from fedbcgd.backends.workers.protocol import EvaluateRequest, FitRequest
 from fedbcgd.engine.assemble import make_job, make_server
 from fedbcgd.engine.client_state import StateStore
 from fedbcgd.engine.loop import Loop, Stop
@@ -70,7 +71,7 @@ def test_a_worker_killed_in_the_middle_of_a_round_changes_nothing(net, toys, tmp
 
 
 def test_a_worker_killed_from_outside_or_while_idle(net, toys, caplog):
-    from fedbcgd.backends import Workers
+    from fedbcgd.backends.workers.backend import Workers
 
     victims = []
     original = Workers.carry
@@ -191,7 +192,7 @@ def test_code_of_a_script_reaches_the_workers(tmp_path):
 
 ENDLESS = """
     import os, sys, torch, fedbcgd
-    from fedbcgd.backends import Workers
+    from fedbcgd.backends.workers.backend import Workers
     original = Workers.__init__
     def init(self, *a):
         original(self, *a)
@@ -241,7 +242,7 @@ def test_of_many_clients_only_those_who_take_part_cost(tmp_path):
     a table of 200 entries; the parent's memory does not grow with the federation."""
     import tracemalloc
 
-    from fedbcgd.backends import InProcess
+    from fedbcgd.backends.inprocess import InProcess
     from fedbcgd.core.objective import objective
     from fedbcgd.core.server import Server
     from fedbcgd.engine.client_state import StateStore
@@ -274,38 +275,37 @@ def test_of_many_clients_only_those_who_take_part_cost(tmp_path):
     assert peak < 3e6
 
 
-class Words:
-    """What the workers were told, in order."""
+@pytest.fixture
+def sent(monkeypatch):
+    """What the workers are asked to do, in order: "evaluate", or the round of a task."""
+    kinds = []
+    send = workers_module.Worker.send
 
-    def __init__(self, monkeypatch):
-        self.told = []
-        tell = workers_module.Worker.tell
+    def watched(worker, request):
+        fit = isinstance(request, FitRequest)
+        kinds.append(request.assignments[0].task.round if fit else "evaluate")
+        send(worker, request)
 
-        def watched(worker, *words):
-            self.told.append(words[0] if words[0] == "evaluate" else words[2][0].round)
-            tell(worker, *words)
-
-        monkeypatch.setattr(workers_module.Worker, "tell", watched)
+    monkeypatch.setattr(workers_module.Worker, "send", watched)
+    return kinds
 
 
-def test_evaluation_goes_on_beside_the_next_round(net, toys, monkeypatch):
+def test_evaluation_goes_on_beside_the_next_round(net, toys, sent):
     """A worker with nothing left to train evaluates the model of the round before; rows are those of one process."""
-    words = Words(monkeypatch)
     settings = {"rounds": 4, "evaluate_every": 2, "cohort": 3}
     beside = go(net, toys, **settings)
-    begun = words.told.index("evaluate")
-    assert words.told[:begun].count(2) == 3, "all of round 2 was handed out before round 1's model was evaluated"
-    assert 3 in words.told[begun:]
+    begun = sent.index("evaluate")
+    assert sent[:begun].count(2) == 3, "all of round 2 was handed out before round 1's model was evaluated"
+    assert 3 in sent[begun:]
     assert [row["round"] for row in beside.rows] == [2, 4]
     alone = go(net, toys, workers=0, **settings)
     assert [{**row, "seconds": 0} for row in beside.rows] == [{**row, "seconds": 0} for row in alone.rows]
 
 
 @pytest.mark.parametrize("options", [{"target": 0.99}, {"callbacks": [lambda info: None]}])
-def test_evaluation_is_waited_for_where_something_depends_on_it(net, toys, monkeypatch, options):
-    words = Words(monkeypatch)
+def test_evaluation_is_waited_for_where_something_depends_on_it(net, toys, sent, options):
     go(net, toys, **{"rounds": 2, "cohort": 3, **options})
-    assert words.told.index("evaluate") < words.told.index(1)
+    assert sent.index("evaluate") < sent.index(1)
 
 
 def test_a_callback_sees_each_row_with_its_round(net, toys):
@@ -315,15 +315,15 @@ def test_a_callback_sees_each_row_with_its_round(net, toys):
 
 
 def test_a_worker_killed_while_it_evaluates_beside_a_round(net, toys, monkeypatch, caplog):
-    tell, killed = workers_module.Worker.tell, []
+    send, killed = workers_module.Worker.send, []
 
-    def watched(worker, *words):
-        tell(worker, *words)
-        if words[0] == "evaluate" and not killed:
+    def watched(worker, request):
+        send(worker, request)
+        if isinstance(request, EvaluateRequest) and not killed:
             killed.append(worker.pid)
             os.kill(worker.pid, signal.SIGKILL)
 
-    monkeypatch.setattr(workers_module.Worker, "tell", watched)
+    monkeypatch.setattr(workers_module.Worker, "send", watched)
     with caplog.at_level(logging.WARNING, "fedbcgd"):
         disturbed = go(net, toys)
     assert "while evaluating" in caplog.text
@@ -366,7 +366,7 @@ def test_answers_of_a_round_that_was_broken_off_do_not_count(net, toys):
                     while not worker.ready:
                         worker.line.recv()
                         worker.ready = True
-                    worker.tell(*queue.next())
+                    worker.send(queue.next())
             for _ in range(3):
                 plan = server.plan()
                 backend.carry(server, plan)

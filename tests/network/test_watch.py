@@ -335,7 +335,7 @@ def test_a_resumed_run_has_the_same_clock_and_the_same_traffic(tmp_path):
 
 def test_an_evaluation_cut_off_does_not_lose_the_round(tmp_path, monkeypatch):
     """Ctrl-C between the commit of a round and its evaluation: what was sent in it is recorded all the same."""
-    from fedbcgd.backends import InProcess
+    from fedbcgd.backends.inprocess import InProcess
 
     original, calls = InProcess.evaluate, []
 

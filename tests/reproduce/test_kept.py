@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from fedbcgd.files import as_csv
 from fedbcgd.paper import command, engine, packs, plan, tables
 from fedbcgd.paper.items import ITEMS
-from fedbcgd.runs.batch import as_csv
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "results"

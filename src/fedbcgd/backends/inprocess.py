@@ -4,7 +4,8 @@ from collections.abc import Callable
 
 from torch import Tensor
 
-from fedbcgd.core.messages import Plan, StateUpdate, Task, Upload
+from fedbcgd.backends.new_state import NewState
+from fedbcgd.core.messages import Plan, Upload
 from fedbcgd.core.server import Server
 from fedbcgd.engine.client_state import StateStore
 from fedbcgd.engine.clock import Clock
@@ -30,21 +31,15 @@ class InProcess:
             for unit in self.job.units(plan.tasks, server.expects):
                 tasks = [plan.tasks[k] for k in unit]
                 states = [self.store.load(task.client, epoch) for task in tasks]
-                made = self.job.fit_unit(plan.broadcast, tasks, states)
+                results = self.job.fit_unit(plan.broadcast, tasks, states)
                 self.clock.add(self.job.client.seconds)
-                for task, (upload, update) in zip(tasks, made, strict=True):
-                    self._hand_in(server, task, upload, update, epoch)
-
-    def _hand_in(self, server: Server, task: Task, upload: Upload, update: StateUpdate, epoch: int) -> None:
-        arrived = self.transport(upload) if self.transport else upload
-        with self.clock.timing("sums"):
-            if arrived is None:
-                server.lost(task, "the upload did not arrive")
-            elif server.receive(arrived, task.client).accepted:
-                slot = self.store.reserve()
-                if slot is not None and self.store.file is not None:
-                    self.store.file.write(slot, self.store.slot(task.client, epoch), update)
-                self.store.accept(task.client, slot, epoch)
+                for task, (upload, update) in zip(tasks, results, strict=True):
+                    arrived = self.transport(upload) if self.transport else upload
+                    with self.clock.timing("sums"):
+                        if arrived is None:
+                            server.lost(task, "the upload did not arrive")
+                        else:
+                            NewState(self.store, task.client, epoch).hand_in(server, arrived, update)
 
     def evaluate(self, x: Tensor) -> dict[str, float]:
         if self.job.test is None:

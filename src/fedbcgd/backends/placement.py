@@ -5,9 +5,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from numbers import Integral, Real
 
+from fedbcgd.backends.registry import BACKENDS, BackendEntry, find, names
 from fedbcgd.errors import UserError
-
-BACKENDS = ("workers", "ray")
 
 
 @dataclass(frozen=True)
@@ -18,38 +17,63 @@ class Placement:
     gpus: float | None = None
     device: str = "cpu"
 
+    @property
+    def entry(self) -> BackendEntry:
+        """The backend that does the work, with its capabilities."""
+        return find(self)
+
     def check(self) -> None:
-        """Say what is wrong with it, before anything is begun."""
+        """Check all of it before anything is begun.
+
+        Raises:
+            UserError: something is wrong, or a package is missing.
+        """
         for problem in self.problems():
             raise UserError(problem)
-        if self.backend == "ray":
-            from fedbcgd.backends.ray.cluster import package
-
-            package()
+        self.entry.check_installed()
 
     def problems(self) -> Iterator[str]:
-        """What needs no package to be found."""
-        if self.backend not in BACKENDS:
-            yield f"backend: one of {', '.join(BACKENDS)} is wanted, given {self.backend!r}"
-        if self.workers is not None and not (isinstance(self.workers, Integral) and 0 <= self.workers < 2**31):
-            yield f"workers: a whole number of at least 0 is wanted, given {self.workers!r}"
-        if self.gpus is not None and not (isinstance(self.gpus, Real) and 0 <= self.gpus < math.inf):
-            yield f"gpus: a number of at least 0 is wanted, given {self.gpus!r}"
-        if self.backend != "ray":
-            for name in ("address", "gpus"):
-                if getattr(self, name) is not None:
-                    yield f"{name}: given {getattr(self, name)!r}, but only backend = 'ray' has one"
+        """What is wrong with it and can be seen without importing any package."""
+        chosen = BACKENDS.get(self.backend)
+        if chosen is None:
+            yield f"backend: expected one of {', '.join(BACKENDS)}, got {self.backend!r}"
             return
-        if self.workers == 0:
-            yield "workers: backend 'ray' needs at least one, given 0 (which computes in this process)"
-        if self.gpus and self.gpus > 1 and self.gpus != int(self.gpus):
-            yield f"gpus: a share up to 1 or a whole number is wanted for each actor, given {self.gpus!r}"
+        if self.workers is not None and not (isinstance(self.workers, Integral) and 0 <= self.workers < 2**31):
+            yield f"workers: expected an integer ≥ 0, got {self.workers!r}"
+        elif self.workers and not chosen.has_workers:
+            yield f"workers: expected none with backend = {self.backend!r}, got {self.workers!r}"
+        elif self.workers == 0 and chosen.device_is_remote:
+            yield f"workers: expected at least one with backend = {self.backend!r}, got 0 (which is this process)"
+        for entry in BACKENDS.values():
+            for name in entry.options if entry is not chosen else ():
+                if getattr(self, name) is not None:
+                    yield f"{name}: expected only with backend = {entry.name!r}, got {getattr(self, name)!r}"
+        if "gpus" in chosen.options:
+            yield from self._gpu_problems()
+
+    def _gpu_problems(self) -> Iterator[str]:
+        if self.gpus is None:
+            return
+        if not (isinstance(self.gpus, Real) and 0 <= self.gpus < math.inf):
+            yield f"gpus: expected a number ≥ 0, got {self.gpus!r}"
+            return
+        if self.gpus > 1 and self.gpus != int(self.gpus):
+            yield f"gpus: expected a share up to 1 or a whole number for each actor, got {self.gpus!r}"
         if self.gpus and self.device == "cpu":
             yield f"gpus: {self.gpus:g} of a GPU for each actor, but device = 'cpu' would not use it"
         if self.gpus == 0 and self.device.startswith("cuda"):
             yield f"gpus: 0 leaves device = {self.device!r} without a GPU"
 
+    def crash_problem(self) -> str:
+        """Why `[network] crash` cannot be had here; empty if it can."""
+        if self.entry.crashes_workers:
+            return ""
+        return (
+            f"crash: expected backend = {names('crashes_workers')}, whose processes can be killed, got "
+            f"{self.entry.name!r}; leave crash out, or workers = 0 and the other backend"
+        )
+
     @property
     def home(self) -> str:
-        """The device of this process: with Ray `device` is the actors', and the server computes on the CPU."""
-        return "cpu" if self.backend == "ray" else self.device
+        """The device of this process: where `device` is that of remote workers, the server computes on the CPU."""
+        return "cpu" if self.entry.device_is_remote else self.device

@@ -1,6 +1,7 @@
 """What commands share: options, and how workers are prepared."""
 
 import tomllib
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated
 
@@ -16,7 +17,8 @@ Sets = Annotated[
 def expect_workers(config: Path, sets: list[str] | None) -> None:
     """Have worker processes prepared while this one imports what it needs, if the file looks like a run that has some.
     Whatever is wrong with it is said later."""
-    from fedbcgd.backends.workers.processes import start_early
+    from fedbcgd.backends.placement import Placement
+    from fedbcgd.errors import UserError
 
     try:
         run = tomllib.loads(config.read_text(encoding="utf-8")).get("run", {})
@@ -26,5 +28,6 @@ def expect_workers(config: Path, sets: list[str] | None) -> None:
         return
     given = {key.strip(): value.strip(" '\"") for key, _, value in (text.partition("=") for text in sets or [])}
     chosen = {key: given.get(f"run.{key}", str(run.get(key, ""))) for key in ("workers", "backend", "device")}
-    if chosen["workers"] != "0" and chosen["backend"] in ("", "workers") and chosen["device"] in ("", "cpu"):
-        start_early()
+    workers = 0 if chosen["workers"] == "0" else None
+    with suppress(UserError):
+        Placement(chosen["backend"] or "workers", workers, device=chosen["device"] or "cpu").entry.start_early()

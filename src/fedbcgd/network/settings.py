@@ -16,7 +16,6 @@ from fedbcgd.network.profiles import Distribution, Profile, draw
 from fedbcgd.rng import stream
 
 _DEFAULT: Profile = "mix"
-NO_WORKERS = "crash: only worker processes of this machine can be killed; leave workers = 0 and backend = 'ray' out"
 
 
 class Network(Section):

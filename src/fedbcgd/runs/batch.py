@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fedbcgd.backends.ray.cluster import kept
+from fedbcgd.backends.registry import keep_for
 from fedbcgd.engine.loop import Outcome
 from fedbcgd.engine.run_folder import RunFolder
 from fedbcgd.errors import Diverged
@@ -38,7 +38,7 @@ def run_all(runs: Sequence[Planned], folder: Path, shown: Any, figures: bool = T
         if planned.label not in outcomes and planned.group not in examined:
             examine(planned.config, folder / planned.folder)
             examined.add(planned.group)  # its other seeds differ in nothing that could fail
-    with kept(planned.config.where for planned in runs if planned.label not in outcomes):
+    with keep_for(planned.config.where for planned in runs if planned.label not in outcomes):
         for k, planned in enumerate(runs):
             if planned.label in outcomes:
                 shown.skip(k, "finished before")

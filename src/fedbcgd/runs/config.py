@@ -5,22 +5,22 @@ import logging
 import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import tomli_w
-from pydantic import Field, ValidationError, model_validator
+from pydantic import Field, ValidationError, field_validator, model_validator
+from pydantic_core import PydanticKnownError
 
+from fedbcgd.backends.placement import Placement
+from fedbcgd.backends.registry import BACKENDS
 from fedbcgd.core.parts import Section, explain_error
 from fedbcgd.data.names import EMBEDDED, QUADRATICS
 from fedbcgd.errors import UserError
 from fedbcgd.files import read_regular, vouched
 from fedbcgd.network.links import COLUMNS
 from fedbcgd.network.profiles import Distribution
-from fedbcgd.network.settings import NO_WORKERS, Network
+from fedbcgd.network.settings import Network
 from fedbcgd.runs.secrets import looks_secret, mask_config
-
-if TYPE_CHECKING:
-    from fedbcgd.backends.placement import Placement
 
 # `[algorithm]` is checked by make_algorithm: which keys it may have depends on the algorithm.
 
@@ -96,9 +96,7 @@ class Run(Section):
         None, ge=1, description="rounds between checkpoints; unset: under 2 % of the time"
     )
     workers: int | None = Field(None, ge=0, description="processes; 0 for this one alone; unset: one per core")
-    backend: Literal["workers", "ray"] = Field(
-        "workers", description="processes of this machine, or ray: actors of a Ray cluster (extra `ray`)"
-    )
+    backend: str = Field("workers", description="; ".join(f"{b.name}: {b.summary}" for b in BACKENDS.values()))
     address: str | None = Field(None, description='of the cluster: "auto", "host:port"; unset: Ray is started here')
     gpus: float | None = Field(None, ge=0, description="with ray: the share of a GPU that each actor gets")
     together: int | None = Field(
@@ -109,6 +107,14 @@ class Run(Section):
     )
     device: str = Field("cpu", description="where clients compute: cpu, cuda, mps")
     tensorboard: bool = Field(False, description="also write TensorBoard events (extra `tensorboard`)")
+
+    @field_validator("backend")
+    @classmethod
+    def _known_backend(cls, name: str) -> str:
+        if name not in BACKENDS:
+            *others, last = map(repr, BACKENDS)
+            raise PydanticKnownError("literal_error", {"expected": f"{', '.join(others)} or {last}"})
+        return name
 
     @model_validator(mode="before")
     @classmethod
@@ -131,9 +137,7 @@ class Config(Section):
     )
 
     @property
-    def where(self) -> "Placement":
-        from fedbcgd.backends.placement import Placement
-
+    def where(self) -> Placement:
         run = self.run
         return Placement(run.backend, run.workers, run.address, run.gpus, run.device)
 
@@ -333,8 +337,8 @@ def _impossible(config: Config) -> list[str]:
         out.append(f"quadratics.mu: at most beta = {config.quadratics.beta:g}, given {config.quadratics.mu:g}")
     if data.name == QUADRATICS and (data.validation or run.target is not None):
         out.append("data.validation and run.target need images: the metric of quadratics is the gap to the optimum")
-    if config.network is not None and config.network.crash and (run.workers == 0 or run.backend == "ray"):
-        out.append(f"network.{NO_WORKERS}")
+    if config.network is not None and config.network.crash and (problem := config.where.crash_problem()):
+        out.append(f"network.{problem}")
     if run.cohort > data.clients:
         out.append(f"run.cohort: {run.cohort} clients cannot be sampled of data.clients = {data.clients}")
     return out

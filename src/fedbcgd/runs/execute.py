@@ -122,7 +122,10 @@ def _execute(prepared: _Prepared, folder: RunFolder, callbacks: Sequence[Callbac
         watch.record = lambda sent: traffic.append(sent.row())
         backend = make_backend(job, store, server.cohort, config.where)
         backend.clock.add(before["clock"] if before else {})
-        loop = Loop(server, backend, stop, run.evaluate_every, (), task.prefix, metrics.rows, watch=watch, overlap=True)
+        overlap = config.where.entry.overlaps_evaluation
+        loop = Loop(
+            server, backend, stop, run.evaluate_every, (), task.prefix, metrics.rows, watch=watch, overlap=overlap
+        )
         loop.seconds = before["seconds"] if before else 0.0
 
         def save(beside: bool = False) -> None:

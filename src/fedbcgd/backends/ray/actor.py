@@ -1,22 +1,33 @@
-"""What an actor of the Ray backend does: clients' work as it is told, one task at a time, with one thread."""
+"""What an actor of the Ray backend does: clients' work as it is asked to, one request at a time, with one thread."""
 
 import os
 from collections.abc import Sequence
-from typing import Any
+from typing import assert_never
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from fedbcgd.backends.ray.state_cache import Given, Shelf, as_bytes, as_tensor
+from fedbcgd.backends.ray.protocol import (
+    EvaluateReply,
+    EvaluateRequest,
+    FitReply,
+    FitRequest,
+    NotPublished,
+    Ready,
+    Reply,
+    Request,
+    as_tensor,
+)
+from fedbcgd.backends.ray.state_cache import StateCache
+from fedbcgd.backends.workers.protocol import Failed
 from fedbcgd.backends.workers.shared import nameless, thaw
-from fedbcgd.backends.workers.worker import failure
-from fedbcgd.core.messages import Broadcast, Task
+from fedbcgd.core.messages import Broadcast
 from fedbcgd.engine.job import Job
 
 
 class Actor:
-    """The job thawed; every method answers with a word and what goes with it, an error included."""
+    """The job, thawed. An error is a reply as well."""
 
     def __init__(self, frozen: np.ndarray, size: int, device: str):
         torch.set_num_threads(1)
@@ -25,45 +36,46 @@ class Actor:
         self._job.move_to(self._device)
         self._job.client  # noqa: B018  (build the flat model now, not within the first task)
         layout = self._job.layout
-        self._published: tuple[int, list[Tensor]] = (0, [])
-        self._shelf = Shelf(self._job.algorithm.state_names, layout.dim, layout.dtype, self._device)
+        self._publication = 0
+        self._vectors: list[Tensor] = []
+        self._states = StateCache(self._job.algorithm.state_names, layout.dim, layout.dtype, self._device)
 
-    def do(self, word: str, number: int, *arguments: Any) -> tuple[Any, ...]:
-        """`number` says which of the driver's publications is meant."""
+    def publish(self, publication: int, vectors: Sequence[np.ndarray]) -> None:
+        """Take what all requests with this number need."""
+        dtype = self._job.layout.dtype
+        self._vectors = [as_tensor(array, dtype).to(self._device) for array in vectors]
+        self._publication = publication
+
+    def reply(self, request: Request) -> Reply | NotPublished | Failed:
+        if request.publication != self._publication:
+            return NotPublished()
         try:
-            if word == "publish":
-                self._published = number, [self._vector(array) for array in arguments[0]]
-                return (word,)
-            if number != self._published[0]:
-                return ("missed",)
-            return word, *getattr(self, word)(*arguments)
-        except BaseException as error:  # a user's sys.exit too is told, not followed
-            return failure(error)
+            match request:
+                case FitRequest():
+                    return self._fit(request)
+                case EvaluateRequest():
+                    return EvaluateReply(self._job.evaluate(self._vectors[0], request.start, request.stop))
+                case _:
+                    assert_never(request)
+        except BaseException as error:  # a user's sys.exit, too, is reported and not followed
+            return Failed.of(error)
 
-    def fit(self, epoch: int, task: Task, given: Given, drop: Sequence[int]) -> tuple[Any, ...]:
-        x, *controls = self._published[1]
+    def _fit(self, request: FitRequest) -> FitReply:
+        task = request.task
+        x, *controls = self._vectors
         named = dict(zip(self._job.algorithm.local.broadcasts, controls, strict=True))
-        broadcast = Broadcast(task.round, epoch, x, named)
-        upload, update = self._job.fit(broadcast, task, self._shelf.take(task.client, given, drop))
-        self._shelf.made(update)
-        payload = {channel: [as_bytes(piece) for piece in pieces] for channel, pieces in upload.payload.items()}
-        values = {name: [(s.start, s.stop, as_bytes(v)) for s, v in pieces] for name, pieces in update.values.items()}
-        told = (upload.examples, upload.steps, upload.gradient_evaluations, upload.train_loss)
-        return payload, told, values, dict(self._job.client.seconds)
-
-    def evaluate(self, start: int, stop: int) -> tuple[Any, ...]:
-        return (self._job.evaluate(self._published[1][0], start, stop),)
-
-    def _vector(self, array: np.ndarray) -> Tensor:
-        return as_tensor(array, self._job.layout.dtype).to(self._device)
+        broadcast = Broadcast(task.round, request.epoch, x, named)
+        upload, update = self._job.fit(broadcast, task, self._states.load(task.client, request.state))
+        self._states.add(update)
+        return FitReply.of(upload, update, dict(self._job.client.seconds))
 
 
-def begin(frozen: np.ndarray, size: int, device: str) -> tuple[Actor | None, tuple[Any, ...]]:
-    """An actor, and what it says first: where it is, or why it cannot work."""
+def begin(frozen: np.ndarray, size: int, device: str) -> tuple[Actor | None, Ready | Failed]:
+    """An actor, and its first message: where it is, or why it cannot work."""
     try:
-        return Actor(frozen, size, device), ("ready", os.getpid(), os.uname().nodename)
+        return Actor(frozen, size, device), Ready(os.getpid(), os.uname().nodename)
     except BaseException as error:
-        return None, failure(error)
+        return None, Failed.of(error)
 
 
 def _thaw(frozen: np.ndarray, size: int) -> Job:

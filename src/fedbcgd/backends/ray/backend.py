@@ -3,7 +3,7 @@
 The job travels once, the broadcast is put into Ray's store once a round, and an upload is only its block. Tasks go out as
 actors come free, in the order of the plan but the longest first among the next few. An actor that is lost is replaced and
 its tasks run again: every draw comes from (seed, round, client), so the result is the same. Client state is described in
-`shares`.
+`state_cache`.
 """
 
 import contextlib
@@ -23,12 +23,25 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
+from fedbcgd.backends.new_state import NewState
 from fedbcgd.backends.ray import cluster
-from fedbcgd.backends.ray.state_cache import Record, as_bytes, as_tensor
-from fedbcgd.backends.workers.backend import TRIES, Workers
+from fedbcgd.backends.ray.protocol import (
+    EvaluateReply,
+    EvaluateRequest,
+    FitReply,
+    FitRequest,
+    NotPublished,
+    Ready,
+    Reply,
+    Request,
+    as_bytes,
+)
+from fedbcgd.backends.ray.state_cache import CacheIndex
+from fedbcgd.backends.workers.backend import TRIES
 from fedbcgd.backends.workers.processes import ENVIRONMENT, Pulse, cores
+from fedbcgd.backends.workers.protocol import Failed
 from fedbcgd.backends.workers.shared import freeze
-from fedbcgd.core.messages import Plan, StateUpdate, Upload
+from fedbcgd.core.messages import Plan
 from fedbcgd.core.server import Server
 from fedbcgd.engine.client_state import StateStore
 from fedbcgd.engine.clock import Clock
@@ -47,9 +60,9 @@ START = -1  # what an actor is doing before its first task
 class _Actor:
     number: int
     handle: Any
-    calls: dict[Any, int] = field(default_factory=dict)  # reference to an answer → what was asked, the oldest first
+    calls: dict[Any, int] = field(default_factory=dict)  # reference to a reply → position of its task, the oldest first
     ready: bool = False
-    told: int = 0  # the number of what was published to it last
+    publication: int = 0  # the last one that was sent to it
     place: str = "not started"
     pid: int = 0
     pulse: Pulse | None = None  # of an actor in a Ray that was started here
@@ -76,8 +89,9 @@ class Ray:
         self._device = device
         self._actors: list[_Actor] = []
         self._losses: Counter[int] = Counter()
-        self._record = Record(store)
-        self._published: tuple[int, Any] = (0, None)  # what every actor needs now, numbered
+        self._caches = CacheIndex(store)
+        self._publication = 0  # counts what goes to every actor
+        self._vectors: Any = None  # the last of it, in Ray's store
         frozen, self._size = _frozen(job)
         cluster.join(address, min(workers or cores(), cohort))
         self._joined = True
@@ -93,9 +107,9 @@ class Ray:
             raise
 
     def _room(self) -> int:
-        there = self._ray.cluster_resources()
-        room = there.get("CPU", 1)
-        return max(1, int(min(room, there.get("GPU", 0) / self._gpus) if self._gpus else room))
+        resources = self._ray.cluster_resources()
+        room = resources.get("CPU", 1)
+        return max(1, int(min(room, resources.get("GPU", 0) / self._gpus) if self._gpus else room))
 
     def _start(self, number: int) -> _Actor:
         actor = _Actor(number, self._actor_class.remote())
@@ -123,30 +137,21 @@ class Ray:
                 near = own or ([] if actor.calls else near)
             return max(near, key=lambda position: (length[position], -position), default=None)
 
-        def ask(actor: _Actor, position: int) -> Any:
+        def request(actor: _Actor, position: int) -> FitRequest:
             task = tasks[position]
-            state = self._record.give(actor.number, task.client, broadcast.epoch)
-            return self._tell(actor, "fit", broadcast.epoch, task, *state)
+            state = self._caches.assign(actor.number, task.client, broadcast.epoch)
+            return FitRequest(self._publication, broadcast.epoch, task, state)
 
-        def done(actor: _Actor, position: int, payload: Any, told: Any, values: Any, seconds: Any) -> None:
-            task = tasks[position]
+        def done(actor: _Actor, position: int, reply: Reply) -> None:
+            assert isinstance(reply, FitReply)
+            client = tasks[position].client
             with self.clock.timing("sums"):
-                pieces = {channel: [as_tensor(piece) for piece in sent] for channel, sent in payload.items()}
-                if server.receive(Upload(task.round, task.client, task.block, pieces, *told), task.client).accepted:
-                    self._keep(actor, task.client, broadcast.epoch, values)
-            self.clock.add(seconds)
+                state = NewState(self.store, client, broadcast.epoch)
+                if state.hand_in(server, reply.as_upload(), reply.as_update(self.job.layout.dtype)):
+                    self._caches.accepted(actor.number, client, state.new)
+            self.clock.add(reply.seconds)
 
-        self._work(todo, choose, ask, done, lambda position: f"client {tasks[position].client} trained", "waiting")
-
-    def _keep(self, actor: _Actor, client: int, epoch: int, values: Any) -> None:
-        """The client's new state, into the store that checkpoints are made of."""
-        slot = self.store.reserve()
-        if slot is not None and self.store.file is not None:
-            dtype = self.store.file.dtype
-            update = {n: [(slice(a, b), as_tensor(v, dtype)) for a, b, v in pieces] for n, pieces in values.items()}
-            self.store.file.write(slot, self.store.slot(client, epoch), StateUpdate(client, epoch, update))
-        self.store.accept(client, slot, epoch)
-        self._record.accepted(actor.number, client, slot)
+        self._work(todo, choose, request, done, lambda position: f"client {tasks[position].client} trained", "waiting")
 
     def evaluate(self, x: Tensor) -> dict[str, float]:
         if self.job.test is None:
@@ -155,56 +160,65 @@ class Ray:
         batches = spans(len(self.job.test))
         results: dict[int, Batch] = {}
         todo = list(range(len(batches)))
+
+        def done(actor: _Actor, k: int, reply: Reply) -> None:
+            assert isinstance(reply, EvaluateReply)
+            results[k] = reply.batch
+
         self._work(
             todo,
             lambda actor: next(iter(todo), None),
-            lambda actor, k: self._tell(actor, "evaluate", *batches[k]),
-            lambda actor, k, batch: results.__setitem__(k, batch),
+            lambda actor, k: EvaluateRequest(self._publication, *batches[k]),
+            done,
             lambda k: "it evaluated",
             None,
         )
         return combine([results[k] for k in range(len(batches))])
 
     def _publish(self, *vectors: Tensor) -> None:
-        """What goes to every actor, into Ray's store once."""
-        self._published = self._published[0] + 1, self._ray.put([as_bytes(vector) for vector in vectors])
+        """Put what goes to every actor into Ray's store, once."""
+        self._publication += 1
+        self._vectors = self._ray.put([as_bytes(vector) for vector in vectors])
 
-    def _tell(self, actor: _Actor, *words: Any) -> Any:
-        """A task, and before the first one of a round what was published: Ray takes longer over it with every task."""
-        number, vectors = self._published
-        if actor.told != number:
-            actor.handle.do.remote("publish", number, vectors)
-            actor.told = number
-        return actor.handle.do.remote(words[0], number, *words[1:])
+    def _send(self, actor: _Actor, request: Request) -> Any:
+        """Send a request, and the publication before the first one that needs it; as part of each it would cost more.
+
+        Returns:
+            Ray's reference to the reply.
+        """
+        if actor.publication != self._publication:
+            actor.handle.publish.remote(self._publication, self._vectors)
+            actor.publication = self._publication
+        return actor.handle.reply.remote(request)
 
     def _work(
         self,
         todo: list[int],
         choose: Callable[[_Actor], int | None],
-        ask: Callable[[_Actor, int], Any],
-        done: Callable[..., None],
+        request: Callable[[_Actor, int], Request],
+        done: Callable[[_Actor, int, Reply], None],
         what: Callable[[int], str],
         waiting: str | None,
     ) -> None:
         """Keep every actor busy until all that is to do is done."""
         self._losses.clear()
-        for actor in self._actors:  # answers to what an interrupt cut off are nobody's
-            actor.calls = {ref: doing for ref, doing in actor.calls.items() if doing == START}
+        for actor in self._actors:  # replies to what an interrupt cut off do not count
+            actor.calls = {ref: position for ref, position in actor.calls.items() if position == START}
         left = len(todo)
         while left:
-            self._hand_out(todo, choose, ask)
-            asked = {ref: actor for actor in self._actors for ref in actor.calls}
+            self._hand_out(todo, choose, request)
+            calls = {ref: actor for actor in self._actors for ref in actor.calls}
             with self.clock.timing(waiting) if waiting else contextlib.nullcontext():
                 every = min((actor.pulse.every for actor in self._actors if actor.pulse), default=PATIENCE)
-                ready, _ = self._ray.wait(list(asked), num_returns=1, timeout=every)
+                ready, _ = self._ray.wait(list(calls), num_returns=1, timeout=every)
             self._say_if_short()
             for ref in ready:
-                actor = asked[ref]
+                actor = calls[ref]
                 if ref not in actor.calls:
-                    continue  # it was lost just now, with all it was asked
+                    continue  # it was lost just now, with all its calls
                 try:
-                    word, *answer = self._ray.get(ref)
-                except self._ray.exceptions.RayTaskError as error:  # ours are answers: this one is of Ray itself
+                    reply: Ready | Reply | NotPublished | Failed = self._ray.get(ref)
+                except self._ray.exceptions.RayTaskError as error:  # ours are replies: this one is of Ray itself
                     raise UserError(
                         f"an actor cannot work ({cluster.first_line(error.cause)}): every machine of the cluster needs "
                         "fedbcgd and what the model and the data need, in the same versions as here"
@@ -212,22 +226,27 @@ class Ray:
                 except self._ray.exceptions.RayError as error:
                     self._replace(actor, error, todo, what)
                     continue
-                if word == "missed":
+                if isinstance(reply, NotPublished):
                     self._replace(actor, RuntimeError("the model of the round did not reach it"), todo, what)
                     continue
-                doing = actor.calls.pop(ref)
-                if word == "failed":
-                    Workers.raise_here(*answer)
-                elif doing == START:
+                position = actor.calls.pop(ref)
+                if isinstance(reply, Failed):
+                    reply.reraise()
+                elif isinstance(reply, Ready):
                     actor.ready = True
-                    actor.pid, actor.place = answer
+                    actor.pid, actor.place = reply.pid, reply.host
                     actor.pulse = Pulse(actor.pid) if cluster.started_here() else None
                 else:
-                    done(actor, doing, *answer)
+                    done(actor, position, reply)
                     left -= 1
             self._replace_silent(todo, what)
 
-    def _hand_out(self, todo: list[int], choose: Any, ask: Any) -> None:
+    def _hand_out(
+        self,
+        todo: list[int],
+        choose: Callable[[_Actor], int | None],
+        request: Callable[[_Actor, int], Request],
+    ) -> None:
         for depth in range(1, BACKLOG + 1):
             for actor in self._actors:
                 # The last ones are given out one by one: nobody has two while another has none.
@@ -235,13 +254,13 @@ class Ray:
                     chosen = choose(actor)
                     if chosen is not None:
                         todo.remove(chosen)
-                        actor.calls[ask(actor, chosen)] = chosen
+                        actor.calls[self._send(actor, request(actor, chosen))] = chosen
 
     def _replace(self, actor: _Actor, error: Exception, todo: list[int], what: Callable[[int], str]) -> None:
-        doing = next(iter(actor.calls.values()))  # the oldest is what it was at
-        during = "it started" if doing == START else what(doing)
-        self._losses[doing] += 1
-        if self._losses[doing] >= TRIES:
+        current = next(iter(actor.calls.values()))  # the oldest is what it was at
+        during = "it started" if current == START else what(current)
+        self._losses[current] += 1
+        if self._losses[current] >= TRIES:
             raise WorkerLost(
                 f"{TRIES} Ray actors in a row were lost while {during} (the last one: {_why(error)}). Out of memory? "
                 "Fewer workers need less; without backend = 'ray' and with workers = 0 errors show directly"
@@ -284,7 +303,7 @@ class Ray:
 
     def _end(self, actor: _Actor) -> None:
         actor.calls = {}
-        self._record.lost(actor.number)
+        self._caches.lost(actor.number)
         with contextlib.suppress(Exception):  # it, or all of Ray, may be gone
             self._ray.kill(actor.handle, no_restart=True)
 
@@ -292,7 +311,7 @@ class Ray:
         for actor in self._actors:
             self._end(actor)
         self._actors = []
-        self._job, self._published = None, (0, None)
+        self._job = self._vectors = None
         if self._joined:
             self._joined = False
             cluster.leave()
@@ -302,18 +321,22 @@ def _actor_class(ray: Any, gpus: float) -> Any:
     """The class of the actors. Made in a function it travels by value, so the path is set before anything is imported."""
 
     class FedBCGD:
-        def begin(self, path: list[str], *arguments: Any) -> tuple[Any, ...]:
+        def begin(self, path: list[str], *arguments: Any) -> Any:
             import sys
 
             sys.path[:] = dict.fromkeys([*path, *sys.path])  # the user's modules are found as in the driver
             from fedbcgd.backends.ray.actor import begin
 
-            self.actor, said = begin(*arguments)
-            return said
+            self.actor, reply = begin(*arguments)
+            return reply
 
-        def do(self, word: str, *arguments: Any) -> tuple[Any, ...]:
+        def publish(self, publication: int, vectors: Any) -> None:
             assert self.actor is not None
-            return self.actor.do(word, *arguments)
+            self.actor.publish(publication, vectors)
+
+        def reply(self, request: Any) -> Any:
+            assert self.actor is not None
+            return self.actor.reply(request)
 
     return ray.remote(num_cpus=1, num_gpus=gpus, max_restarts=0, runtime_env={"env_vars": ENVIRONMENT})(FedBCGD)
 

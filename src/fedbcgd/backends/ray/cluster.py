@@ -8,7 +8,7 @@ import socket
 import sys
 import threading
 import warnings
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -67,13 +67,9 @@ def leave() -> None:
 
 
 @contextmanager
-def kept(runs: Iterable[Placement]) -> Iterator[None]:
-    """One Ray for several runs, one after the other, if they want it."""
-    first = next((where for where in runs if where.backend == "ray"), None)
-    if first is None:
-        yield
-        return
-    join(first.address, first.workers or cores())
+def keep(where: Placement) -> Iterator[None]:
+    """Keep one Ray for several runs, one after the other."""
+    join(where.address, where.workers or cores())
     try:
         yield
     finally:

@@ -2,7 +2,7 @@
 
 Tasks go out as workers come free, in the order of the plan but the longest first among the next few, so that no core waits
 long at the end of a round; and no further ahead than there are upload slots. Where tasks are short a worker has its next one
-before it has done the last, so that nobody waits for words. A worker that dies is replaced and its task run again: every
+before it has done the last, so that nobody waits for a message. A worker that dies is replaced and its task run again: every
 draw comes from (seed, round, client), so the result is the same.
 """
 
@@ -20,10 +20,22 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
-from fedbcgd.backends.workers.memory import RoundMemory, upload_room
+from fedbcgd.backends.new_state import NewState
+from fedbcgd.backends.workers.memory import RoundMemory, StoredUpload, upload_room
 from fedbcgd.backends.workers.processes import Forkserver, Worker, start
+from fedbcgd.backends.workers.protocol import (
+    Assignment,
+    EvaluateReply,
+    EvaluateRequest,
+    Failed,
+    FitReply,
+    FitRequest,
+    Ready,
+    Reply,
+    Request,
+)
 from fedbcgd.backends.workers.shared import freeze, nameless
-from fedbcgd.core.messages import Plan, Task, Upload
+from fedbcgd.core.messages import Plan, Upload
 from fedbcgd.core.server import Server
 from fedbcgd.engine.client_state import StateStore
 from fedbcgd.engine.clock import Clock
@@ -36,7 +48,7 @@ log = logging.getLogger("fedbcgd")
 
 AHEAD = 1 << 28  # bytes of uploads that may wait for earlier ones
 TRIES = 3  # workers that one task may take down before the run gives up
-FEW = 256  # clients of a task whose words and answers fit into the line together, whoever reads first
+FEW = 256  # clients of a request that fits into the line together with its reply, whoever reads first
 SHORT = 0.02  # seconds of a task that is worth handing out before it can be begun
 
 
@@ -46,17 +58,20 @@ def room(job: Job) -> int:
 
 
 class _Queue(Protocol):
-    """Words for workers, as they come free."""
+    """Requests for workers, as they come free."""
 
-    def next(self) -> tuple[Any, ...] | None: ...
+    def next(self) -> Request | None: ...
 
     def ahead(self, workers: int) -> bool:
         """Whether to hand out more than one at a time."""
 
-    def again(self, words: tuple[Any, ...]) -> None:
-        """A worker died of them, or with them."""
+    def again(self, request: Any) -> None:
+        """Requeue a request after its worker died."""
 
-    def done(self, *answer: Any) -> None: ...
+    def done(self, request: Any, reply: Any) -> None: ...
+
+
+_Queues = dict[type[Request], _Queue | None]
 
 
 class _Round:
@@ -77,7 +92,7 @@ class _Round:
         self._window = places
         self._places = list(range(places))
         self._held: dict[int, int] = {}  # position → the upload slot that the server may still read
-        self._reserved: dict[int, int | None] = {}  # position → the slot for the new client state
+        self._new_states: dict[int, NewState] = {}  # by position
 
     @property
     def finished(self) -> bool:
@@ -88,7 +103,7 @@ class _Round:
         small = (self._backend.job.together or 1) <= FEW
         return small and self._backend.lately < SHORT and len(self._todo) + len(self._near) >= workers
 
-    def next(self) -> tuple[Any, ...] | None:
+    def next(self) -> FitRequest | None:
         # A slot is held until all earlier uploads are in: within this window there is one for everybody.
         end = bisect_left(self._wanted, self._server.settled) + self._window
         while self._todo and self._rank[self._todo[0][-1]] < end:
@@ -97,33 +112,29 @@ class _Round:
             return None
         unit = max(self._near, key=lambda u: (self._length[u], -u[0]))
         self._near.remove(unit)
-        store, epoch = self._backend.store, self._epoch
-        for position in unit:
-            if position not in self._reserved:
-                self._reserved[position] = store.reserve()
-        tasks = tuple(self._plan.tasks[position] for position in unit)
-        old = [store.slot(task.client, epoch) for task in tasks]
-        return "fit", unit, tasks, epoch, [self._places.pop() for _ in unit], old, [self._reserved[p] for p in unit]
+        return FitRequest(self._epoch, tuple(self._assign(position) for position in unit))
 
-    def again(self, words: tuple[Any, ...]) -> None:
-        self._near.add(words[1])
-        self._places.extend(words[4])
+    def _assign(self, position: int) -> Assignment:
+        task = self._plan.tasks[position]
+        if position not in self._new_states:
+            self._new_states[position] = NewState(self._backend.store, task.client, self._epoch)
+        state = self._new_states[position]
+        return Assignment(position, task, self._places.pop(), state.old, state.new)
 
-    def done(self, unit: tuple[int, ...], used: list[int], said: Any, seconds: dict[str, float]) -> None:
+    def again(self, request: FitRequest) -> None:
+        self._near.add(tuple(a.position for a in request.assignments))
+        self._places.extend(a.upload_slot for a in request.assignments)
+
+    def done(self, request: FitRequest, reply: FitReply) -> None:
         backend, server = self._backend, self._server
-        for position, place, (where, told) in zip(unit, used, said, strict=True):
-            task = self._plan.tasks[position]
+        for assignment, stored in zip(request.assignments, reply.uploads, strict=True):
             with backend.clock.timing("sums"):
-                accepted = server.receive(backend.upload(task, where, told), task.client).accepted
-            if accepted:
-                backend.store.accept(task.client, self._reserved[position], self._epoch)
-            else:
-                backend.store.discard(self._reserved[position])
-            self._held[position] = place
+                self._new_states[assignment.position].hand_in(server, backend.upload(stored))
+            self._held[assignment.position] = assignment.upload_slot
         self._places.extend(self._held.pop(p) for p in list(self._held) if p < server.settled)
         self._left -= 1
-        backend.lately = sum(seconds.values())
-        backend.clock.add(seconds)
+        backend.lately = sum(reply.seconds.values())
+        backend.clock.add(reply.seconds)
 
 
 class _Evaluation:
@@ -140,17 +151,17 @@ class _Evaluation:
     def ahead(self, workers: int) -> bool:
         return False
 
-    def next(self) -> tuple[Any, ...] | None:
+    def next(self) -> EvaluateRequest | None:
         if not self._todo:
             return None
-        index, span = self._todo.popleft()
-        return "evaluate", index, *span
+        index, (start, stop) = self._todo.popleft()
+        return EvaluateRequest(index, start, stop)
 
-    def again(self, words: tuple[Any, ...]) -> None:
-        self._todo.appendleft((words[1], words[2:]))
+    def again(self, request: EvaluateRequest) -> None:
+        self._todo.appendleft((request.index, (request.start, request.stop)))
 
-    def done(self, index: int, result: Batch) -> None:
-        self._results[index] = result
+    def done(self, request: EvaluateRequest, reply: EvaluateReply) -> None:
+        self._results[request.index] = reply.batch
 
     def metrics(self) -> dict[str, float]:
         return combine([result for result in self._results if result is not None])
@@ -187,8 +198,8 @@ class Workers:
                     f"the model, the loss or the data cannot be sent to worker processes ({error}); with workers=0 they stay"
                 ) from error
             self._fds.append(job_fd)
-            self._given = [job_fd, self._fds[0], *([] if store.file is None else [store.file.fd])]
-            self._sizes = job_size, job_length
+            self._descriptors = [job_fd, self._fds[0], *([] if store.file is None else [store.file.fd])]
+            self._job_bytes = job_size, job_length
             for _ in range(workers):
                 self._workers.append(self._start())
         except BaseException:
@@ -197,12 +208,12 @@ class Workers:
 
     def _start(self) -> Worker:
         worker = start()
-        worker.give(self._sizes, self._given)
+        worker.prepare(*self._job_bytes, self._descriptors)
         return worker
 
-    def upload(self, task: Task, where: Any, told: Any) -> Upload:
-        """What a worker has put into a slot, where it is."""
-        return Upload(task.round, task.client, task.block, self._memory.get(where), *told)
+    def upload(self, stored: StoredUpload) -> Upload:
+        """The upload that a worker has put into a slot."""
+        return self._memory.get(stored)
 
     def pids(self) -> list[int]:
         return [worker.pid for worker in self._workers]
@@ -211,7 +222,7 @@ class Workers:
 
     def carry(self, server: Server, plan: Plan) -> None:
         # Of a round that was broken off nobody may still read the broadcast or write into a slot.
-        self._work(None, lambda: not any(words[0] == "fit" for w in self._workers for words in w.doing), None)
+        self._work(None, lambda: not any(isinstance(r, FitRequest) for w in self._workers for r in w.pending), None)
         self._memory.publish(plan.broadcast)
         todo = _Round(self, server, plan, self._places)
         self._work(todo, lambda: todo.finished, "waiting")
@@ -242,7 +253,7 @@ class Workers:
         """Keep every worker busy until it is finished: with the round, and with the evaluation when that has nothing."""
         self._deaths.clear()
         self._lost.clear()
-        queues: dict[str, _Queue | None] = {"fit": round, "evaluate": self._evaluation}
+        queues: _Queues = {FitRequest: round, EvaluateRequest: self._evaluation}
         while not finished():
             self._hand_out(queues)
             at = {worker.line.fileno(): k for k, worker in enumerate(self._workers)}
@@ -250,43 +261,46 @@ class Workers:
                 self._watch(at.keys())
             with self.clock.timing(waiting) if waiting else contextlib.nullcontext():
                 heard = self._poll.poll(1000 * min((worker.pulse.every for worker in self._workers), default=1.0))
-            trained = []
+            trained: list[tuple[Request, Reply]] = []
             for k in [at[fd] for fd, _ in heard]:
                 worker = self._workers[k]
                 try:
-                    word, *answer = worker.line.recv()
+                    reply: Ready | Reply | Failed = worker.line.recv()
                 except (EOFError, OSError):
                     self._replace(k, queues, worker.how_it_ended())
                     continue
                 worker.pulse.clear()
-                if word == "failed":
-                    self.raise_here(*answer)
-                elif word == "ready":
+                if isinstance(reply, Failed):
+                    reply.reraise()
+                if isinstance(reply, Ready):
                     worker.ready = True
-                else:
-                    worker.doing.popleft()
-                    if word == "fit":
-                        trained.append(answer)
-                    elif (queue := queues[word]) is not None:
-                        queue.done(*answer)
+                    continue
+                request = worker.pending.popleft()
+                if isinstance(reply, FitReply):
+                    trained.append((request, reply))
+                elif (queue := queues[type(request)]) is not None:
+                    queue.done(request, reply)
             if round is not None and trained:
                 self._hand_out(queues)  # nobody waits while uploads are checked and summed
-                for answer in trained:
-                    round.done(*answer)
+                for request, reply in trained:
+                    round.done(request, reply)
             for k, worker in enumerate(self._workers):
-                if worker.ready and not worker.doing:
+                if worker.ready and not worker.pending:
                     worker.pulse.clear()
                 elif why := worker.pulse.lost():
                     self._replace(k, queues, why)
 
-    def _hand_out(self, queues: dict[str, _Queue | None]) -> None:
+    def _hand_out(self, queues: _Queues) -> None:
         for held in (0, 1):  # first whoever has nothing to do
             for worker in self._workers:
-                if worker.ready and len(worker.doing) == held and not (held and worker.doing[0][0] == "evaluate"):
-                    given = (q for q in queues.values() if q is not None and (not held or q.ahead(len(self._workers))))
-                    words = next((w for queue in given if (w := queue.next())), None)
-                    if words is not None:
-                        worker.tell(*words)
+                pending = worker.pending
+                if worker.ready and len(pending) == held and not (held and isinstance(pending[0], EvaluateRequest)):
+                    open_ones = (
+                        q for q in queues.values() if q is not None and (not held or q.ahead(len(self._workers)))
+                    )
+                    request = next((request for queue in open_ones if (request := queue.next())), None)
+                    if request is not None:
+                        worker.send(request)
 
     def _watch(self, descriptors: Iterable[int]) -> None:
         """Who is listened to from now on."""
@@ -295,18 +309,22 @@ class Workers:
             self._poll.register(fd, select.POLLIN)
         self._watched = set(descriptors)
 
-    def _replace(self, k: int, queues: dict[str, _Queue | None], ended: str) -> None:
+    def _replace(self, k: int, queues: _Queues, ended: str) -> None:
         """Another worker in the place of one that ended or is silent; what it had to do is done again."""
         worker = self._workers[k]
-        for words in worker.doing:
-            if (queue := queues[words[0]]) is not None:
-                queue.again(words)
-        doing = worker.doing[0] if worker.doing else None
-        what = "while idle" if worker.ready else "while starting"
-        if doing is not None:
-            clients = ", ".join(str(task.client) for task in doing[2]) if doing[0] == "fit" else ""
-            what = f"while client {clients} trained" if clients else "while evaluating"
-        cause: Any = doing[:3] if doing else what
+        for request in worker.pending:
+            if (queue := queues[type(request)]) is not None:
+                queue.again(request)
+        current = worker.pending[0] if worker.pending else None
+        cause: Any  # equal for one that is tried again
+        match current:
+            case None:
+                cause = what = "while idle" if worker.ready else "while starting"
+            case FitRequest():
+                cause = tuple(a.task for a in current.assignments)
+                what = f"while client {', '.join(str(task.client) for task in cause)} trained"
+            case EvaluateRequest():
+                cause, what = current, "while evaluating"
         if worker.orphaned:  # all go at once, and none of them is the cause
             cause = "forkserver"
             self._lost.add(worker.forkserver)
@@ -318,17 +336,9 @@ class Workers:
                 f"{TRIES} worker processes in a row were lost {what} (the last one {ended}). Out of memory? "
                 "Fewer workers need less; workers=0 computes in this process and shows errors directly"
             )
-        log.warning("worker %d (pid %d) %s %s; it is replaced%s", k, worker.pid, ended, what, _redone(doing))
+        again = "" if current is None else " and its task runs again"
+        log.warning("worker %d (pid %d) %s %s; it is replaced%s", k, worker.pid, ended, what, again)
         self._workers[k] = self._start()
-
-    @staticmethod
-    def raise_here(body: bytes, text: str) -> None:
-        """A user's code failed in a worker: the same error here, with the worker's traceback as a note."""
-        error: BaseException = pickle.loads(body) if body else RuntimeError(text.strip().splitlines()[-1])
-        if not isinstance(error, Exception):  # such as SystemExit: not this process's to follow
-            error = RuntimeError(f"the work ended with {error!r}")
-        error.add_note(f"In a worker process:\n{text}")
-        raise error
 
     def close(self) -> None:
         with uninterrupted():
@@ -338,7 +348,3 @@ class Workers:
             for fd in self._fds:
                 os.close(fd)
             self._fds = []
-
-
-def _redone(doing: tuple[Any, ...] | None) -> str:
-    return " and its task runs again" if doing else ""

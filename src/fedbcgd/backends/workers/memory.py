@@ -1,6 +1,7 @@
 """The memory that server and workers share: the broadcast, and slots for uploads. Both ends lay it out with this code."""
 
 import mmap
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -11,6 +12,14 @@ from fedbcgd.core.messages import Broadcast, Upload
 from fedbcgd.core.vector import Layout
 
 PayloadOffsets = dict[str, list[tuple[int, int]]]  # channel → (offset, bytes) of each slice
+
+
+@dataclass(frozen=True, slots=True)
+class StoredUpload:
+    """An upload whose payload stays in its slot."""
+
+    upload: Upload  # with an empty payload
+    offsets: PayloadOffsets
 
 
 def upload_room(algorithm: Algorithm, layout: Layout) -> int:
@@ -38,9 +47,10 @@ class Slot:
         self._at += aligned(nbytes)
         return lent
 
-    def put(self, upload: Upload) -> PayloadOffsets:
-        """Where the payload is: what was written into lent memory stays, everything else is copied."""
-        return {channel: [self._put(piece) for piece in pieces] for channel, pieces in upload.payload.items()}
+    def put(self, upload: Upload) -> StoredUpload:
+        """Leave what was written into lent memory where it is, and copy everything else into the slot."""
+        offsets = {channel: [self._put(piece) for piece in pieces] for channel, pieces in upload.payload.items()}
+        return StoredUpload(replace(upload, payload={}), offsets)
 
     def _put(self, piece: Tensor) -> tuple[int, int]:
         n = piece.numel()
@@ -87,9 +97,10 @@ class RoundMemory:
     def slot(self, place: int) -> "Slot":
         return Slot(self._memory, self._slots + place * self._room)
 
-    def get(self, where: PayloadOffsets) -> dict[str, list[Tensor]]:
-        """A payload as views of its slot."""
-        return {channel: [self._view(at, n) for at, n in pieces] for channel, pieces in where.items()}
+    def get(self, stored: StoredUpload) -> Upload:
+        """The upload, its payload as views of its slot."""
+        payload = {channel: [self._view(at, n) for at, n in pieces] for channel, pieces in stored.offsets.items()}
+        return replace(stored.upload, payload=payload)
 
     def _view(self, at: int, n: int) -> Tensor:
         if not n:

@@ -22,6 +22,15 @@ from multiprocessing.connection import Connection
 from typing import Any
 from weakref import WeakSet
 
+from fedbcgd.backends.workers.protocol import (
+    ExitCodeReply,
+    ExitCodeRequest,
+    ForkRefused,
+    ForkReply,
+    ForkRequest,
+    JobRequest,
+    Request,
+)
 from fedbcgd.errors import UserError, WorkerLost, shortage
 
 FORKS = sys.platform == "linux"
@@ -62,7 +71,7 @@ class Pulse:
         self.clear()
 
     def clear(self) -> None:
-        """It has nothing to do, or has answered."""
+        """It has nothing to do, or has replied."""
         self._used: float | None = None
         self._seconds = 0.0
 
@@ -113,58 +122,59 @@ def _is_stopped(pid: int) -> bool:
 
 
 class Line:
-    """A connection for words that also carries descriptors."""
+    """A connection for messages (see `protocol`) that also carries descriptors."""
 
     def __init__(self, end: socket.socket):
         end.setblocking(True)  # whatever the default timeout of this process is
         self._socket = end
-        self._words = Connection(os.dup(end.fileno()))
+        self._connection = Connection(os.dup(end.fileno()))
 
-    def send(self, words: Any, descriptors: Sequence[int] = ()) -> None:
-        self._words.send((words, len(descriptors)))
+    def send(self, message: Any, descriptors: Sequence[int] = ()) -> None:
+        self._connection.send(message)
         if descriptors:
             socket.send_fds(self._socket, [b"."], list(descriptors))
 
     def recv(self) -> Any:
-        """The words; followed by the descriptors, where some came along."""
-        words, count = self._words.recv()
-        if not count:
-            return words
-        return words, socket.recv_fds(self._socket, 1, count)[1]
+        return self._connection.recv()
 
-    def heard(self, seconds: float) -> bool:
-        return self._words.poll(seconds)
+    def recv_descriptors(self, count: int) -> list[int]:
+        """The descriptors that follow the last message, which says how many they are."""
+        return socket.recv_fds(self._socket, 1, count)[1]
+
+    def poll(self, seconds: float) -> bool:
+        """Wait for a message, at most so long; whether there is one."""
+        return self._connection.poll(seconds)
 
     def fileno(self) -> int:
-        return self._words.fileno()
+        return self._connection.fileno()
 
     def close(self) -> None:
-        self._words.close()
+        self._connection.close()
         self._socket.close()
 
 
 class Worker:
-    """One process and the line to it. `doing` is what it was told to do and has not answered yet."""
+    """One process and the line to it. `pending` are the requests that it has not answered yet, in order."""
 
     def __init__(self, pid: int, end: socket.socket, wait: Callable[[], int | None], forkserver: "Forkserver | None"):
         self.pid = pid
         self.line = Line(end)
-        self.doing: deque[tuple[Any, ...]] = deque()
+        self.pending: deque[Request] = deque()
         self.ready = False
         self.forkserver = forkserver
         self.pulse = Pulse(pid)
         self._wait = wait
         self._code: int | None = None
 
-    def give(self, sizes: tuple[int, ...], descriptors: Sequence[int]) -> None:
-        """Its job, as descriptors of memory. It says when it is ready for work."""
-        with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # a dead one shows when its answer is read
-            self.line.send((sys.path, sizes), descriptors)
+    def prepare(self, buffer_bytes: int, pickle_bytes: int, descriptors: Sequence[int]) -> None:
+        """Send the job, as descriptors of memory. It answers when it is ready for work."""
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # a dead one shows when its reply is read
+            self.line.send(JobRequest(sys.path, buffer_bytes, pickle_bytes, len(descriptors)), descriptors)
 
-    def tell(self, *words: Any) -> None:
-        self.doing.append(words)
+    def send(self, request: Request) -> None:
+        self.pending.append(request)
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
-            self.line.send(words)
+            self.line.send(request)
 
     @property
     def orphaned(self) -> bool:
@@ -243,36 +253,42 @@ class Forkserver:
     def make(self, end: socket.socket) -> int:
         """A fork that listens to this end of a line: its process number. It writes to where this process writes."""
         environment = {**os.environ, **_environment()}
-        streams = [fd for fd in (1, 2) if _open(fd)]
-        made = self._ask(("make", environment, _folder(), streams), [end.fileno(), *streams])
-        if isinstance(made, int):
-            return made
-        raise ChildProcessError(made)  # asking again would not help
+        streams = tuple(fd for fd in (1, 2) if _open(fd))
+        reply = self._ask(ForkRequest(environment, _folder(), streams), [end.fileno(), *streams])
+        if isinstance(reply, ForkRefused):
+            raise ChildProcessError(reply.reason)  # asking again would not help
+        assert isinstance(reply, ForkReply)
+        return reply.pid
 
     def ended(self, pid: int) -> int | None:
         """The exit code of a fork; None if it does not end."""
         try:
-            return self._ask(("ended", pid))
+            reply = self._ask(ExitCodeRequest(pid))
         except Gone:
             return None
+        assert isinstance(reply, ExitCodeReply)
+        return reply.code
 
-    def _ask(self, words: Any, descriptors: Sequence[int] = ()) -> Any:
+    def _ask(
+        self, request: ForkRequest | ExitCodeRequest, descriptors: Sequence[int] = ()
+    ) -> ForkReply | ForkRefused | ExitCodeReply:
         with self._lock:
             try:
-                self._line.send(words, descriptors)
+                self._line.send(request, descriptors)
                 pulse = Pulse(self._process.pid)
-                while not self._line.heard(pulse.every):
+                while not self._line.poll(pulse.every):
                     if why := pulse.lost():
                         self.end()
                         raise Gone(f"the process that makes them {why}")
-                return self._line.recv()
+                reply: ForkReply | ForkRefused | ExitCodeReply = self._line.recv()
+                return reply
             except (EOFError, OSError) as error:
                 with contextlib.suppress(subprocess.TimeoutExpired):
                     self._process.wait(10)
                 code = self._process.poll()
                 self.end()
                 raise Gone(f"the process that makes them left with exit code {code}") from error
-            except BaseException:  # interrupted: the answer would be taken for another one's
+            except BaseException:  # interrupted: the reply would be taken for that to the next request
                 self.end()
                 raise
 
@@ -351,7 +367,7 @@ def begin() -> None:
         if sys.argv[3] == "forkserver":
             line = Line(socket.socket(fileno=int(sys.argv[2])))
             line.recv()
-            line.send(shortage(error) or f"{type(error).__name__}: {error}")
+            line.send(ForkRefused(shortage(error) or f"{type(error).__name__}: {error}"))
         raise
     main()
 

@@ -1,4 +1,4 @@
-"""A worker process: does clients' work as it is told, one task at a time, with one thread.
+"""A worker process: does clients' work as it is asked to, one request at a time, with one thread.
 
 Started by `processes.py`, as a fork of the forkserver, which is this module too, or as an interpreter of its own. What it
 needs comes as descriptors: the job (frozen), the memory shared with the server (broadcast and upload slots), and the slots
@@ -9,15 +9,28 @@ import contextlib
 import gc
 import mmap
 import os
-import pickle
 import signal
 import socket
 import sys
 import time
-import traceback
-from typing import Any
+from typing import assert_never
 
 from fedbcgd.backends.workers.processes import Line
+from fedbcgd.backends.workers.protocol import (
+    EvaluateReply,
+    EvaluateRequest,
+    ExitCodeReply,
+    ExitCodeRequest,
+    Failed,
+    FitReply,
+    FitRequest,
+    ForkRefused,
+    ForkReply,
+    JobRequest,
+    Ready,
+    Reply,
+    Request,
+)
 from fedbcgd.errors import shortage
 from fedbcgd.outputs import make_lasting
 
@@ -52,34 +65,34 @@ def serve_forks(line: Line, idle: float) -> Line:
     mine = os.getpid()
     forks: set[int] = set()
     while True:
-        if not line.heard(idle):
+        if not line.poll(idle):
             if forks:
                 continue
             sys.exit()
-        said = line.recv()
-        if said[0] == "ended":
-            forks.discard(said[1])
-            line.send(_ended(said[1]))
+        request = line.recv()
+        if isinstance(request, ExitCodeRequest):
+            forks.discard(request.pid)
+            line.send(ExitCodeReply(_ended(request.pid)))
             continue
-        (_, environment, folder, streams), (descriptor, *there) = said
+        descriptor, *outputs = line.recv_descriptors(1 + len(request.streams))
         try:
             fork = os.fork()
         except OSError as error:
             fork = -1
-            line.send(shortage(error) or f"a process cannot be made: {error.strerror}")
+            line.send(ForkRefused(shortage(error) or f"a process cannot be made: {error.strerror}"))
         if not fork:
             _die_with(mine)
             line.close()
-            for stream, now in zip(streams, there, strict=True):
-                os.dup2(now, stream)
-                os.close(now)
-            _as_the_parent(environment, folder)
+            for stream, output in zip(request.streams, outputs, strict=True):
+                os.dup2(output, stream)
+                os.close(output)
+            _as_the_parent(request.environment, request.folder)
             return Line(socket.socket(fileno=descriptor))
-        for each in (descriptor, *there):
+        for each in (descriptor, *outputs):
             os.close(each)
         if fork > 0:
             forks.add(fork)
-            line.send(fork)
+            line.send(ForkReply(fork))
 
 
 def _ended(fork: int, seconds: float = 10) -> int | None:
@@ -104,29 +117,23 @@ def _as_the_parent(environment: dict[str, str], folder: str) -> None:
 
 
 def serve(line: Line) -> None:
-    (path, sizes), descriptors = line.recv()
+    request: JobRequest = line.recv()
+    descriptors = line.recv_descriptors(request.descriptors)
     try:
-        desk = JobServer(path, *sizes, *descriptors)
-        line.send(("ready",))
+        server = JobServer(request, *descriptors)
+        line.send(Ready())
     except BaseException as error:
-        line.send(failure(error))
+        line.send(Failed.of(error))
         return
     while True:
-        word, *arguments = line.recv()
-        try:
-            answer = (word, *getattr(desk, word)(*arguments))
-        except BaseException as error:
-            answer = failure(error)
-        line.send(answer)
+        line.send(server.reply(line.recv()))
 
 
 class JobServer:
     """The job thawed, and the shared memory laid out as the parent has it."""
 
-    def __init__(
-        self, path: list[str], job_size: int, job_length: int, job_fd: int, shared_fd: int, state_fd: int | None = None
-    ):
-        sys.path[:] = path  # the user's modules are found as in the parent
+    def __init__(self, request: JobRequest, job_fd: int, shared_fd: int, state_fd: int | None = None):
+        sys.path[:] = request.path  # the user's modules are found as in the parent
         import torch
 
         torch.set_num_threads(1)
@@ -134,41 +141,38 @@ class JobServer:
         from fedbcgd.backends.workers.shared import thaw
         from fedbcgd.engine.client_state import SlotFile
 
-        self.job = thaw(job_fd, job_size, job_length)
+        self.job = thaw(job_fd, request.buffer_bytes, request.pickle_bytes)
         layout, names = self.job.layout, self.job.algorithm.state_names
         self.memory = RoundMemory(mmap.mmap(shared_fd, 0), self.job.algorithm, layout)
         self.state = None if state_fd is None else SlotFile(state_fd, names, layout.dim, layout.dtype)
         self.job.client  # noqa: B018  (build the flat model now, not within the first task)
 
-    def fit(self, unit: Any, tasks: Any, epoch: int, places: Any, old: Any, new: Any) -> tuple[Any, ...]:
-        """Train the clients of a unit; for each a place for its upload, and the slots of its state before and after."""
-        slots = [self.memory.slot(place) for place in places]
-        states = [self.state.open(k) if self.state is not None and k is not None else {} for k in old]
-        broadcast = self.memory.broadcast(tasks[0].round, epoch)
-        made = self.job.fit_unit(broadcast, tasks, states, [slot.allocate for slot in slots])
-        said = []
-        for slot, (upload, update), before, after in zip(slots, made, old, new, strict=True):
-            if self.state is not None and after is not None:
-                self.state.write(after, before, update)
-            told = (upload.examples, upload.steps, upload.gradient_evaluations, upload.train_loss)
-            said.append((slot.put(upload), told))
-        return unit, places, said, dict(self.job.client.seconds)
+    def reply(self, request: Request) -> Reply | Failed:
+        try:
+            match request:
+                case FitRequest():
+                    return self._fit(request)
+                case EvaluateRequest():
+                    return EvaluateReply(self.job.evaluate(self.memory.evaluated, request.start, request.stop))
+                case _:
+                    assert_never(request)
+        except BaseException as error:  # a user's sys.exit, too, is reported and not followed
+            return Failed.of(error)
 
-    def evaluate(self, index: int, start: int, stop: int) -> tuple[Any, ...]:
-        return index, self.job.evaluate(self.memory.evaluated, start, stop)
-
-
-def failure(error: BaseException) -> tuple[str, bytes, str]:
-    """The error itself where it can travel, and how it came about as text."""
-    import cloudpickle
-
-    text = "".join(traceback.format_exception(error))
-    try:
-        body = cloudpickle.dumps(error)
-        pickle.loads(body)  # some errors only fail on arrival
-    except Exception:
-        body = b""
-    return "failed", body, text
+    def _fit(self, request: FitRequest) -> FitReply:
+        """Train the clients, and write each one's upload and new state into their slots."""
+        assignments, file = request.assignments, self.state
+        tasks = [a.task for a in assignments]
+        slots = [self.memory.slot(a.upload_slot) for a in assignments]
+        states = [file.open(a.old_state) if file is not None and a.old_state is not None else {} for a in assignments]
+        broadcast = self.memory.broadcast(tasks[0].round, request.epoch)
+        results = self.job.fit_unit(broadcast, tasks, states, [slot.allocate for slot in slots])
+        uploads = []
+        for assignment, slot, (upload, update) in zip(assignments, slots, results, strict=True):
+            if file is not None and assignment.new_state is not None:
+                file.write(assignment.new_state, assignment.old_state, update)
+            uploads.append(slot.put(upload))
+        return FitReply(tuple(uploads), dict(self.job.client.seconds))
 
 
 def _die_with(parent: int) -> None:

@@ -1,0 +1,40 @@
+"""What becomes of the state that a task makes: the one place where slots are reserved, accepted or discarded."""
+
+from fedbcgd.core.messages import StateUpdate, Upload
+from fedbcgd.core.server import Server
+from fedbcgd.engine.client_state import StateStore
+
+
+class NewState:
+    """A slot reserved for the state that a client's task makes. It holds only if the server accepts the upload.
+
+    `old` and `new` are slots of the store: of the state the task begins with (None: zero), and of the one it makes (None:
+    the rule keeps no state).
+    """
+
+    def __init__(self, store: StateStore, client: int, epoch: int):
+        self._store = store
+        self._client = client
+        self._epoch = epoch
+        self.old = store.slot(client, epoch)
+        self.new = store.reserve()
+
+    def hand_in(self, server: Server, upload: Upload, update: StateUpdate | None = None) -> bool:
+        """Hand the upload to the server, and keep the new state if it is accepted.
+
+        Args:
+            server: of the round.
+            upload: what the client sends.
+            update: the new state; None if it has been written to slot `new` already.
+
+        Returns:
+            Whether the server accepted the upload.
+        """
+        accepted = server.receive(upload, self._client).accepted
+        if not accepted:
+            self._store.discard(self.new)
+            return False
+        if update is not None and self.new is not None and self._store.file is not None:
+            self._store.file.write(self.new, self.old, update)
+        self._store.accept(self._client, self.new, self._epoch)
+        return True
