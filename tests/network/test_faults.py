@@ -157,10 +157,10 @@ def test_a_victim_that_is_gone_already_changes_nothing(federation, net, toys, mo
 
     monkeypatch.setattr(faults.os, "kill", kill)
     backend = SimpleNamespace(pids=lambda: [11, 12])
-    door = FaultInjector(f.server, backend, 0.0, 0, crashes(1.0, 0, seed=0))
-    assert door.receive(upload).accepted
+    injector = FaultInjector(f.server, backend, 0.0, 0, crashes(1.0, 0, seed=0))
+    assert injector.receive(upload).accepted
     assert len(killed) == 1
-    door.receive(upload)
+    injector.receive(upload)
     assert len(killed) == 1, "one in a round"
 
 

@@ -6,7 +6,7 @@ from torch import Tensor
 
 from fedbcgd.backends.new_state import NewState
 from fedbcgd.core.messages import Plan, Upload
-from fedbcgd.core.server import Server
+from fedbcgd.engine.backend import Inbox
 from fedbcgd.engine.client_state import StateStore
 from fedbcgd.engine.clock import Clock
 from fedbcgd.engine.evaluation import combine, spans
@@ -25,10 +25,10 @@ class InProcess:
         self.transport = transport
         self.clock = Clock()
 
-    def carry(self, server: Server, plan: Plan) -> None:
+    def carry(self, inbox: Inbox, plan: Plan) -> None:
         epoch = plan.broadcast.epoch
         with one_thread():
-            for unit in self.job.units(plan.tasks, server.expects):
+            for unit in self.job.units(plan.tasks, inbox.expects):
                 tasks = [plan.tasks[k] for k in unit]
                 states = [self.store.load(task.client, epoch) for task in tasks]
                 results = self.job.fit_unit(plan.broadcast, tasks, states)
@@ -37,9 +37,9 @@ class InProcess:
                     arrived = self.transport(upload) if self.transport else upload
                     with self.clock.timing("sums"):
                         if arrived is None:
-                            server.lost(task, "the upload did not arrive")
+                            inbox.lost(task, "the upload did not arrive")
                         else:
-                            NewState(self.store, task.client, epoch).hand_in(server, arrived, update)
+                            NewState(self.store, task.client, epoch).hand_in(inbox, arrived, update)
 
     def evaluate(self, x: Tensor) -> dict[str, float]:
         if self.job.test is None:

@@ -1,7 +1,7 @@
 """What becomes of the state that a task makes: the one place where slots are reserved, accepted or discarded."""
 
 from fedbcgd.core.messages import StateUpdate, Upload
-from fedbcgd.core.server import Server
+from fedbcgd.engine.backend import Inbox
 from fedbcgd.engine.client_state import StateStore
 
 
@@ -19,18 +19,18 @@ class NewState:
         self.old = store.slot(client, epoch)
         self.new = store.reserve()
 
-    def hand_in(self, server: Server, upload: Upload, update: StateUpdate | None = None) -> bool:
+    def hand_in(self, inbox: Inbox, upload: Upload, update: StateUpdate | None = None) -> bool:
         """Hand the upload to the server, and keep the new state if it is accepted.
 
         Args:
-            server: of the round.
+            inbox: of the round.
             upload: what the client sends.
             update: the new state; None if it has been written to slot `new` already.
 
         Returns:
             Whether the server accepted the upload.
         """
-        accepted = server.receive(upload, self._client).accepted
+        accepted = inbox.receive(upload, self._client).accepted
         if not accepted:
             self._store.discard(self.new)
             return False

@@ -4,7 +4,7 @@ from typing import Protocol
 
 from fedbcgd.core.messages import Plan
 from fedbcgd.core.server import Server
-from fedbcgd.engine.backend import Backend
+from fedbcgd.engine.backend import Backend, Inbox
 
 
 class RoundHooks(Protocol):
@@ -22,7 +22,7 @@ class RoundHooks(Protocol):
     def next_upload_d(self, server: Server) -> float:
         """What the next round will upload, in d."""
 
-    def door(self, server: Server, backend: Backend) -> Server:
+    def inbox(self, server: Server, backend: Backend) -> Inbox:
         """Where uploads are handed in: the server itself, unless something is to go wrong on the way."""
 
     def committed(self, server: Server) -> None:

@@ -172,7 +172,7 @@ class Loop:
     def _round(self) -> str:
         with uninterrupted():
             plan = self.watch.plan(self.server) if self.watch else self.server.plan()
-        self.backend.carry(self.watch.door(self.server, self.backend) if self.watch else self.server, plan)
+        self.backend.carry(self.watch.inbox(self.server, self.backend) if self.watch else self.server, plan)
         self._collect()  # before the round counts: whoever is interrupted here finds the model that is due
         with self.backend.clock.timing("sums"), uninterrupted():
             report = self.server.commit()

@@ -5,7 +5,7 @@ import dataclasses
 import os
 import signal
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -62,7 +62,7 @@ def damaged(upload: Upload, share: float, seed: int) -> Upload:
 
 
 class FaultInjector:
-    """Stands before the server in a round with faults: backends hand their uploads in here, everything else is its own.
+    """Stands before the server in a round with faults: damages uploads, and kills a worker.
 
     `victim` chooses the worker to kill, as soon as the first upload is in: the others are at work then.
     """
@@ -73,8 +73,15 @@ class FaultInjector:
         self._server, self._backend = server, backend
         self._corrupt, self._seed, self._victim = corrupt, seed, victim
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._server, name)
+    @property
+    def settled(self) -> int:
+        return self._server.settled
+
+    def expects(self, task: Task) -> bool:
+        return self._server.expects(task)
+
+    def lost(self, task: Task, why: str) -> None:
+        self._server.lost(task, why)
 
     def receive(self, upload: Upload, sender: int | None = None) -> Receipt:
         if self._victim is not None:

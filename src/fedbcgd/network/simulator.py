@@ -18,7 +18,7 @@ from fedbcgd.core.algorithm import Algorithm
 from fedbcgd.core.messages import Plan, Task
 from fedbcgd.core.objective import objective
 from fedbcgd.core.server import Server
-from fedbcgd.engine.backend import Backend
+from fedbcgd.engine.backend import Backend, Inbox
 from fedbcgd.engine.job import Job
 from fedbcgd.errors import UserError
 from fedbcgd.network.closing import Closing, close
@@ -131,13 +131,13 @@ class NetworkSimulator:
         moments = self.costs[[task.client for task in tasks], blocks] * np.where(gone, when, 1.0)
         return close(moments, blocks, gone, self._minimum, self.network.deadline, bad), gone, moments
 
-    def door(self, server: Server, backend: Backend) -> Server:
+    def inbox(self, server: Server, backend: Backend) -> Inbox:
         """Where backends hand in uploads: the server itself, unless something is to go wrong on the way."""
         network = self.network
         if network is None or not (network.corrupt or network.crash):
             return server
         victim = crashes(network.crash, server.round, self._seed) if hasattr(backend, "pids") else None
-        return FaultInjector(server, backend, network.corrupt, self._seed, victim)  # type: ignore[return-value]
+        return FaultInjector(server, backend, network.corrupt, self._seed, victim)
 
     def committed(self, server: Server) -> None:
         """A round is over: the clock goes on, and what was sent is recorded."""

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from fedbcgd.backends.flower.exchange import exchange
 from fedbcgd.core.messages import Plan, RoundReport
-from fedbcgd.core.server import Server
 from fedbcgd.core.vector import FlatModel
+from fedbcgd.engine.backend import Inbox
 from fedbcgd.engine.client_state import StateStore
 from fedbcgd.engine.clock import Clock
 from fedbcgd.engine.evaluation import combine, evaluate_span, spans
@@ -38,7 +38,7 @@ class GridBackend:
         with self.clock.timing("waiting"):
             return self.federation.online(self._grid)
 
-    def carry(self, server: Server, plan: Plan) -> None:
+    def carry(self, inbox: Inbox, plan: Plan) -> None:
         """Who has not answered by the timeout is given up for this round, when the server commits."""
         federation = self.federation
         replies = exchange(self._grid, federation.messages(plan), federation.timeout)

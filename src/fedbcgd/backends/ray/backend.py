@@ -42,7 +42,7 @@ from fedbcgd.backends.workers.processes import ENVIRONMENT, Pulse, cores
 from fedbcgd.backends.workers.protocol import Failed
 from fedbcgd.backends.workers.shared import freeze
 from fedbcgd.core.messages import Plan
-from fedbcgd.core.server import Server
+from fedbcgd.engine.backend import Inbox
 from fedbcgd.engine.client_state import StateStore
 from fedbcgd.engine.clock import Clock
 from fedbcgd.engine.evaluation import Batch, combine, spans
@@ -123,15 +123,15 @@ class Ray:
 
     # -- a round ------------------------------------------------------------------------------------------------------
 
-    def carry(self, server: Server, plan: Plan) -> None:
+    def carry(self, inbox: Inbox, plan: Plan) -> None:
         broadcast, tasks, count = plan.broadcast, plan.tasks, len(self._actors)
         self._publish(broadcast.x, *broadcast.controls.values())
-        todo = [position for position, task in enumerate(tasks) if server.expects(task)]
+        todo = [position for position, task in enumerate(tasks) if inbox.expects(task)]
         length = [self.job.examples(task.client) for task in tasks]
 
         def choose(actor: _Actor) -> int | None:
             """The longest of the next few; where clients have state, of its share, or else it helps another."""
-            near = [position for position in todo if position < server.settled + self._window]
+            near = [position for position in todo if position < inbox.settled + self._window]
             if self.store.file is not None:
                 own = [position for position in near if tasks[position].client % count == actor.number]
                 near = own or ([] if actor.calls else near)
@@ -147,7 +147,7 @@ class Ray:
             client = tasks[position].client
             with self.clock.timing("sums"):
                 state = NewState(self.store, client, broadcast.epoch)
-                if state.hand_in(server, reply.as_upload(), reply.as_update(self.job.layout.dtype)):
+                if state.hand_in(inbox, reply.as_upload(), reply.as_update(self.job.layout.dtype)):
                     self._caches.accepted(actor.number, client, state.new)
             self.clock.add(reply.seconds)
 

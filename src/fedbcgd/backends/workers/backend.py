@@ -36,7 +36,7 @@ from fedbcgd.backends.workers.protocol import (
 )
 from fedbcgd.backends.workers.shared import freeze, nameless
 from fedbcgd.core.messages import Plan, Upload
-from fedbcgd.core.server import Server
+from fedbcgd.engine.backend import Inbox
 from fedbcgd.engine.client_state import StateStore
 from fedbcgd.engine.clock import Clock
 from fedbcgd.engine.evaluation import Batch, combine, spans
@@ -77,12 +77,12 @@ _Queues = dict[type[Request], _Queue | None]
 class _Round:
     """The tasks of a plan, the longest of the next few first."""
 
-    def __init__(self, backend: "Workers", server: Server, plan: Plan, places: int):
+    def __init__(self, backend: "Workers", inbox: Inbox, plan: Plan, places: int):
         self._backend = backend
-        self._server = server
+        self._inbox = inbox
         self._plan = plan
         self._epoch = plan.broadcast.epoch
-        units = backend.job.units(plan.tasks, server.expects)  # nearly always of one task each
+        units = backend.job.units(plan.tasks, inbox.expects)  # nearly always of one task each
         self._wanted = [p for unit in units for p in unit]
         self._rank = {p: k for k, p in enumerate(self._wanted)}
         self._left = len(units)
@@ -105,7 +105,7 @@ class _Round:
 
     def next(self) -> FitRequest | None:
         # A slot is held until all earlier uploads are in: within this window there is one for everybody.
-        end = bisect_left(self._wanted, self._server.settled) + self._window
+        end = bisect_left(self._wanted, self._inbox.settled) + self._window
         while self._todo and self._rank[self._todo[0][-1]] < end:
             self._near.add(self._todo.popleft())
         if not self._near:
@@ -126,12 +126,12 @@ class _Round:
         self._places.extend(a.upload_slot for a in request.assignments)
 
     def done(self, request: FitRequest, reply: FitReply) -> None:
-        backend, server = self._backend, self._server
+        backend, inbox = self._backend, self._inbox
         for assignment, stored in zip(request.assignments, reply.uploads, strict=True):
             with backend.clock.timing("sums"):
-                self._new_states[assignment.position].hand_in(server, backend.upload(stored))
+                self._new_states[assignment.position].hand_in(inbox, backend.upload(stored))
             self._held[assignment.position] = assignment.upload_slot
-        self._places.extend(self._held.pop(p) for p in list(self._held) if p < server.settled)
+        self._places.extend(self._held.pop(p) for p in list(self._held) if p < inbox.settled)
         self._left -= 1
         backend.lately = sum(reply.seconds.values())
         backend.clock.add(reply.seconds)
@@ -220,11 +220,11 @@ class Workers:
 
     # -- a round ------------------------------------------------------------------------------------------------------
 
-    def carry(self, server: Server, plan: Plan) -> None:
+    def carry(self, inbox: Inbox, plan: Plan) -> None:
         # Of a round that was broken off nobody may still read the broadcast or write into a slot.
         self._work(None, lambda: not any(isinstance(r, FitRequest) for w in self._workers for r in w.pending), None)
         self._memory.publish(plan.broadcast)
-        todo = _Round(self, server, plan, self._places)
+        todo = _Round(self, inbox, plan, self._places)
         self._work(todo, lambda: todo.finished, "waiting")
 
     # -- an evaluation ------------------------------------------------------------------------------------------------
