@@ -2,11 +2,9 @@
 
 import pytest
 import torch
-from torch import nn
 
 from fedbcgd import make_algorithm
 from fedbcgd.algorithms.local_rules import SGD
-from fedbcgd.core.work import _step
 
 
 def one_round(federation, point, pull_loss, at_point, start, goal, rounds=1, **options):
@@ -103,38 +101,3 @@ def test_gradients_that_share_memory_do_not_corrupt_each_other(federation, at_po
     f = federation(algorithm, Sum(), [at_point(0.0)], cohort=1, loss=loss)
     f.round()
     assert f.server.x.tolist() == [2 - 0.5 * (1 + 1), 4 - 0.5 * (1 + 2)]
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
-@pytest.mark.parametrize("decay", [0.0, 0.01])
-def test_a_step_is_that_of_torchs_optimizer_however_gradients_lie(dtype, decay):
-    """Gradients in the parameter's order, in another order, as one number seen often, and one for two parameters."""
-    draw = torch.Generator().manual_seed(0)
-    values = [
-        torch.randn(4, 3, 5, 5, generator=draw).to(dtype).to(memory_format=torch.channels_last),
-        torch.randn(4, 3, 5, 5, generator=draw).to(dtype).to(memory_format=torch.channels_last),
-        torch.randn(7, 6, generator=draw).to(dtype),
-        torch.randn(9, generator=draw).to(dtype),
-        torch.randn(9, generator=draw).to(dtype),
-        torch.randn(2, 1, 3, 3, generator=draw).to(dtype).to(memory_format=torch.channels_last),
-    ]
-    one = torch.randn(9, generator=draw).to(dtype)
-    gradients = [
-        torch.randn(4, 3, 5, 5, generator=draw).to(dtype).to(memory_format=torch.channels_last),
-        torch.randn(4, 3, 5, 5, generator=draw).to(dtype),
-        torch.full((), 0.3, dtype=dtype).expand(7, 6),
-        one,
-        one,
-        torch.randn(2, 1, 3, 3, generator=draw).to(dtype),
-    ]
-    for chosen in (range(6), (0, 3, 5), (2,), (1,), (3, 4)):
-        ours = [values[k].clone() for k in chosen]
-        theirs = [nn.Parameter(values[k].clone()) for k in chosen]
-        given = [gradients[k] for k in chosen]
-        before = [g.clone() for g in given]
-        for p, g in zip(theirs, given, strict=True):
-            p.grad = g
-        torch.optim.SGD(theirs, lr=0.18, weight_decay=decay, foreach=False).step()
-        _step(ours, [v.stride() for v in ours], given, 0.18, decay)
-        assert all(torch.equal(a, b) for a, b in zip(ours, theirs, strict=True))
-        assert all(torch.equal(a, b) for a, b in zip(given, before, strict=True)), "gradients are not ours to change"

@@ -94,6 +94,7 @@ def test_a_pytorch_without_its_libraries(monkeypatch):
     monkeypatch.setattr(doctor.torch.backends.mkldnn, "is_available", lambda: False)
     monkeypatch.setattr(doctor.platform, "machine", lambda: "x86_64")
     monkeypatch.setattr(doctor.torch.backends.cpu, "get_cpu_capability", lambda: "DEFAULT")
-    text = warnings(monkeypatch)
+    text = warnings(monkeypatch, has_fused_step=lambda *_: False)
+    assert "no SGD step in one pass" in text
     assert "no oneDNN" in text
     assert "no AVX2" in text

@@ -21,8 +21,9 @@ def writes_astray(layer: nn.Module) -> bool:
 def keep_within_bounds(module: nn.Module) -> None:
     """Such layers get what they work on in the ordinary format; all others are left alone."""
     for layer in module.modules():
-        if writes_astray(layer) and _ordinary not in layer._forward_pre_hooks.values():
+        if writes_astray(layer) and not hasattr(layer, "kept_within_bounds"):
             layer.register_forward_pre_hook(_ordinary)
+            layer.kept_within_bounds = True  # type: ignore[assignment]  # copied and pickled along with the hook
 
 
 def _ordinary(layer: nn.Module, given: tuple[Any, ...]) -> tuple[Any, ...]:

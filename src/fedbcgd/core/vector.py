@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from fedbcgd.core.blocks import Division
+from fedbcgd.core.torch_private import is_saved
 from fedbcgd.errors import UserError
 
 
@@ -136,7 +137,7 @@ class FlatModel:
         tensors = {**dict(module.named_parameters()), **dict(module.named_buffers())}
         self.vector = torch.empty(layout.size, dtype=layout.dtype, device=tensors[layout.parameters[0].name].device)
         views = layout.views(self.vector)
-        self._buffers: list[tuple[nn.Module, str, Tensor]] = []
+        self._sent_buffers: list[tuple[nn.Module, str, Tensor]] = []
         replaced = {}
         for name, view in views.items():
             view.copy_(tensors[name].detach())
@@ -147,15 +148,15 @@ class FlatModel:
         self.strides = [view.stride() for view in self.views]
         for p, view in zip(self.parameters, self.views, strict=True):
             p.data = view  # ties stay: they are one Parameter object, which only changes its memory
-        for owner, key, tensor in _all_buffers(module):
+        for owner, key, tensor in list(_all_buffers(module)):
             if id(tensor) in replaced:
-                owner._buffers[key] = replaced[id(tensor)]
-                self._buffers.append((owner, key, replaced[id(tensor)]))
+                setattr(owner, key, replaced[id(tensor)])
+                self._sent_buffers.append((owner, key, replaced[id(tensor)]))
         # What is neither sent nor trained (counters, masks) starts every client's work from the same values.
         self._constants = [
             (owner, key, t, t.clone())
             for owner, key, t in _all_buffers(module)
-            if id(t) not in {id(v) for _, _, v in self._buffers} and _writable(t)
+            if id(t) not in {id(v) for _, _, v in self._sent_buffers} and _writable(t)
         ]
 
     def load(self, vector: Tensor) -> None:
@@ -164,9 +165,9 @@ class FlatModel:
         self.vector.copy_(vector)
         for owner, key, tensor, first in self._constants:
             tensor.copy_(first)
-            owner._buffers[key] = tensor
-        for owner, key, view in self._buffers:
-            owner._buffers[key] = view
+            setattr(owner, key, tensor)
+        for owner, key, view in self._sent_buffers:
+            setattr(owner, key, view)
 
     def reattach(self) -> None:
         """Bring parameters whose memory the module replaced (`p.data = …`) back into the vector, with their values."""
@@ -179,11 +180,11 @@ class FlatModel:
 
     def gather_buffers(self) -> None:
         """Bring buffers that the module replaced, instead of writing into them, back into the vector."""
-        for owner, key, view in self._buffers:
-            now = owner._buffers[key]
+        for owner, key, view in self._sent_buffers:
+            now = getattr(owner, key, None)
             if now is not view and now is not None:
                 view.copy_(now.detach())
-                owner._buffers[key] = view
+                setattr(owner, key, view)
 
     def state_dict(self) -> dict[str, Tensor]:
         """An ordinary state_dict: contiguous copies that share no memory."""
@@ -201,20 +202,15 @@ def _memory_order(tensor: Tensor) -> tuple[int, ...]:
     return order if dense else tuple(range(tensor.dim()))  # gaps or overlaps in memory: store it contiguous
 
 
-def _persistent(module: nn.Module, key: str) -> bool:
-    return key not in module._non_persistent_buffers_set
-
-
 def _all_buffers(model: nn.Module) -> Iterator[tuple[nn.Module, str, Tensor]]:
     for owner in model.modules():
-        for key, tensor in owner._buffers.items():
-            if tensor is not None:
-                yield owner, key, tensor
+        for key, tensor in owner.named_buffers(recurse=False, remove_duplicate=False):
+            yield owner, key, tensor
 
 
 def _float_buffers(model: nn.Module) -> dict[str, Tensor]:
     """Buffers that travel: floating-point ones that belong to the state_dict."""
-    saved = {id(t) for owner, key, t in _all_buffers(model) if _persistent(owner, key)}
+    saved = {id(t) for owner, key, t in _all_buffers(model) if is_saved(owner, key)}
     return {n: b for n, b in model.named_buffers() if b.is_floating_point() and id(b) in saved}
 
 

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from fedbcgd.core.messages import Allocator
 from fedbcgd.core.objective import Objective
+from fedbcgd.core.torch_private import copy_each, sgd_step
 from fedbcgd.core.vector import FlatModel, Layout
 from fedbcgd.data.sources import Source, to_device
 from fedbcgd.errors import UserError
@@ -177,7 +178,7 @@ class Work(Progress):
             self.y.add_(self._whole(parts), alpha=-self.eta)
         else:
             model, decay = self._model, self._rule.weight_decay
-            _step(model.views, model.strides, list(parts), self.eta, decay)  # type: ignore[arg-type]
+            sgd_step(model.views, model.strides, list(parts), self.eta, decay)  # type: ignore[arg-type]
         self.add(*more)
 
     def add(self, *more: tuple[float, Tensor]) -> None:
@@ -221,39 +222,6 @@ class Work(Progress):
         return g
 
 
-def _step(
-    values: list[Tensor], strides: list[tuple[int, ...]], gradients: list[Tensor], eta: float, decay: float
-) -> None:
-    """v ← v − η·(g + w·v) for each, to the bits of torch.optim.SGD: in one pass where PyTorch has one."""
-    known = values[0].device.type in ("cpu", "cuda") and values[0].dtype in (torch.float32, torch.float64)
-    alike = list(map(Tensor.stride, gradients)) == strides or all(map(_laid_out_alike, values, gradients))
-    if known and alike:
-        torch._fused_sgd_(
-            values,
-            gradients,
-            [],
-            weight_decay=decay,
-            momentum=0.0,
-            lr=eta,
-            dampening=0.0,
-            nesterov=False,
-            maximize=False,
-            is_first_step=False,
-        )
-        return
-    if decay:  # into new tensors: autograd may hand out one gradient for two parameters
-        gradients = list(torch._foreach_add(gradients, values, alpha=decay))
-    torch._foreach_add_(values, gradients, alpha=-eta)
-
-
-def _laid_out_alike(a: Tensor, b: Tensor) -> bool:
-    """Whether the elements of both lie in memory in the same order, without gaps or overlaps."""
-    return a.dtype == b.dtype and (
-        a.stride() == b.stride()
-        or all(s == t for n, s, t in zip(a.shape, a.stride(), b.stride(), strict=True) if n > 1)
-    )
-
-
 def _complete(grads: tuple[Tensor | None, ...]) -> bool:
     """Whether the loss uses every parameter."""
     return type(None) not in set(map(type, grads))
@@ -262,7 +230,7 @@ def _complete(grads: tuple[Tensor | None, ...]) -> bool:
 def _put(grads: tuple[Tensor | None, ...], views: list[Tensor]) -> None:
     """Gradients into a flat vector; a parameter that the loss does not use has gradient zero."""
     if _complete(grads):
-        torch._foreach_copy_(views, list(grads))  # type: ignore[arg-type]
+        copy_each(views, list(grads))  # type: ignore[arg-type]
         return
     for view, g in zip(views, grads, strict=True):
         view.zero_() if g is None else view.copy_(g)

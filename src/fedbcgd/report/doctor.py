@@ -14,6 +14,7 @@ import psutil
 import torch
 
 from fedbcgd.backends.workers.processes import ENVIRONMENT, cores
+from fedbcgd.core.torch_private import has_fused_step
 from fedbcgd.version import __version__
 
 EXTRAS = {"flower": "flwr", "ray": "ray", "hf": "transformers", "tensorboard": "tensorboard"}
@@ -79,6 +80,8 @@ def _slow(usable: int, present: int) -> Iterator[str]:
         yield "this PyTorch has no MKL: products of matrices are slower than they could be"
     if torch.backends.cpu.get_cpu_capability() in ("DEFAULT", "NO AVX") and platform.machine() in ("x86_64", "AMD64"):
         yield "no AVX2 is used, by this processor or because of ATEN_CPU_CAPABILITY: everything is slower"
+    if not has_fused_step("cpu", torch.float32):
+        yield "this PyTorch has no SGD step in one pass as fedbcgd knows it: small models train slower, to the same bits"
     if _swapped():
         yield "this machine is swapping: there is less memory than its work needs"
     if sys.flags.dev_mode or os.environ.get("PYTHONTRACEMALLOC"):

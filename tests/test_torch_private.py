@@ -1,0 +1,135 @@
+"""What is not public in PyTorch: the public forms give the same bits, and stand in where a version differs."""
+
+import re
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+import fedbcgd
+from fedbcgd.core import torch_private
+from fedbcgd.models.resnet import ResNet18
+
+PRIVATE = ("_fused_sgd_", "_foreach_copy_")
+
+
+def gone(monkeypatch, name):
+    monkeypatch.delattr(torch, name)
+
+
+def renamed(monkeypatch, name):
+    """As where a version gives an argument another name."""
+
+    def other(*_args, another):
+        raise AssertionError("never called")
+
+    monkeypatch.setattr(torch, name, other)
+
+
+def wrong(monkeypatch, name):
+    """As where a version gives an argument another meaning."""
+    monkeypatch.setattr(torch, name, lambda *_args, **_options: None)
+
+
+@pytest.fixture
+def probes():
+    """The private functions are tried anew, before and after."""
+    for probe in (torch_private.has_fused_step, torch_private._has_copies_at_once):
+        probe.cache_clear()
+    yield
+    for probe in (torch_private.has_fused_step, torch_private._has_copies_at_once):
+        probe.cache_clear()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("decay", [0.0, 0.01])
+@pytest.mark.parametrize("plain", [False, True])
+def test_a_step_is_that_of_torchs_optimizer_however_gradients_lie(dtype, decay, plain):
+    """Gradients in the parameter's order, in another order, as one number seen often, and one for two parameters."""
+    assert torch_private.has_fused_step("cpu", dtype) == (dtype != torch.bfloat16)
+    draw = torch.Generator().manual_seed(0)
+    values = [
+        torch.randn(4, 3, 5, 5, generator=draw).to(dtype).to(memory_format=torch.channels_last),
+        torch.randn(4, 3, 5, 5, generator=draw).to(dtype).to(memory_format=torch.channels_last),
+        torch.randn(7, 6, generator=draw).to(dtype),
+        torch.randn(9, generator=draw).to(dtype),
+        torch.randn(9, generator=draw).to(dtype),
+        torch.randn(2, 1, 3, 3, generator=draw).to(dtype).to(memory_format=torch.channels_last),
+    ]
+    one = torch.randn(9, generator=draw).to(dtype)
+    gradients = [
+        torch.randn(4, 3, 5, 5, generator=draw).to(dtype).to(memory_format=torch.channels_last),
+        torch.randn(4, 3, 5, 5, generator=draw).to(dtype),
+        torch.full((), 0.3, dtype=dtype).expand(7, 6),
+        one,
+        one,
+        torch.randn(2, 1, 3, 3, generator=draw).to(dtype),
+    ]
+    for chosen in (range(6), (0, 3, 5), (2,), (1,), (3, 4)):
+        ours = [values[k].clone() for k in chosen]
+        theirs = [nn.Parameter(values[k].clone()) for k in chosen]
+        given = [gradients[k] for k in chosen]
+        before = [g.clone() for g in given]
+        for p, g in zip(theirs, given, strict=True):
+            p.grad = g
+        torch.optim.SGD(theirs, lr=0.18, weight_decay=decay, foreach=False).step()
+        if plain:
+            torch_private.plain_sgd_step(ours, given, 0.18, decay)
+        else:
+            torch_private.sgd_step(ours, [v.stride() for v in ours], given, 0.18, decay)
+        assert all(torch.equal(a, b) for a, b in zip(ours, theirs, strict=True))
+        assert all(torch.equal(a, b) for a, b in zip(given, before, strict=True)), "gradients are not ours to change"
+
+
+@pytest.mark.parametrize("change", [gone, renamed, wrong])
+def test_a_version_that_differs_is_noticed(probes, monkeypatch, change):
+    for name in PRIVATE:
+        change(monkeypatch, name)
+    assert not torch_private.has_fused_step("cpu", torch.float32)
+    value, to = torch.ones(3), torch.zeros(3)
+    torch_private.sgd_step([value], [value.stride()], [torch.ones(3)], 0.5, 0.0)
+    torch_private.copy_each([to], [value])
+    assert torch.equal(value, torch.full((3,), 0.5))
+    assert torch.equal(to, value)
+
+
+def trained(algorithm, net, toys):
+    return fedbcgd.simulate(net(), toys(), algorithm, rounds=2, batch_size=3, workers=0).module.state_dict()
+
+
+@pytest.mark.parametrize("algorithm", ["fedbcgd", "fedbcgd+"])
+def test_training_without_private_functions(probes, monkeypatch, net, toys, algorithm):
+    """FedBCGD steps parameter by parameter, FedBCGD+ copies its gradients into vectors."""
+    expected = trained(algorithm, net, toys)
+    for probe in (torch_private.has_fused_step, torch_private._has_copies_at_once):
+        probe.cache_clear()
+    for name in PRIVATE:
+        gone(monkeypatch, name)
+    found = trained(algorithm, net, toys)
+    assert all(torch.equal(found[name], value) for name, value in expected.items())
+
+
+def test_saved_buffers(monkeypatch):
+    module = nn.Sequential(nn.BatchNorm1d(2))
+    module.register_buffer("kept", torch.zeros(1))
+    module.register_buffer("left_out", torch.zeros(1), persistent=False)
+    answers = {"kept": True, "left_out": False}
+    assert {name: torch_private.is_saved(module, name) for name in answers} == answers
+    model = ResNet18(10, (1, 8, 8), width=0.125, norm="batch")
+    pairs = [(owner, name) for owner in model.modules() for name, _ in owner.named_buffers(recurse=False)]
+    assert pairs
+    before = [torch_private.is_saved(*pair) for pair in pairs]
+    # a version that keeps no such set: the state_dict is asked
+    monkeypatch.setattr(torch_private, "getattr", lambda *_: None, raising=False)
+    assert {name: torch_private.is_saved(module, name) for name in answers} == answers
+    assert [torch_private.is_saved(*pair) for pair in pairs] == before
+
+
+def test_nothing_private_elsewhere():
+    package = Path(fedbcgd.__file__).parent
+    private = re.compile(
+        r"\btorch\._[a-z]|\b_foreach_|\._(buffers|parameters|modules|forward\w*hooks)\b|_non_persistent"
+    )
+    files = [path for path in package.rglob("*.py") if path.name != "torch_private.py"]
+    assert [str(path) for path in files if private.search(path.read_text(encoding="utf-8"))] == []
