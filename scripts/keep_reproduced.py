@@ -66,7 +66,6 @@ def main(source: Path, out: Path, data: list[str]) -> None:
         if found or (name == table1.NAME and (out / name / "measured.csv").exists()):
             command.reproduce(name, asked, lambda labels: display(labels, True, False), wide_console(), run=False)
     put(out.parent / "README.md", overview(out))
-    shutil.rmtree(out / "runs", ignore_errors=True)  # unpacked for the pages
 
 
 if __name__ == "__main__":

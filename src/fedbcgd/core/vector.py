@@ -224,7 +224,7 @@ def _refuse_overlap(parameters: dict[str, Tensor]) -> None:
     spans = sorted(
         (p.untyped_storage().data_ptr(), p.storage_offset(), p.storage_offset() + p.numel(), name)
         for name, p in parameters.items()
-        if p.numel()
+        if p.numel() and not p.is_meta  # a model on the meta device has shapes and no memory
     )
     for (base, _, end, first), (other, start, _, second) in pairwise(spans):
         if base == other and start < end:

@@ -1,9 +1,17 @@
 """What an item would cost: minibatches counted from its description, times what one took on a core like ours."""
 
+import json
 import math
 from dataclasses import dataclass
+from functools import cache
 
-from fedbcgd.paper.plan import points
+import torch
+from torch import nn
+
+from fedbcgd.algorithms.registry import make_algorithm
+from fedbcgd.core.algorithm import Algorithm
+from fedbcgd.data.catalog import KNOWN
+from fedbcgd.paper.plan import model, points
 from fedbcgd.paper.spec import Contender, Item, Panel, Scale
 
 CORES = 2
@@ -24,8 +32,7 @@ SECONDS = {
     ("binary-logistic", 1.0): 5e-6,
     ("binary-sigmoid", 1.0): 5e-6,
 }
-EXAMPLES = {"cifar10": 500, "cifar100": 500, "tiny-imagenet": 1000, "emnist-byclass": 6979, "embedded": 500}
-TESTED = {"tiny-imagenet": 10_000, "cifar10": 10_000, "cifar100": 10_000, "emnist-byclass": 116_323, "embedded": 2_000}
+EMBEDDED = ((1, 28, 28), 10, 10_000, 2_000)  # shape, classes, training and test images
 
 
 @dataclass(frozen=True)
@@ -50,7 +57,7 @@ def _panel(panel: Panel) -> Cost:
     runs, seconds = 0, 0.0
     for contender in panel.contenders:
         paying = contender if contender.rounds_of is None else panel.contender(contender.rounds_of)
-        rounds = max(1, math.floor(panel.budget / share(paying)))
+        rounds = max(1, math.floor(panel.budget / upload_d(panel, paying) * (1 + 1e-9)))
         tried = len(points(panel, contender))
         tried = tried if tried > 1 else 0
         short = min(rounds, max(panel.effort.least, math.ceil(panel.effort.share * rounds)))
@@ -63,24 +70,43 @@ def _panel(panel: Panel) -> Cost:
 
 
 def _run(panel: Panel, contender: Contender, rounds: int, evaluations: int) -> float:
-    name = panel.data["name"]
-    local = panel.local
-    each = local["local_steps"] * local["batch_size"] if "local_steps" in local else None
-    examples = each or local["local_epochs"] * EXAMPLES.get(name, 500)
-    work = 2.0 if "fedbcgd+" in contender.algorithm["name"] else 1.0
-    trained = rounds * panel.run["cohort"] * examples * work
-    tested = min(rounds, evaluations) * TESTED.get(name, 10_000) / 3
+    _, _, train, test = _facts(panel)
+    rule = _algorithm(panel, contender).local
+    each = train // panel.data["clients"]
+    steps = rule.steps(each)
+    examples = steps * rule.batch_size if rule.local_steps else rule.local_epochs * each
+    nbytes = sum(p.nbytes for p in _model(panel).parameters())
+    trained = rounds * panel.run["cohort"] * examples * rule.evaluations(each, nbytes) / steps
+    tested = min(rounds, evaluations) * test / 3
     cores = 1 if contender.rounds_of is not None else CORES
     return SECONDS.get((panel.model["name"], panel.model.get("width", 1.0)), 1e-4) * (trained / cores + tested / CORES)
 
 
-def share(contender: Contender) -> float:
-    """Upload of a round in d, near enough."""
-    options = contender.algorithm
-    name = options["name"]
-    out = 1.0 / options.get("blocks", 5) if "fedbcgd" in name else 1.0
-    if name in ("scaffold", "feddc", "fedbcgd+", "qsgd+fedbcgd+") and not options.get("derived"):
-        out *= 2
-    if "qsgd" in name or name == "fedpaq":
-        out /= 4
-    return options["fraction"] + 0.3 / 32 if name == "topk" else out
+def upload_d(panel: Panel, contender: Contender) -> float:
+    """The mean upload of a client in a round, in d; for which the data set need not be here."""
+    algorithm = _algorithm(panel, contender)
+    return algorithm.upload_d(algorithm.uplink.layout(_model(panel)))
+
+
+def _algorithm(panel: Panel, contender: Contender) -> Algorithm:
+    return make_algorithm(**{**panel.local, **contender.algorithm})
+
+
+def _model(panel: Panel) -> nn.Module:
+    return _on_meta(json.dumps(dict(panel.model)), *_facts(panel)[:2])
+
+
+@cache
+def _on_meta(named: str, shape: tuple[int, int, int], classes: int) -> nn.Module:
+    """A model with shapes and no memory."""
+    with torch.device("meta"):
+        return model(json.loads(named), shape, classes)
+
+
+def _facts(panel: Panel) -> tuple[tuple[int, int, int], int, int, int]:
+    """Of the data set: shape and classes of its images, how many there are to train on and to test with."""
+    known = KNOWN.get(panel.data["name"])
+    shape, classes, train, test = (known.shape, known.classes, known.train, known.test) if known else EMBEDDED
+    if side := panel.data.get("crop") or panel.data.get("resize"):
+        shape = (shape[0], side, side)
+    return shape, 2 if "positive" in panel.data else classes, train, test

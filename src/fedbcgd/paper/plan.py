@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
+from torch import nn
+
 from fedbcgd.algorithms.registry import make_algorithm
 from fedbcgd.models.make import make_model
 from fedbcgd.paper.spec import Contender, Panel
@@ -54,9 +56,14 @@ def algorithm(panel: Panel, contender: Contender, chosen: Options) -> dict[str, 
 def round_cost(panel: Panel, contender: Contender) -> float:
     """The mean upload of a client in a round, in d."""
     shape, classes, _ = _facts(json.dumps(dict(panel.data)))
-    options = {k: v for k, v in panel.model.items() if k in ("width", "norm")} | panel.model.get("options", {})
     made = make_algorithm(**algorithm(panel, contender, {}))
-    return made.upload_d(made.uplink.layout(make_model(panel.model["name"], shape, classes, options=options).module))
+    return made.upload_d(made.uplink.layout(model(panel.model, shape, classes)))
+
+
+def model(named: Options, shape: tuple[int, int, int], classes: int) -> nn.Module:
+    """The network that a panel names."""
+    options = {k: v for k, v in named.items() if k in ("width", "norm")} | named.get("options", {})
+    return make_model(named["name"], shape, classes, options=options).module
 
 
 def examples(panel: Panel) -> int:
