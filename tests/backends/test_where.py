@@ -4,10 +4,10 @@ import sys
 
 import pytest
 import torch
-from torch import nn
 
 from fedbcgd import UserError, simulate
 from fedbcgd.backends.placement import Placement
+from fedbcgd.models import Logistic
 from fedbcgd.runs import config as configuration
 
 WRONG = {
@@ -90,8 +90,9 @@ def test_a_backend_is_one_entry(net, toys, monkeypatch):
     assert all(torch.equal(a, b) for a, b in zip(ends[0].parameters(), ends[1].parameters(), strict=True))
     config = configuration.check({"run": {"rounds": 1, "backend": "mine", "device": "cuda"}}, "test")
     assert (config.where.entry, config.where.home) == (entry, "cpu")
+    images = [(torch.randn(4, 1, 2, 2), torch.randint(3, (4,)))] * 2
     with pytest.raises(UserError, match="backend = 'inprocess' or 'workers' computes clients together, got 'mine'"):
-        simulate(nn.Linear(4, 3), toys(), "fedavg", rounds=1, backend="mine", together=2)
+        simulate(Logistic(3, (1, 2, 2)), images, "fedavg", rounds=1, backend="mine", together=2)
     with pytest.raises(UserError, match=r"network\.crash: expected backend = 'workers'.* got 'mine'"):
         simulate(net(), toys(), rounds=1, backend="mine", network={"crash": 0.5})
 

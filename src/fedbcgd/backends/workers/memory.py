@@ -14,7 +14,7 @@ from fedbcgd.core.vector import Layout
 PayloadOffsets = dict[str, list[tuple[int, int]]]  # channel → (offset, bytes) of each slice
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class StoredUpload:
     """An upload whose payload stays in its slot."""
 

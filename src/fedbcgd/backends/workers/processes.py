@@ -10,6 +10,7 @@ import atexit
 import contextlib
 import math
 import os
+import pickle
 import signal
 import socket
 import subprocess
@@ -130,7 +131,8 @@ class Line:
         self._connection = Connection(os.dup(end.fileno()))
 
     def send(self, message: Any, descriptors: Sequence[int] = ()) -> None:
-        self._connection.send(message)
+        # As Connection.send, but without its pickler, made anew for each message, that takes longer than the rest.
+        self._connection.send_bytes(pickle.dumps(message, pickle.HIGHEST_PROTOCOL))
         if descriptors:
             socket.send_fds(self._socket, [b"."], list(descriptors))
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 # -- main process and forkserver --------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class ForkRequest:
     """Make a worker. Descriptors follow: the worker's end of its line, and one for each of `streams`."""
 
@@ -25,22 +25,22 @@ class ForkRequest:
     streams: tuple[int, ...]  # standard output and error, as far as they are open
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class ForkReply:
     pid: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class ForkRefused:
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class ExitCodeRequest:
     pid: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class ExitCodeReply:
     code: int | None  # as subprocess has them; None: it did not end
 
@@ -48,7 +48,7 @@ class ExitCodeReply:
 # -- main process and worker ------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class JobRequest:
     """Prepare a job: the first message to a worker. Descriptors follow: the frozen job, the memory of a round, and the slots
     of client state if there are any."""
@@ -59,12 +59,12 @@ class JobRequest:
     descriptors: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Ready:
     pass
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Assignment:
     """One client of a FitRequest."""
 
@@ -75,7 +75,7 @@ class Assignment:
     new_state: int | None  # and after it
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class FitRequest:
     """Train these clients, as one unit."""
 
@@ -83,7 +83,7 @@ class FitRequest:
     assignments: tuple[Assignment, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class FitReply:
     """The uploads of a FitRequest, in its order."""
 
@@ -91,7 +91,7 @@ class FitReply:
     seconds: dict[str, float]  # by part of the work
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class EvaluateRequest:
     """Evaluate test examples from `start` to `stop`: batch `index` of the evaluation."""
 
@@ -100,12 +100,12 @@ class EvaluateRequest:
     stop: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class EvaluateReply:
     batch: "Batch"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Failed:
     """A request raised an error, in most cases in a user's code."""
 
