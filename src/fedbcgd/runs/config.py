@@ -4,6 +4,7 @@ import json
 import logging
 import tomllib
 from collections.abc import Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any, Literal
 
@@ -81,6 +82,12 @@ class Quadratics(Section):
     examples: int = Field(10, ge=1, description="of each client")
 
 
+@cache
+def _tell_of_the_new_name() -> None:
+    """Once in a process: hundreds of runs may be read."""
+    log.warning("run.carrier is called run.backend now; the old name works in this version only")
+
+
 class Run(Section):
     seed: int = Field(
         0, ge=0, lt=2**63, description="of every random draw: partition, initial weights, cohorts, minibatches"
@@ -120,7 +127,7 @@ class Run(Section):
     @classmethod
     def _earlier_names(cls, given: Any) -> Any:
         if isinstance(given, dict) and "carrier" in given:
-            log.warning("run.carrier is called run.backend now; the old name works in this version only")
+            _tell_of_the_new_name()
             given = {"backend" if key == "carrier" else key: value for key, value in given.items()}
         return given
 
