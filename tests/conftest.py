@@ -1,6 +1,7 @@
 """Small federations that the tests share."""
 
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,6 +16,23 @@ from fedbcgd.core.objective import objective
 from fedbcgd.core.server import Server
 from fedbcgd.engine.client_state import StateStore
 from fedbcgd.engine.job import Job
+
+# Tests that start real processes, servers or a browser: marked `integration`.
+INTEGRATION = (
+    "cli/",
+    "backends/workers/",
+    "backends/ray/",
+    "backends/flower/test_deployment",
+    "report/test_browser",
+    "report/test_serve",
+)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if item.path.relative_to(Path(__file__).parent).as_posix().startswith(INTEGRATION):
+            item.add_marker("integration")
+
 
 settings.register_profile("house", deadline=None)  # a busy machine is no reason to fail
 settings.load_profile("house")

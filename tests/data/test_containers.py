@@ -8,11 +8,22 @@ import tarfile
 import zipfile
 
 import pytest
-from archives import CONTAINERS, memory_below, npz, own_cache, pack, pictures, plain, refusal, tar_bytes, zip_bytes
 
 from fedbcgd.data import containers
 from fedbcgd.data.containers import opened
 from fedbcgd.errors import UserError
+from tests.data.archives import (
+    CONTAINERS,
+    memory_below,
+    npz,
+    own_cache,
+    pack,
+    pictures,
+    plain,
+    refusal,
+    tar_bytes,
+    zip_bytes,
+)
 
 FILES = {"set/b.txt": b"second", "set/deep/a.bin": bytes(range(256)) * 9, "empty": b""}
 PICTURES = {f"{split}/cat/{k}.png": plain((k, 2, 3)) for split in ("train", "test") for k in range(2)}

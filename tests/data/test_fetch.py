@@ -12,13 +12,13 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from archives import mnist, own_cache, pack, pictures, tar_bytes
 from PIL import Image
 
 from fedbcgd.data import fetch, store
 from fedbcgd.data.catalog import KNOWN, Known
 from fedbcgd.data.raw import Split
 from fedbcgd.errors import UserError
+from tests.data.archives import mnist, own_cache, pack, pictures, tar_bytes
 
 X, Y = pictures(4, 3, 3), [0, 1, 1, 0]
 X_TEST, Y_TEST = pictures(2, 3, 3, seed=1), [1, 0]

@@ -8,12 +8,22 @@ import zlib
 
 import numpy as np
 import pytest
-from archives import CONTAINERS, image, image_folder, memory_below, own_cache, pack, plain, refusal, tiny_imagenet
 from PIL import Image
 
 from fedbcgd.data import folders
 from fedbcgd.data.formats import read
 from fedbcgd.errors import UserError
+from tests.data.archives import (
+    CONTAINERS,
+    image,
+    image_folder,
+    memory_below,
+    own_cache,
+    pack,
+    plain,
+    refusal,
+    tiny_imagenet,
+)
 
 
 @pytest.fixture(autouse=True)

@@ -10,7 +10,10 @@ import zipfile
 
 import numpy as np
 import pytest
-from archives import (
+
+from fedbcgd.data.formats import read
+from fedbcgd.errors import UserError
+from tests.data.archives import (
     CONTAINERS,
     cifar10_binary,
     cifar10_python,
@@ -29,9 +32,6 @@ from archives import (
     refusal,
     zip_bytes,
 )
-
-from fedbcgd.data.formats import read
-from fedbcgd.errors import UserError
 
 
 @pytest.fixture(autouse=True)

@@ -5,13 +5,13 @@ import tempfile
 from pathlib import Path
 
 import pytest
-from archives import every_format, npz, pictures, tar_bytes, zip_bytes
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from fedbcgd.data.formats import read
 from fedbcgd.data.raw import Raw
 from fedbcgd.errors import UserError
+from tests.data.archives import every_format, npz, pictures, tar_bytes, zip_bytes
 
 FORMATS = every_format()
 NPZ = npz(x_train=pictures(3, 4, 5), y_train=[0, 1, 2], x_test=pictures(1, 4, 5), y_test=[1], classes=["a", "b", "c"])

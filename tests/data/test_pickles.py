@@ -9,10 +9,10 @@ import sys
 
 import numpy as np
 import pytest
-from archives import cifar10_python, memory_below, own_cache, pack, pictures, python2, refusal
 
 from fedbcgd.data import pickles
 from fedbcgd.errors import UserError
+from tests.data.archives import cifar10_python, memory_below, own_cache, pack, pictures, python2, refusal
 
 ROWS = pictures(2, 3072)
 

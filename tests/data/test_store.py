@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 import safetensors.torch
 import torch
-from archives import image_folder, mnist, npz, own_cache, pack, pictures, plain, refusal
 from safetensors import safe_open
 
 from fedbcgd import files
@@ -20,6 +19,7 @@ from fedbcgd.data import store
 from fedbcgd.data.catalog import KNOWN, Known
 from fedbcgd.data.raw import Split
 from fedbcgd.errors import UserError
+from tests.data.archives import image_folder, mnist, npz, own_cache, pack, pictures, plain, refusal
 
 X, Y = pictures(6, 4, 5, 3), [0, 1, 2, 0, 1, 2]
 X_TEST, Y_TEST = pictures(2, 4, 5, 3, seed=1), [2, 1]

@@ -10,7 +10,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from vits import body, check_refused, classical, same, small
+
+from tests.models.vits import body, check_refused, classical, same, small
 
 
 def test_hub_without_the_extra(monkeypatch):

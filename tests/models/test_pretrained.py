@@ -4,10 +4,10 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from torch import nn
-from vits import SHAPE, body, check_refused, classical, same, small
 
 from fedbcgd.models import LeNet5
 from fedbcgd.models.pretrained import load_pretrained
+from tests.models.vits import SHAPE, body, check_refused, classical, same, small
 
 # timm's names
 

@@ -1,10 +1,10 @@
 """A browser for all tests of the page, and the page that most of them open."""
 
 import pytest
-from browser import Browser
-from runfolders import comparison
 
 from fedbcgd.report import page
+from tests.report.browser import Browser
+from tests.report.runfolders import comparison
 
 
 @pytest.fixture(scope="session")

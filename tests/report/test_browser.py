@@ -5,12 +5,12 @@ import io
 import json
 
 import pytest
-from browser import ABSENT, CLIPBOARD
-from runfolders import comparison, make, rows, write_rows
-from serving import serving
 
 from fedbcgd.report import page
 from fedbcgd.report.collect import Collector
+from tests.report.browser import ABSENT, CLIPBOARD
+from tests.report.runfolders import comparison, make, rows, write_rows
+from tests.report.serving import serving
 
 pytestmark = pytest.mark.skipif(bool(ABSENT), reason=ABSENT)
 

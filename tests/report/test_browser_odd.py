@@ -7,11 +7,11 @@ import json
 import shutil
 
 import pytest
-from browser import ABSENT, CLIPBOARD
-from runfolders import comparison, make, rows, write_rows
-from serving import serving
 
 from fedbcgd.report import page
+from tests.report.browser import ABSENT, CLIPBOARD
+from tests.report.runfolders import comparison, make, rows, write_rows
+from tests.report.serving import serving
 
 pytestmark = pytest.mark.skipif(bool(ABSENT), reason=ABSENT)
 

@@ -1,10 +1,9 @@
 """Runs put together for the page: groups of seeds, what they are called, how they look, and which task comes first."""
 
-from runfolders import add_to_run, collect, comparison, make, shown, write_rows
-
 from fedbcgd.display import looks
 from fedbcgd.report import page
 from fedbcgd.report.groups import group
+from tests.report.runfolders import add_to_run, collect, comparison, make, shown, write_rows
 
 
 def test_seeds_are_grouped_and_algorithms_look_as_everywhere(tmp_path):

@@ -9,9 +9,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from odd import FILES, copy
 from rich.console import Console
-from runfolders import add_to_run, collect, embedded, make, shown
 
 from fedbcgd import UserError
 from fedbcgd.files import sealed
@@ -20,6 +18,8 @@ from fedbcgd.report.collect import Found, read
 from fedbcgd.report.groups import group
 from fedbcgd.report.network import bias_table, hours_table
 from fedbcgd.runs.retiming import hours
+from tests.report.odd import FILES, copy
+from tests.report.runfolders import add_to_run, collect, embedded, make, shown
 
 
 def test_a_date_in_a_configuration_is_text(tmp_path):

@@ -4,9 +4,7 @@ import random
 import shutil
 
 import pytest
-from odd import SECRET, copy, damage
 from rich.console import Console
-from runfolders import embedded
 
 from fedbcgd import UserError
 from fedbcgd.engine.run_folder import RunFolder
@@ -16,6 +14,8 @@ from fedbcgd.report.collect import Collector
 from fedbcgd.report.network import bias_table, first_bias, hours_table, measure, networks
 from fedbcgd.runs import compare
 from fedbcgd.runs.folder import finished, read_configuration
+from tests.report.odd import SECRET, copy, damage
+from tests.report.runfolders import embedded
 
 LONG = pytest.param(range(100, 10_100), marks=pytest.mark.slow)
 

@@ -9,14 +9,14 @@ import urllib.request
 from pathlib import Path
 
 import pytest
-from runfolders import collect, comparison, embedded, make, rows, shown, write_rows
-from serving import serving
 
 from fedbcgd import UserError
 from fedbcgd.engine.run_folder import find_runs
 from fedbcgd.report import page
 from fedbcgd.report.collect import MOST_ROWS
 from fedbcgd.report.serve import PageServer
+from tests.report.runfolders import collect, comparison, embedded, make, rows, shown, write_rows
+from tests.report.serving import serving
 
 NASTY = "</script><script>alert(1)</script><img src=x onerror=alert(1)>&amp;\u2028{{SCRIPT}}{{DATA}}"
 

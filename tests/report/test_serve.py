@@ -4,10 +4,10 @@ import socket
 import threading
 
 import pytest
-from runfolders import make
-from serving import serving
 
 from fedbcgd.report import serve
+from tests.report.runfolders import make
+from tests.report.serving import serving
 
 
 @pytest.fixture

@@ -3,12 +3,12 @@
 import math
 
 import pytest
-from tests.reproduce.made import outcome
 
 from fedbcgd.paper.claims import judge
 from fedbcgd.paper.items import ITEMS
 from fedbcgd.paper.results import PanelResult
 from fedbcgd.paper.spec import FAILS, HOLDS, UNTESTABLE
+from tests.paper.made import outcome
 
 
 def as_printed(panel, printed):

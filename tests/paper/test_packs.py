@@ -8,13 +8,13 @@ import tarfile
 from pathlib import Path
 
 import pytest
-from tests.reproduce.small import item, run, small
 
 from fedbcgd.errors import UserError
 from fedbcgd.files import Damaged
 from fedbcgd.paper import engine, origin, packs, tables
 from fedbcgd.paper.engine import Asked
 from fedbcgd.paper.spec import Contender
+from tests.paper.small import item, run, small
 
 KEEP = runpy.run_path(str(Path(__file__).parents[2] / "scripts" / "keep_reproduced.py"))["keep"]
 FILES = {name: f"{name} of a run".encode() for name in packs.KEPT}

@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 
 pytest.importorskip("flwr", reason="the extra flower is not installed")
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 APP = ROOT / "examples" / "flower-cifar10"
 NODES = 3
 

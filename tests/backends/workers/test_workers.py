@@ -16,7 +16,6 @@ from types import SimpleNamespace
 import pytest
 import torch
 import torch.nn.functional as F
-from going import go, same, state
 from torch import nn
 
 import fedbcgd
@@ -32,6 +31,7 @@ from fedbcgd.engine.loop import Loop, Stop
 from fedbcgd.errors import WorkerLost
 from fedbcgd.models import Logistic
 from fedbcgd.network.simulator import NetworkSimulator
+from tests.backends.going import go, same, state
 
 
 def test_the_same_rows_on_any_number_of_workers(net, toys):

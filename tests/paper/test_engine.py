@@ -10,7 +10,6 @@ import time
 from dataclasses import replace
 
 import pytest
-from tests.reproduce.small import Shown, item, run, small
 
 from fedbcgd.errors import UserError
 from fedbcgd.paper import engine, origin, plan, tables
@@ -18,6 +17,7 @@ from fedbcgd.paper.engine import Asked
 from fedbcgd.paper.items import ITEMS
 from fedbcgd.paper.plan import Machine
 from fedbcgd.paper.spec import Contender, Item
+from tests.paper.small import Shown, item, run, small
 
 
 def test_hyper_parameters_are_chosen_on_data_held_out_and_seeds_run_on_all(tmp_path):

@@ -5,7 +5,6 @@ import signal
 from types import SimpleNamespace
 
 import torch
-from going import go, same, state
 from torch import nn
 
 import fedbcgd
@@ -15,6 +14,7 @@ from fedbcgd.backends.workers.protocol import EvaluateRequest, FitRequest, Ready
 from fedbcgd.engine.assemble import make_job, make_server
 from fedbcgd.engine.client_state import StateStore
 from fedbcgd.engine.loop import Stop
+from tests.backends.going import go, same, state
 
 
 def test_the_longest_of_the_next_tasks_goes_first(monkeypatch):

@@ -4,7 +4,6 @@ import math
 from dataclasses import replace
 
 import pytest
-from tests.reproduce.made import outcome, panel, result
 
 from fedbcgd.paper.claims import every, judge, never_measured, on_train_loss
 from fedbcgd.paper.comparisons import (
@@ -22,6 +21,7 @@ from fedbcgd.paper.comparisons import (
 from fedbcgd.paper.items import ITEMS
 from fedbcgd.paper.results import Trial, shown_final, shown_floats
 from fedbcgd.paper.spec import FAILS, HOLDS, NOT_RUN, ONCE, PARTLY, SCALES, UNTESTABLE, Claim
+from tests.paper.made import outcome, panel, result
 
 ONE, FOUR = ITEMS["figure7"], ITEMS["table2"]  # so many panels has the paper there
 

@@ -4,11 +4,11 @@ import re
 from dataclasses import replace
 
 import pytest
-from tests.reproduce.made import outcome, panel, result
 
 from fedbcgd.display.looks import LOOKS, _shaded
 from fedbcgd.paper.figures import draw, styles_of
 from fedbcgd.paper.items import ITEMS
+from tests.paper.made import outcome, panel, result
 
 
 def words(folder):
