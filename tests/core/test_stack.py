@@ -282,7 +282,7 @@ def test_a_users_own_model_may_offer_it():
         ({"name": "fedbcgd+", "damping": "adaptive"}, "adaptive damping"),
         ({"together": 0}, "together: a whole number of at least 1"),
         ({"together": "many"}, "together: a whole number"),
-        ({"backend": "ray"}, "not Ray"),
+        ({"backend": "ray"}, "got 'ray'"),
     ],
 )
 def test_refused_with_a_reason(change, says):
