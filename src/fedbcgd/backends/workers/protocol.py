@@ -1,6 +1,7 @@
 """What main process, forkserver and workers send to each other: pickled messages; memory travels as descriptors.
 
-This module imports no torch: the main process starts the forkserver before it imports torch itself.
+This module imports no torch: the main process starts the forkserver before it imports torch itself. The messages have no
+`slots`: of frozen dataclasses those without pickle in half the time, and small models take thousands of messages a second.
 """
 
 import pickle
