@@ -404,11 +404,11 @@ def test_a_device_that_is_not_there(tmp_path):
 
 
 def test_validation_is_held_out_of_training():
-    from fedbcgd.runs.experiment import make_task
+    from fedbcgd.runs.experiment import make_experiment
 
     config = make(rounds=1)
     config = config.model_copy(update={"data": config.data.model_copy(update={"validation": 0.2})})
-    task = make_task(config)
+    task = make_experiment(config)
     assert task.prefix == "validation"
     assert len(task.test) == 2000
     held = set(task.test.rows.tolist())
