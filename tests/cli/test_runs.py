@@ -118,7 +118,7 @@ def test_a_run_that_is_no_table(place):
         ("[run]\nworkers = 2", ["run.workers=0"], False),
         ("[run]\nworkers = 0", None, False),
         ("[run]\nworkers = 0", ["run.workers = 1"], True),
-        ("[run]\ncarrier = 'ray'", None, False),
+        ("[run]\nbackend = 'ray'", None, False),
         ("[run]\ndevice = 'cuda'", None, False),
         ("run = 3", None, False),
         ("[[run]]\nworkers = 2", None, False),
