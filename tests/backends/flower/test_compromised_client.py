@@ -99,8 +99,8 @@ def test_an_evaluation_of_any_values_is_refused_alone(how, caplog):
         return reply
 
     federation, _ = start("fedavg", attacked("evaluate", change), rounds=1, evaluate_clients=1.0)
-    honest, _ = start("fedavg", attacked("evaluate", _failed), rounds=1, evaluate_clients=1.0)
     assert f"client {BAD} did not evaluate" in caplog.text
+    honest, _ = start("fedavg", attacked("evaluate", _failed), rounds=1, evaluate_clients=1.0)
     keys = ("clients_loss", "clients_accuracy")
     assert {k: v for k, v in federation.rows[0].items() if k.startswith("clients_")} == {
         key: honest.rows[0][key] for key in keys
@@ -126,13 +126,14 @@ RECORDS = {
 
 @pytest.mark.parametrize("how", RECORDS)
 @pytest.mark.parametrize("of", ["train", "evaluate", wire.HELLO])
-def test_records_that_were_not_asked_for_are_refused_alone(of, how):
+def test_records_that_were_not_asked_for_are_refused_alone(of, how, caplog):
     def change(message, reply):
         told = {wire.TOLD: reply.content[wire.TOLD]} if of == "train" or how != "no records" else {}
         return Message(RecordDict({**told, **RECORDS[how]}), reply_to=message)
 
     federation, _ = start("fedavg", attacked(of, change), rounds=1, cohort=None, clients=M, evaluate_clients=1.0)
     assert federation.server.last.accepted == (M if of == "evaluate" else M - 1)
+    assert ("3,001 records" in caplog.text) == (how == "thousands")
 
 
 def test_bytes_that_flower_cannot_read_are_refused_alone():
@@ -160,6 +161,15 @@ def test_a_failure_of_100_megabytes_is_cut_before_it_goes_anywhere(through, tmp_
     assert len(federation.server.last.lost[0]) < 1000
     assert len(caplog.text) < 10_000
     assert sum(file.stat().st_size for file in tmp_path.rglob("*") if file.suffix != ".png") < 100_000
+
+
+def test_a_greeting_that_fails_with_many_words_is_cut_too(caplog):
+    def change(message, reply):
+        return Message(wire_with_token(reply, failed="y" * 1_000_000), reply_to=message)
+
+    start("fedavg", attacked(wire.HELLO, change), rounds=1, clients=M)
+    assert "cannot take part: yyy" in caplog.text
+    assert len(caplog.text) < 10_000
 
 
 def test_an_upload_that_is_too_long_is_refused_before_it_is_copied():
@@ -458,6 +468,8 @@ def test_it_can_set_the_controls_back_only_now_and_then(tmp_path, caplog):
     grid = attacked("train", change, load_test=False)
     options = {"cohort": None, "folder": tmp_path}
     federation, _ = start("scaffold", grid, rounds=6, **options)
+    assert federation.server.epoch == 1
+    federation, _ = start("scaffold", grid, rounds=9, **options)
     assert federation.server.epoch == 1
     federation, _ = start("scaffold", grid, rounds=35, **options)
     assert federation.server.epoch == 3  # in rounds 1, 11 and 31
