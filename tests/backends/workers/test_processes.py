@@ -319,7 +319,7 @@ def test_threads_have_nurseries_of_their_own(net, toys, fresh):
 
 
 SCRIPT = """
-    import os, sys, torch, fedbcgd, random, numpy
+    import os, sys, time, torch, fedbcgd, random, numpy
     from fedbcgd.backends.workers import processes
     os.environ["MINE"], where = "late", os.getcwd()
     processes.start_early()
@@ -330,6 +330,10 @@ SCRIPT = """
         with open(f"{os.getpid()}", "w") as file:
             file.write(repr((os.environ["MINE"], os.getcwd().endswith("inner"), os.environ["OMP_NUM_THREADS"], *drawn)))
         print("said by a worker", flush=True)
+        for _ in range(3000):  # until the other worker has had a task
+            if len(os.listdir(".")) > 1:
+                break
+            time.sleep(0.01)
         return model(batch[0]).sum()
     clients = [(torch.randn(5, 4), torch.randint(3, (5,))) for _ in range(8)]
     fedbcgd.simulate(torch.nn.Linear(4, 3), clients, "fedavg", rounds=1, workers=2, cohort=8, loss=loss)
@@ -357,11 +361,12 @@ def test_a_worker_is_where_its_parent_is_now(tmp_path):
 def test_nothing_is_left_when_the_parent_is_killed(tmp_path):
     path = tmp_path / "script.py"
     path.write_text(
-        "import time\nfrom fedbcgd import processes\nworker = processes.start()\n"
+        "import time\nfrom fedbcgd.backends.workers import processes\nworker = processes.start()\n"
         "print(worker.pid, worker.forkserver._process.pid, flush=True)\ntime.sleep(60)\n"
     )
     process = subprocess.Popen([sys.executable, path], stdout=subprocess.PIPE, text=True)
     pids = [int(pid) for pid in process.stdout.readline().split()]
+    assert len(pids) == 2
     assert not any(map(gone, pids))
     process.kill()
     process.wait()
