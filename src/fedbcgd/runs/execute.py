@@ -19,6 +19,7 @@ from fedbcgd.engine.checkpoint import Checkpoints
 from fedbcgd.engine.client_state import StateStore
 from fedbcgd.engine.loop import Callback, Loop, Outcome, RoundInfo, Stop
 from fedbcgd.engine.run_folder import JsonlFile, RunFolder, exclusive_lock, sweep_up
+from fedbcgd.engine.signals import uninterrupted
 from fedbcgd.errors import Diverged, UserError
 from fedbcgd.files import (
     as_json,
@@ -189,7 +190,8 @@ def _execute(prepared: _Prepared, folder: RunFolder, callbacks: Sequence[Callbac
 
 
 def _draw(folder: RunFolder, outcome: Outcome, task: Experiment) -> None:
-    from fedbcgd.display import plots
+    with uninterrupted():  # matplotlib cannot be imported a second time, if Ctrl-C breaks off the first
+        from fedbcgd.display import plots
 
     plots.curves({outcome.algorithm: outcome.rows}, folder.path / "curve.png")
     if task.counts is not None:
