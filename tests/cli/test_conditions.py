@@ -177,5 +177,6 @@ def test_a_run_under_nohup_goes_on():
         with terminable():
             os.kill(os.getpid(), signal.SIGHUP)
             time.sleep(0.01)
+            assert signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
     finally:
         signal.signal(signal.SIGHUP, before)

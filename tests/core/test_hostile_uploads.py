@@ -314,6 +314,7 @@ def test_one_client_cannot_stop_a_run():
                 for _ in range(9):
                     server.receive(bad(server, task))
         server.commit()
+    assert server.round == 3 * GIVE_UP
 
 
 def test_half_of_the_uploads_refused_is_no_reason_to_stop():
@@ -321,7 +322,8 @@ def test_half_of_the_uploads_refused_is_no_reason_to_stop():
     for _ in range(3 * GIVE_UP):
         for task in server.plan().tasks:
             server.receive(honest(server, task) if task.client % 2 else bad(server, task))
-        server.commit()
+        assert server.commit().accepted == 3
+    assert server.round == 3 * GIVE_UP
 
 
 def test_a_run_whose_every_step_is_undone_stops():
@@ -521,3 +523,14 @@ def test_the_limit_follows_what_most_clients_do():
     assert accepted[:12] == [6] * 12
     assert 0 in accepted[12:16]
     assert accepted[-1] == 6
+
+
+@pytest.mark.parametrize("name", ["fedavg", "fedbcgd"])
+def test_a_client_that_comes_late_is_not_compared_with_those_who_have_converged(name):
+    """Uploads are compared with each other only until there is a median, with a shared block or without one."""
+    server = make_server(name, max_norm="20x", **({"blocks": 2} if name == "fedbcgd" else {}))
+    for round in range(20):
+        for task in server.plan().tasks:
+            late = round >= 15 and task.client == 3
+            server.receive(honest(server, task, 0.1 if round < 15 or late else 0.0001), task.client)
+        assert server.commit().accepted == 6

@@ -77,9 +77,8 @@ class Server:
         self.controls = {name: torch.zeros_like(params) for name in algorithm.local.controls}
         self.state = {n: torch.full_like(params, algorithm.server.init(n)) for n in algorithm.server.vectors}
         self.ledger = Ledger(layout.dim, x.element_size(), layout.blocks)
-        wide = (
-            torch.float32 if x.dtype in (torch.float16, torch.bfloat16) else x.dtype
-        )  # half a precision is no place to sum
+        # Accumulate float16 and bfloat16 in float32.
+        wide = torch.float32 if x.dtype in (torch.float16, torch.bfloat16) else x.dtype
         self._sum = torch.zeros_like(self.x, dtype=wide)  # of a slice: once something of this round was counted in
         self._control_sums = {name: torch.zeros_like(params, dtype=wide) for name in self.controls}
         self.last: RoundReport | None = None  # of the last round that was committed
@@ -113,7 +112,7 @@ class Server:
         self._counted: list[_Accepted] = []  # in the order of the plan, without their tensors
         self._norms_seen: dict[int, dict[tuple[str, int], float]] = {}  # by place, of all that could be decoded
         # While limits are loose, uploads wait until they can be compared with each other.
-        owners = {task.block for task in tasks} | {self.layout.blocks}
+        owners = {task.block for task in tasks} | ({self.layout.blocks} if len(self._cut[0]) > 1 else set())
         self._compares = not all(self._limit.knows("dx", owner) for owner in owners)
         self._held: list[_Accepted] = []
         self._limits: dict[tuple[str, int], float] = {}  # of this round, as far as they were needed
@@ -213,7 +212,7 @@ class Server:
                 -1 if who is None else who,
                 block,
                 (floats + self.layout.size - self.layout.dim) * sends,
-                _payload_bytes(upload) * sends,
+                (upload.nbytes if isinstance(upload, Upload) else 0) * sends,
                 plan.broadcast.nbytes * sends if first is not None else 0,
                 accepted=accepted is not None,
                 gradient_evaluations=values.gradient_evaluations if values is not None and first is not None else 0,
@@ -607,8 +606,3 @@ def _bytes(piece: object) -> bool:
         and piece.dim() == 1
         and piece.is_contiguous()
     )
-
-
-def _payload_bytes(upload: Upload) -> int:
-    """The bytes of a payload, as far as it has any."""
-    return upload.nbytes if isinstance(upload, Upload) else 0
