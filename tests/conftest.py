@@ -13,7 +13,7 @@ from fedbcgd.backends.inprocess import InProcess
 from fedbcgd.core.algorithm import Algorithm
 from fedbcgd.core.messages import Upload
 from fedbcgd.core.objective import objective
-from fedbcgd.core.server import Server
+from fedbcgd.core.server import Conditions, Server
 from fedbcgd.engine.client_state import StateStore
 from fedbcgd.engine.job import Job
 
@@ -50,11 +50,13 @@ class Federation:
         seed: int = 0,
         loss: Any = None,
         transport: Callable[[Upload], Upload | None] | None = None,
+        conditions: Conditions | None = None,
     ):
         self.layout = algorithm.uplink.layout(model)
         self.job = Job(algorithm, self.layout, model, objective(loss), seed, clients)
         self.client = self.job.client
-        self.server = Server(algorithm, self.layout, self.client.model.vector, len(clients), cohort, seed)
+        x = self.client.model.vector
+        self.server = Server(algorithm, self.layout, x, len(clients), cohort, seed, conditions or Conditions())
         self.store = StateStore(algorithm.state_names, self.layout.dim, self.layout.dtype)
         self.backend = InProcess(self.job, self.store, transport)
 

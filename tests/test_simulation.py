@@ -228,7 +228,7 @@ def test_progress_lines_without_a_terminal(net, toys, capsys):
     ("kwargs", "words"),
     [
         ({"rounds": None}, ["when to stop", "rounds", "budget", "target"]),
-        ({"rounds": 0}, ["rounds", "at least 1"]),
+        ({"rounds": 0}, ["rounds", "≥ 1"]),
         ({"target": 0.5}, ["target", "test"]),
         ({"target": ("test_acuracy", 0.5), "test": (torch.zeros(2, 4), torch.zeros(2).long())}, ["test_accuracy"]),
         ({"budget": 0.1}, ["0.1 d", "fedbcgd", "one round"]),
@@ -251,7 +251,7 @@ def test_mistakes_are_explained(net, toys, kwargs, words):
 
 
 def test_no_clients(net):
-    with pytest.raises(UserError, match="the list is empty"):
+    with pytest.raises(UserError, match="got an empty list"):
         simulate(net(), [], rounds=1)
 
 

@@ -5,6 +5,7 @@ import logging
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -18,10 +19,8 @@ from fedbcgd.core.algorithm import Algorithm
 from fedbcgd.core.objective import Loss, Metrics
 from fedbcgd.data.sources import as_source
 from fedbcgd.display.progress import single
-from fedbcgd.engine.assemble import check_integer, export, make_job, make_server, make_target
-from fedbcgd.engine.client_state import StateStore
-from fedbcgd.engine.job import Job
-from fedbcgd.engine.loop import Callback, Loop, Outcome, Stop
+from fedbcgd.engine.assemble import Run, check_integer, make_job, make_target
+from fedbcgd.engine.loop import Callback, Outcome, Stop
 from fedbcgd.errors import Diverged, UserError
 from fedbcgd.network.settings import Network, as_network
 from fedbcgd.network.simulator import NetworkSimulator, fit_to_links
@@ -151,64 +150,59 @@ def simulate(
     where.entry.start_early()
     algorithm = fit_to_links(algorithm, conditions, model, clients, cohort, seed)
     job = make_job(model, clients, algorithm, test, seed, loss, metrics, weights, where.home, channels_last, together)
-    watch = None if conditions is None else NetworkSimulator(job, conditions)
-    server = make_server(job, cohort, stop, watch, reliable=transport is None)
-    store = StateStore(algorithm.state_names, job.layout.dim, job.layout.dtype)
-    carried = make_backend(job, store, server.cohort, where, transport)
-    try:
+    hooks = None if conditions is None else NetworkSimulator(job, conditions)
+    # A user's callback sees each row with its own round.
+    overlap = where.entry.overlaps_evaluation and not callbacks
+    with Run(job, stop, cohort=cohort, hooks=hooks, reliable=transport is None) as run:
+        start = partial(make_backend, where=where, transport=transport)
         with single(algorithm.name, progress) as bar:
-            heard: Sequence[Callback] = [*callbacks, bar] if bar else callbacks
-            # A user's callback sees each row with its own round.
-            overlap = where.entry.overlaps_evaluation and not callbacks
-            loop = Loop(server, carried, stop, evaluate_every, heard, watch=watch, overlap=overlap)
+            every, all_callbacks = evaluate_every, [*callbacks, *([bar] if bar else [])]
+            loop = run.start(start, every=every, callbacks=all_callbacks, overlap=overlap)
             try:
                 reason = loop.run()
             except KeyboardInterrupt:
-                raise Interrupted(_result(loop, model, job, "interrupted")) from None
+                raise Interrupted(_result(run, model, "interrupted")) from None
             except Diverged as error:
-                error.result = _result(loop, model, job, "diverged")
+                error.result = _result(run, model, "diverged")
                 raise
-        return _result(loop, model, job, reason)
-    finally:
-        carried.close()
-        store.close()
+        return _result(run, model, reason)
 
 
-def _result(loop: Loop, model: nn.Module, job: Job, reason: str) -> Result:
+def _result(run: Run, model: nn.Module, reason: str) -> Result:
     module = copy.deepcopy(model)  # ordinary parameters, each with memory of its own
-    module.load_state_dict(export(job, loop.server.x))
-    return Result(**vars(Outcome.of(loop, reason)), module=module)
+    module.load_state_dict(run.state_dict())
+    return Result(**vars(run.outcome(reason)), module=module)
 
 
 def _algorithm(algorithm: str | Algorithm, options: dict[str, Any]) -> Algorithm:
     if isinstance(algorithm, Algorithm):
         if options:
             given = ", ".join(options)
-            raise UserError(f"options {given}: an Algorithm has its options already; pass its name to set some")
+            raise UserError(f"options {given}: an Algorithm has its options already; pass a name to set others")
         return algorithm
     return make_algorithm(algorithm, **options)
 
 
 def _check(model: Any, clients: Any, test: Any, stop: Stop, every: Any, seed: Any, callbacks: Any) -> None:
     if not isinstance(model, nn.Module):
-        raise UserError(f"model: an nn.Module is wanted (an instance, not a class), given {model!r}")
+        raise UserError(f"model: expected an nn.Module (an instance, not a class), got {model!r}")
     if not isinstance(clients, Sequence) and not (hasattr(clients, "__len__") and hasattr(clients, "__getitem__")):
-        raise UserError(f"clients: a list with the data of each client is wanted, given {type(clients).__name__}")
+        raise UserError(f"clients: expected a list with the data of each client, got {type(clients).__name__}")
     if isinstance(clients, Mapping):
-        raise UserError("clients: a list is wanted, given a dictionary; list(clients.values()) makes one")
+        raise UserError("clients: expected a list, got a dictionary; pass list(clients.values())")
     if not len(clients):
-        raise UserError("clients: at least one is needed, the list is empty")
+        raise UserError("clients: expected at least one, got an empty list")
     if stop.rounds is None and stop.budget is None and stop.target is None:
         raise UserError("say when to stop: rounds=…, budget=… (upload in d) or target=… (a metric on test)")
     check_integer("rounds", 1 if stop.rounds is None else stop.rounds, 1)
     if stop.budget is not None and not (isinstance(stop.budget, (int, float)) and 0 < stop.budget < math.inf):
-        raise UserError(f"budget: a positive number of d is wanted, given {stop.budget!r}")
+        raise UserError(f"budget: expected a positive number (upload in d), got {stop.budget!r}")
     if stop.target is not None and test is None:
-        raise UserError("target: a metric on test data is wanted, but test is not given")
+        raise UserError("target: expected test data to measure it on; pass test=…")
     check_integer("evaluate_every", every, 1)
     check_integer("seed", seed, 0)
     if callable(callbacks) or not all(map(callable, callbacks)):
-        raise UserError("callbacks: a list of callables is wanted")
+        raise UserError("callbacks: expected a list of callables")
     if isinstance(clients, (list, tuple)):  # a lazy sequence is checked client by client, as each is used
         for i, data in enumerate(clients):
             as_source(data, f"client {i}")

@@ -280,8 +280,8 @@ def test_a_users_own_model_may_offer_it():
         ({"loss": lambda model, batch: model(batch[0]).sum()}, "another one is given"),
         ({"name": "fedbcgd-frozen"}, "coordinates of its own"),
         ({"name": "fedbcgd+", "damping": "adaptive"}, "adaptive damping"),
-        ({"together": 0}, "together: a whole number of at least 1"),
-        ({"together": "many"}, "together: a whole number"),
+        ({"together": 0}, "together: expected an integer ≥ 1"),
+        ({"together": "many"}, "together: expected an integer"),
         ({"backend": "ray"}, "got 'ray'"),
     ],
 )

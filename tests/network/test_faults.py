@@ -90,7 +90,7 @@ def test_half_of_the_cohort_drops_out_in_every_round(federation, net, toys, name
     clients = toys((8,) * 12)
     f = federation(algorithm, net().double(), [(x.double(), y) for x, y in clients], cohort=8)
     watch = NetworkSimulator(f.job, as_network({"profile": "4g", "dropout": 0.5}))
-    watch.attach(f.server, 8)
+    f.server.conditions = watch.conditions(8, 8, f.layout)
     arrived = lost = 0
     losses = []
     for _ in range(30):

@@ -47,8 +47,8 @@ def parse(max_norm: MaxNorm) -> tuple[float | None, float | None]:
         return None, None
     if isinstance(max_norm, (int, float)) and not isinstance(max_norm, bool) and 0 < max_norm < math.inf:
         return float(max_norm), None
-    if isinstance(max_norm, str) and (found := re.fullmatch(r"(\d{1,9}(?:\.\d{1,9})?)x", max_norm)):
-        factor = float(found[1])
+    if isinstance(max_norm, str) and (match := re.fullmatch(r"(\d{1,9}(?:\.\d{1,9})?)x", max_norm)):
+        factor = float(match[1])
         if factor >= 1:
             return None, factor
     raise UserError(
@@ -113,8 +113,8 @@ class NormLimit:
         """Take in the norms of the uploads of a round, in the order of its plan."""
         if self.factor is None:
             return
-        for one in norms:
-            for (channel, owner), value in one.items():
+        for upload in norms:
+            for (channel, owner), value in upload.items():
                 self._seen.setdefault(f"{channel}.{owner}", deque(maxlen=WINDOW)).append(value)
         for key, norms_seen in self._seen.items():
             if len(norms_seen) >= WARM_UP:

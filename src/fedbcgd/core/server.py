@@ -2,9 +2,8 @@
 
 import logging
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
-from statistics import median_low
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -13,29 +12,61 @@ from torch import Tensor
 
 from fedbcgd.core.algorithm import Algorithm
 from fedbcgd.core.ledger import Entry, Ledger
-from fedbcgd.core.messages import BUFFERS, Broadcast, Plan, Receipt, RoundReport, Task, Upload
-from fedbcgd.core.norms import NormLimit, norm
-from fedbcgd.core.reading import Malformed, UploadValues, read, shorten, shown
+from fedbcgd.core.messages import Broadcast, Plan, Receipt, RoundReport, Task, Upload
+from fedbcgd.core.norms import norm
+from fedbcgd.core.reading import Malformed, UploadValues, shorten
+from fedbcgd.core.refusals import MOSTLY_REFUSED_ROUNDS, Refusals
+from fedbcgd.core.uploads import BUFFER_OWNER, DecodedUpload, Norms, Payload, UploadDecoder, part_of, read_values
 from fedbcgd.core.vector import Layout
 from fedbcgd.errors import Diverged, UserError
 from fedbcgd.rng import stream
 
 log = logging.getLogger("fedbcgd")
 
-GIVE_UP = 3  # rounds in a row in which two of three answers, or more, were refused
-STRIKES = 3  # steps that had to be undone because of a client, after which it is not asked again
-OUTLIER = 10  # times the median norm: an upload that is to blame if a step has to be undone
-_MOST_CHANNELS = 16
-
 
 @dataclass(frozen=True)
-class _Accepted:
-    """An upload that was read, checked and decoded. `norms` has one for each channel and owner of a slice."""
+class Conditions:
+    """What a server knows of the clients and links it works with.
 
-    values: UploadValues
-    slices: list[dict[str, Tensor]]
-    buffers: Tensor | None
-    norms: dict[tuple[str, int], float]
+    Attributes:
+        available: the clients that can be sampled in a round, given its number; None: all.
+        costs: seconds of each client with each block, for uplinks that assign blocks by them.
+        reliable: whether every task is answered, unless it is given up before it begins.
+        likely_cause: what to name as the cause if most uploads are refused; empty: the learning rate.
+    """
+
+    available: Callable[[int], Sequence[int] | None] | None = None
+    costs: np.ndarray | None = None
+    reliable: bool = True
+    likely_cause: str = ""
+
+
+class WeightedSums:
+    """Running weighted sums of uploads, slice by slice. A slice is known by its owner, see `part_of`."""
+
+    def __init__(self, x: Tensor, layout: Layout):
+        # Accumulate float16 and bfloat16 in float32.
+        wide = torch.float32 if x.dtype in (torch.float16, torch.bfloat16) else x.dtype
+        self._layout = layout
+        self._dtype = x.dtype
+        self._sum = torch.zeros_like(x, dtype=wide)
+        self.weights = [0.0] * (layout.blocks + 2)  # of each block, then shared block, then buffers
+
+    def clear(self) -> None:
+        self.weights = [0.0] * len(self.weights)
+
+    def add(self, owner: int, values: Tensor, weight: float) -> None:
+        total = self._sum[part_of(self._layout, owner)]
+        if self.weights[owner]:
+            total.add_(values, alpha=weight)
+        else:  # the first upload of a round overwrites the sum of an earlier one
+            total.copy_(values)
+            if weight != 1:
+                total.mul_(weight)
+        self.weights[owner] += weight
+
+    def mean(self, owner: int) -> Tensor:
+        return self._sum[part_of(self._layout, owner)].div_(self.weights[owner]).to(self._dtype)
 
 
 class Server:
@@ -43,10 +74,19 @@ class Server:
 
     Uploads may arrive in any order. Each is checked and answered at once; they are added to the running sums in the
     order of the plan, so that the sums do not depend on who was faster. An upload that is early waits, decoded, until
-    `settled` has passed it: a backend that lends memory to uploads may reuse that of the first `settled` tasks.
+    `settled` has passed it: a backend may reuse the memory of uploads of the first `settled` tasks.
 
-    Clients are not trusted: whatever one sends is accepted or refused with a reason, and x and every state are finite
-    after each commit, since a step that does not end in finite numbers is undone.
+    Clients are not trusted: an upload is accepted, or refused with a reason. x and every state are finite after each
+    commit, since a step whose result is not finite is rolled back.
+
+    Args:
+        algorithm: the four choices.
+        layout: where each block lies in x.
+        x: the model to begin with; it is copied.
+        clients: M, the number of all clients.
+        cohort: S, the number of clients sampled in a round.
+        seed: of every draw of the server.
+        conditions: what is known of clients and links.
     """
 
     def __init__(
@@ -57,43 +97,33 @@ class Server:
         clients: int,
         cohort: int,
         seed: int,
-        reliable: bool = True,
+        conditions: Conditions = Conditions(),  # noqa: B008 (frozen)
     ):
         if not 1 <= cohort <= clients:
-            raise UserError(f"cohort: between 1 and the number of clients ({clients}) is possible, given {cohort}")
+            raise UserError(f"cohort: expected 1 to {clients}, the number of clients, got {cohort}")
         self.algorithm = algorithm
         self.layout = layout
         self.clients = clients
         self.cohort = cohort
         self.seed = seed
+        self.conditions = conditions
         self.round = 0
         self.epoch = 0
-        self.available: Sequence[int] | None = None  # the clients that can be asked; None: all
-        self.costs: np.ndarray | None = None  # seconds of each client with each block, for uplinks that ask
-        self.reliable = reliable  # whether what is asked for arrives, unless it is given up before it begins
-        self.suspects = ""  # what else may be the cause if all uploads are refused
         self.x = x.clone()
         params = self.x[: layout.dim]
         self.controls = {name: torch.zeros_like(params) for name in algorithm.local.controls}
         self.state = {n: torch.full_like(params, algorithm.server.init(n)) for n in algorithm.server.vectors}
         self.ledger = Ledger(layout.dim, x.element_size(), layout.blocks)
-        # Accumulate float16 and bfloat16 in float32.
-        wide = torch.float32 if x.dtype in (torch.float16, torch.bfloat16) else x.dtype
-        self._sum = torch.zeros_like(self.x, dtype=wide)  # of a slice: once something of this round was counted in
-        self._control_sums = {name: torch.zeros_like(params, dtype=wide) for name in self.controls}
         self.last: RoundReport | None = None  # of the last round that was committed
-        self.examples: dict[int, int] = {}  # of each client, as it said with its first upload
-        self._examples_in_all = 0.0  # that the controls are a mean over, where clients are weighted by their examples
-        self.strikes: dict[int, int] = {}  # client → steps that were undone because of it
-        self._limit = NormLimit(algorithm.max_norm)
-        self._dealt: dict[str, int] = {}  # tasks of the committed rounds, for each turn that the uplink takes
-        self._barren = 0
-        self._barren_refused: set[int] = set()  # clients, over the rounds that `_barren` counts
-        self._barren_asked: set[int] = set()
+        self.examples: dict[int, int] = {}  # client → n_i, as reported with its first upload
+        self.refusals = Refusals()
+        self._sums = WeightedSums(self.x, layout)
+        wide = torch.float32 if x.dtype in (torch.float16, torch.bfloat16) else x.dtype
+        self._control_sums = {name: torch.zeros_like(params, dtype=wide) for name in self.controls}
+        self._examples_in_all = 0.0  # Σn of the controls, where clients are weighted by their examples
+        self._assigned: dict[str, int] = {}  # tasks of the committed rounds, for each turn of the uplink
+        self._decoder = UploadDecoder(algorithm, layout)
         self._plan: Plan | None = None
-        # What every upload is checked against, for each block.
-        self._cut = [layout.slices(j) for j in range(layout.blocks)]
-        self._lengths = [algorithm.lengths(layout, j) for j in range(layout.blocks)]
 
     # -- plan ---------------------------------------------------------------------------------------------------------
 
@@ -101,68 +131,77 @@ class Server:
         """Sample a cohort, assign blocks, and open the round."""
         self.abandon()
         tasks = self.next_tasks()
-        seen = {name: self.controls[name] for name in self.algorithm.local.broadcasts}
-        self._before = self.ledger.totals()
-        self._plan = Plan(Broadcast(self.round, self.epoch, self.x, seen), tasks)
-        self._place = {task.client: k for k, task in enumerate(tasks)}
-        self._arrived: dict[int, _Accepted | None] = {}
+        controls = {name: self.controls[name] for name in self.algorithm.local.broadcasts}
+        self._ledger_before = self.ledger.totals()
+        self._plan = Plan(Broadcast(self.round, self.epoch, self.x, controls), tasks)
+        self._position = {task.client: k for k, task in enumerate(tasks)}
+        self._answers: dict[int, DecodedUpload | None] = {}  # by position; None: refused, lost, or added already
         self._next = 0
-        self._weight = [0.0] * (self.layout.blocks + 2)  # per block, then shared, then buffers
+        self._sums.clear()
         self._losses: list[float] = []
-        self._counted: list[_Accepted] = []  # in the order of the plan, without their tensors
-        self._norms_seen: dict[int, dict[tuple[str, int], float]] = {}  # by place, of all that could be decoded
-        # While limits are loose, uploads wait until they can be compared with each other.
-        owners = {task.block for task in tasks} | ({self.layout.blocks} if len(self._cut[0]) > 1 else set())
-        self._compares = not all(self._limit.knows("dx", owner) for owner in owners)
-        self._held: list[_Accepted] = []
-        self._limits: dict[tuple[str, int], float] = {}  # of this round, as far as they were needed
-        self._refused: list[str] = []
-        self._refused_clients: set[int] = set()
+        self._counted: list[DecodedUpload] = []  # in the order of the plan, without their tensors
+        self._norms_seen: dict[int, Norms] = {}  # by position, of every upload that could be decoded
+        # Until there is a median for every slice, uploads are held and compared with each other before they count.
+        owners = {task.block for task in tasks} | ({self.layout.blocks} if len(self._decoder.slices(0)) > 1 else set())
+        self._compares = not all(self._decoder.limit.knows("dx", owner) for owner in owners)
+        self._held: list[DecodedUpload] = []
         self._lost: list[str] = []
-        self._forget = ""
+        self._reset_reason = ""  # why all controls begin again with this round
+        self._decoder.open_round()
+        self.refusals.open_round()
         self.ledger.open_round()
         return self._plan
 
     def next_tasks(self) -> list[Task]:
-        """Those of the next plan."""
+        """Return the tasks that the next `plan` will have."""
         rng = stream(self.seed, "cohort", self.round)
-        available = self.available
-        struck = {client for client, strikes in self.strikes.items() if strikes >= STRIKES}
-        if struck:
-            available = [c for c in (range(self.clients) if available is None else available) if c not in struck]
-        there = None if available is None else np.array(sorted(available), dtype=np.int64)
-        count = self.clients if there is None else len(there)
+        available = self.available()
+        candidates = None if available is None else np.array(sorted(available), dtype=np.int64)
+        count = self.clients if candidates is None else len(candidates)
         cohort = rng.choice(count, min(self.cohort, count), replace=False)
-        cohort = cohort if there is None else there[cohort]
-        costs = None if self.costs is None else self.costs[cohort]
-        _, dealt = self._turn(len(cohort))
-        blocks = self.algorithm.uplink.assign(cohort, self.round, self.layout.blocks, costs, rng, dealt)
+        cohort = cohort if candidates is None else candidates[cohort]
+        costs = None if self.conditions.costs is None else self.conditions.costs[cohort]
+        _, assigned = self._turn(len(cohort))
+        blocks = self.algorithm.uplink.assign(cohort, self.round, self.layout.blocks, costs, rng, assigned)
         return [Task(self.round, int(client), block) for client, block in zip(cohort, blocks, strict=True)]
 
+    def available(self) -> Sequence[int] | None:
+        """Return the clients that can be sampled in the next round; None: all."""
+        available = None if self.conditions.available is None else self.conditions.available(self.round)
+        excluded = self.refusals.excluded()
+        if not excluded:
+            return available
+        return [c for c in (range(self.clients) if available is None else available) if c not in excluded]
+
     def _turn(self, tasks: int) -> tuple[str, int]:
-        """The turn of this round, and the tasks dealt in it so far: where nobody counted, as if rounds were all alike."""
+        """Return the uplink's turn of this round, and how many tasks were assigned in it so far.
+
+        A turn without a count yet has had as many tasks in each of its rounds as this one has.
+        """
         turn, rounds = self.algorithm.uplink.turn(self.round)
-        return turn, self._dealt.get(turn, rounds * tasks)
+        return turn, self._assigned.get(turn, rounds * tasks)
 
     def next_upload_d(self) -> float:
-        """What the next round will upload, in d; at most, where it cannot be known what will be lost."""
+        """Return the upload of the next round, in d; the most it can be, where uploads may be lost."""
         tasks = self.next_tasks()
-        return self.upload_d(tasks) if self.reliable else max(self.upload_d([task]) for task in tasks)
+        if self.conditions.reliable:
+            return self.upload_d(tasks)
+        return max((self.upload_d([task]) for task in tasks), default=0.0)
 
     def upload_d(self, tasks: Sequence[Task]) -> float:
-        """What a round uploads in which these tasks are answered, in d; the most it can be, where that varies."""
+        """Return the mean upload of these tasks, in d; the most it can be, where that varies."""
         if self.algorithm.uplink.pooled or not tasks:
             return 0.0
-        each = [sum(map(sum, self._lengths[task.block].values())) for task in tasks]
-        return sum(each) / len(each) / (self.layout.dim * self.layout.dtype.itemsize)
+        nbytes = [self._decoder.nbytes(task.block) for task in tasks]
+        return sum(nbytes) / len(nbytes) / (self.layout.dim * self.layout.dtype.itemsize)
 
     def abandon(self) -> None:
-        """The open round never was: only the ledger and the sums have changed so far."""
+        """Roll back the open round, if there is one."""
         if self._plan is not None:
-            self.ledger = Ledger.from_totals(self._before)
-            self._clear()
+            self.ledger = Ledger.from_totals(self._ledger_before)
+            self._close()
 
-    def _clear(self) -> None:
+    def _close(self) -> None:
         for total in self._control_sums.values():
             total.zero_()
         self._plan = None
@@ -173,9 +212,9 @@ class Server:
         return self._next
 
     def expects(self, task: Task) -> bool:
-        """Whether the client of this task has still to answer: it was not given up before it began."""
-        place = self._place.get(task.client)
-        return place is not None and place not in self._arrived
+        """Whether the client of this task has still to answer."""
+        position = self._position.get(task.client)
+        return position is not None and position not in self._answers
 
     # -- receive ------------------------------------------------------------------------------------------------------
 
@@ -184,34 +223,32 @@ class Server:
 
         Args:
             upload: what a client sent, with values of whatever types and sizes.
-            sender: the client whose answer this is, where the backend knows it. An upload that names another one is
-                refused. Without it the upload's own word counts.
+            sender: the client whose answer this is, where the backend knows it. An upload that names another client is
+                refused. Without it the client that the upload names counts as its sender.
         """
         plan = self._open_plan()
         values: UploadValues | None = None
-        accepted: _Accepted | None = None
+        accepted: DecodedUpload | None = None
+        reason = ""
         try:
-            values = _read(upload)
+            values = read_values(upload)
             accepted = self._accept(values, upload.payload, sender)
-            reason = ""
         except Malformed as error:
             reason = shorten(str(error))
-        who = values.client if sender is None and values is not None else sender
-        # A known sender has answered, whatever it says; without one, an upload of another round may be anybody's.
-        named = sender is not None or (values is not None and values.round == self.round)
-        place = self._place.get(who) if who is not None and named else None
-        # What is sent twice was sent twice; but it was broadcast and computed once.
-        first = place if place is not None and place not in self._arrived else None
+        client = values.client if sender is None and values is not None else sender
+        # A known sender has answered, whatever the upload says; without one, an upload of another round counts for nobody.
+        identified = sender is not None or (values is not None and values.round == self.round)
+        position = self._position.get(client) if client is not None and identified else None
+        # A second upload costs its bytes again, but not the broadcast or the gradients.
+        first = position if position is not None and position not in self._answers else None
         block = -1 if values is None else values.block
-        sent = sum(self.algorithm.codec.floats(s.stop - s.start) for s in self._slices(block))
-        floats = sent * len(self.algorithm.local.channels)
         sends = not self.algorithm.uplink.pooled
         self.ledger.record(
             Entry(
                 self.round,
-                -1 if who is None else who,
+                -1 if client is None else client,
                 block,
-                (floats + self.layout.size - self.layout.dim) * sends,
+                self._decoder.floats(block) * sends,
                 (upload.nbytes if isinstance(upload, Upload) else 0) * sends,
                 plan.broadcast.nbytes * sends if first is not None else 0,
                 accepted=accepted is not None,
@@ -219,268 +256,152 @@ class Server:
             )
         )
         if accepted is None:
-            reason = f"round {self.round}, client {'unknown' if who is None else who}: {reason}"
-            self._refuse(reason, who)
-        if first is not None:  # it settles the client's place in the order, even if it was refused
-            self._arrived[first] = accepted
+            name = "unknown" if client is None else client
+            reason = self.refusals.add(f"round {self.round}, client {name}: {reason}", client)
+        if first is not None:  # a refused upload settles the client's position, too
+            self._answers[first] = accepted
             self._advance()
         return Receipt(accepted is not None, reason)
 
-    def _refuse(self, reason: str, client: int | None) -> None:
-        log.warning("upload refused: %s", reason)
-        self._refused.append(reason)
-        if client is not None:
-            self._refused_clients.add(client)
+    def _accept(self, values: UploadValues, payload: Payload, sender: int | None) -> DecodedUpload:
+        """Check and decode an upload; Malformed where it is not what the plan asks for."""
+        self._check_address(values, sender)
+        self._decoder.check_form(values.block, payload)
+        upload = self._decoder.decode(values, payload, self.x, self.controls)
+        self._norms_seen.setdefault(self._position[values.client], dict(upload.norms))
+        self._decoder.hold_to_limits(upload, self.x)
+        if self._compares:  # a held upload outlives the memory that it was read from
+            slices = [{channel: t.clone() for channel, t in channels.items()} for channels in upload.slices]
+            upload = replace(upload, slices=slices)
+        return upload
+
+    def _check_address(self, values: UploadValues, sender: int | None) -> None:
+        if sender is not None and values.client != sender:
+            raise Malformed(f"client: expected {sender}, which sent it, got {values.client}")
+        if values.round != self.round:
+            raise Malformed(f"round: expected {self.round}, got {values.round}")
+        position = self._position.get(values.client)
+        if position is None:
+            raise Malformed("this client is not in the cohort of this round")
+        if position in self._answers:
+            raise Malformed("this client has answered already, or was given up")
+        block = self._open_plan().tasks[position].block
+        if values.block != block:
+            raise Malformed(f"block: expected {block + 1}, got {values.block + 1}")
 
     def lost(self, task: Task, why: str) -> None:
-        """The client of this task will not answer."""
+        """Take note that the client of this task will not answer."""
         plan = self._open_plan()
-        place = self._place.get(task.client)
-        if task.round != self.round or place is None:
+        position = self._position.get(task.client)
+        if task.round != self.round or position is None:
             log.warning("client %d of round %d is given up, but this is round %d", task.client, task.round, self.round)
-        elif place not in self._arrived:
-            self._arrived[place] = None
+        elif position not in self._answers:
+            self._answers[position] = None
             self._lost.append(f"client {task.client}: {shorten(why)}")
             self.ledger.record_lost(plan.broadcast.nbytes)
             self._advance()
 
     def forget_controls(self, why: str) -> None:
-        """A client's state is gone, or newer than this server: with this round all controls begin again from zero."""
+        """Let all controls begin again from zero with this round: a client's state is lost, or newer than the server."""
         self._open_plan()
-        self._forget = self._forget or shorten(why)
-
-    def _slices(self, block: int) -> tuple[slice, ...]:
-        return self._cut[block] if 0 <= block < self.layout.blocks else ()
-
-    def _accept(self, values: UploadValues, payload: Mapping[str, Sequence[Tensor]], sender: int | None) -> _Accepted:
-        """Decode an upload; Malformed where it is not what was asked for."""
-        self._check_direction(values, sender)
-        self._check_shape(values.block, payload)
-        try:
-            slices, buffers = self._decode(values, payload)
-        except ValueError as error:
-            raise Malformed(f"it cannot be decoded: {error}") from None
-        norms = self._norms(values.block, slices, buffers)
-        self._norms_seen.setdefault(self._place[values.client], dict(norms))
-        if self._limit.on:
-            self._check_norms(values.block, slices, norms)
-        if self._compares:  # the memory of an upload may be used again before the round is over
-            slices = [{channel: values.clone() for channel, values in channels.items()} for channels in slices]
-        return _Accepted(values, slices, buffers, norms)
-
-    def _check_direction(self, values: UploadValues, sender: int | None) -> None:
-        if sender is not None and values.client != sender:
-            raise Malformed(f"it says that it is from client {values.client}, and came from client {sender}")
-        if values.round != self.round:
-            raise Malformed(f"it is for round {values.round}, this is round {self.round}")
-        place = self._place.get(values.client)
-        if place is None:
-            raise Malformed("this client was not asked in this round")
-        if place in self._arrived:
-            raise Malformed("this client's part of the round is closed already (sent twice, or given up)")
-        asked = self._open_plan().tasks[place].block
-        if values.block != asked:
-            raise Malformed(f"it holds block {values.block + 1}, asked was block {asked + 1}")
-
-    def _check_shape(self, block: int, payload: Mapping[str, Sequence[Tensor]]) -> None:
-        expected = self._lengths[block]
-        if not isinstance(payload, Mapping) or len(payload) > _MOST_CHANNELS or set(payload) != set(expected):
-            given = sorted(map(shown, payload))[:_MOST_CHANNELS] if isinstance(payload, Mapping) else shown(payload)
-            raise Malformed(f"it has channels {given}, expected were {sorted(expected)}")
-        for channel, lengths in expected.items():
-            pieces = payload[channel]
-            if not isinstance(pieces, (list, tuple)) or not all(map(_bytes, pieces[: len(lengths) + 1])):
-                raise Malformed(f"channel {channel!r} is not a list of contiguous uint8 tensors")
-            got = [piece.numel() for piece in pieces[: len(lengths) + 1]]
-            if not self._fit(channel, block, got):
-                raise Malformed(f"channel {channel!r} has slices of {got} bytes, expected were {lengths}")
-
-    def _fit(self, channel: str, block: int, got: list[int]) -> bool:
-        codec, dtype = self.algorithm.codec, self.layout.dtype
-        if channel == BUFFERS:
-            return got == self._lengths[block][BUFFERS]
-        sizes = [s.stop - s.start for s in self._cut[block]]
-        return len(got) == len(sizes) and all(codec.fits(k, n, dtype) for k, n in zip(got, sizes, strict=True))
-
-    def _decode(
-        self, values: UploadValues, payload: Mapping[str, Sequence[Tensor]]
-    ) -> tuple[list[dict[str, Tensor]], Tensor | None]:
-        rule, codec, dtype = self.algorithm.local, self.algorithm.codec, self.layout.dtype
-        rate = rule.rate(self.round)
-        out = []
-        for k, s in enumerate(self._slices(values.block)):
-            sent = {channel: codec.decode(payload[channel][k], s.stop - s.start, dtype) for channel in rule.channels}
-            out.append(rule.complete(sent, {n: c[s] for n, c in self.controls.items()}, rate, values.steps))
-        buffers = payload[BUFFERS][0].clone().view(dtype) if BUFFERS in payload else None
-        return out, buffers
-
-    def _norms(
-        self, block: int, slices: list[dict[str, Tensor]], buffers: Tensor | None
-    ) -> dict[tuple[str, int], float]:
-        """Norms by channel and owner of the slice, of buffers as they change; Malformed where a value is not finite."""
-        norms = {
-            (channel, owner): norm(values)
-            for owner, channels in zip((block, self.layout.blocks), slices, strict=False)
-            for channel, values in channels.items()
-        }
-        if buffers is not None:
-            norms[BUFFERS, -1] = norm(buffers - self.x[self.layout.buffer_slice])
-        for (channel, _), size in norms.items():
-            if not math.isfinite(size):
-                what = "the buffers hold" if channel == BUFFERS else f"channel {channel!r} holds"
-                raise Malformed(f"{what} NaN or infinity")
-        return norms
-
-    def _check_norms(self, block: int, slices: list[dict[str, Tensor]], norms: dict[tuple[str, int], float]) -> None:
-        """Refuse what is larger than `max_norm` allows, or scale it down."""
-        limits = {key: self._limit_of(*key) for key in norms}
-        if self._limit.fixed is not None:
-            for channel in {channel for channel, _ in norms}:
-                # A control is of the size of a gradient: a change of one step, divided by its rate.
-                most = self._limit.fixed / (1 if channel in ("dx", BUFFERS) else self.algorithm.local.rate(self.round))
-                whole = math.hypot(*(size for (c, _), size in norms.items() if c == channel))
-                if whole > most:
-                    limits |= {key: size * (most / whole) for key, size in norms.items() if key[0] == channel}
-        for key, size in norms.items():
-            if size <= limits[key]:
-                continue
-            channel, owner = key
-            if self.algorithm.over_norm == "refuse" or channel == BUFFERS:
-                part = {-1: "buffers", self.layout.blocks: "shared block"}.get(owner, f"block {owner + 1}")
-                raise Malformed(
-                    f"channel {channel!r}, {part}: the norm is {size:.3g}, at most {limits[key]:.3g} is allowed"
-                )
-            slices[owner != block][channel].mul_(limits[key] / size)
-            norms[key] = limits[key]
-
-    def _limit_of(self, channel: str, owner: int) -> float:
-        """The limit of a slice in this round."""
-        key = channel, owner
-        if key not in self._limits:
-            self._limits[key] = self._limit.of_slice(channel, owner, self.x[self._part(owner)])
-        return self._limits[key]
-
-    def _part(self, owner: int) -> slice:
-        """The coordinates of a block, of the shared block (N), or of the buffers (−1)."""
-        if owner == -1:
-            return self.layout.buffer_slice
-        return self.layout.block(owner) if owner < self.layout.blocks else self.layout.shared
+        self._reset_reason = self._reset_reason or shorten(why)
 
     def _advance(self) -> None:
-        """Add what is next in the order of the plan, as far as it has arrived."""
-        while self._next in self._arrived:
-            arrived = self._arrived[self._next]
-            self._arrived[self._next] = None
+        """Add the uploads that are next in the order of the plan, as far as they have arrived."""
+        while self._next in self._answers:
+            upload = self._answers[self._next]
+            self._answers[self._next] = None
             self._next += 1
-            if arrived is not None and self._compares:
-                self._held.append(arrived)
-            elif arrived is not None:
-                self._add(arrived)
+            if upload is not None and self._compares:
+                self._held.append(upload)
+            elif upload is not None:
+                self._add(upload)
 
-    def _count_held(self) -> None:
-        """Count in what waited to be compared, but for uploads that are far larger than the others."""
-        lengths = {k: self._part(k).stop - self._part(k).start for k in range(self.layout.blocks + 1)}
-        far = self._limit.far_off([one.norms for one in self._held], lengths)
-        for k, one in enumerate(self._held):
-            if k not in far:
-                self._add(one)
+    def _add_held(self) -> None:
+        """Add the held uploads, except those that are far larger than the others."""
+        parts = {k: part_of(self.layout, k) for k in range(self.layout.blocks + 1)}
+        lengths = {k: part.stop - part.start for k, part in parts.items()}
+        outliers = self._decoder.limit.far_off([upload.norms for upload in self._held], lengths)
+        for k, upload in enumerate(self._held):
+            if k not in outliers:
+                self._add(upload)
                 continue
-            client = one.values.client
-            self._refuse(
-                f"round {self.round}, client {client}: its norms are far larger than the others' in this round", client
-            )
+            client = upload.values.client
+            reason = f"round {self.round}, client {client}: its norms are far larger than the others' in this round"
+            self.refusals.add(reason, client)
             self.ledger.refused += 1
             # The client was told that its upload is accepted, and keeps its new state.
-            self._forget = self._forget or f"an upload of client {client} was refused late"
+            self._reset_reason = self._reset_reason or f"an upload of client {client} was refused late"
 
-    def _add(self, accepted: _Accepted) -> None:
-        values = accepted.values
-        weight, share = 1.0, 1.0
+    def _add(self, upload: DecodedUpload) -> None:
+        values = upload.values
+        weight, control_weight = 1.0, 1.0
         if self.algorithm.weighting == "examples":
             known = self.examples.get(values.client, values.examples)
-            weight, share = float(min(values.examples, known)), float(known)
-        for s, channels, owner in zip(
-            self._slices(values.block), accepted.slices, (values.block, self.layout.blocks), strict=False
-        ):
-            self._count_in(s, channels["dx"], owner, weight)
+            weight, control_weight = float(min(values.examples, known)), float(known)
+        owners = (values.block, self.layout.blocks)
+        for owner, channels in zip(owners, upload.slices, strict=False):
+            self._sums.add(owner, channels["dx"], weight)
             for name, total in self._control_sums.items():
-                total[s].add_(channels[f"d{name}"], alpha=share)
-        if accepted.buffers is not None:
-            self._count_in(self.layout.buffer_slice, accepted.buffers, -1, weight)
+                total[part_of(self.layout, owner)].add_(channels[f"d{name}"], alpha=control_weight)
+        if upload.buffers is not None:
+            self._sums.add(BUFFER_OWNER, upload.buffers, weight)
         self._losses.append(values.train_loss)
-        self._counted.append(_Accepted(values, [], None, accepted.norms))
-
-    def _count_in(self, s: slice, values: Tensor, owner: int, weight: float) -> None:
-        if self._weight[owner]:
-            self._sum[s].add_(values, alpha=weight)
-        else:  # the first one replaces what an earlier round left
-            total = self._sum[s].copy_(values)
-            if weight != 1:
-                total.mul_(weight)
-        self._weight[owner] += weight
+        self._counted.append(upload.without_tensors())
 
     # -- commit -------------------------------------------------------------------------------------------------------
 
     def commit(self) -> RoundReport:
-        """Move x by what arrived. A slice for which nothing arrived keeps x and every state."""
+        """Move x by what arrived, and close the round. A slice without uploads keeps x and every state.
+
+        Raises:
+            Diverged: most uploads of the last rounds were refused. The round is committed nevertheless.
+        """
         plan = self._open_plan()
-        for task in plan.tasks:
-            if self.expects(task) and task.client in self._refused_clients:
-                # Its answer was refused and counted already.
-                self._arrived[self._place[task.client]] = None
-                self.ledger.download_bytes += plan.broadcast.nbytes
-                self._advance()
-            self.lost(task, "no answer before the round closed")
-        self._count_held()
+        self._give_up_missing(plan)
+        self._add_held()
         self._move_controls()
-        moved = [k for k in range(self.layout.blocks + 1) if self._weight[k] and self._step(k)]
-        buffers = self.layout.buffer_slice
-        if self._weight[-1] and (mean := self._mean(-1, buffers)) is not None:
-            self.x[buffers] = mean
-        self._limit.follow([self._norms_seen[place] for place in sorted(self._norms_seen)])
+        moved = [k for k in range(self.layout.blocks + 1) if self._sums.weights[k] and self._step(k)]
+        self._move_buffers()
+        self._decoder.limit.follow([self._norms_seen[position] for position in sorted(self._norms_seen)])
         self.ledger.close_round()
         idle = [j for j in sorted({task.block for task in plan.tasks}) if j not in moved]
         if idle:
-            log.warning(
-                "round %d: nothing that counts arrived for block %s", self.round, ", ".join(str(j + 1) for j in idle)
-            )
+            numbers = ", ".join(str(j + 1) for j in idle)
+            log.warning("round %d: no upload counts for block %s, which keeps its values", self.round, numbers)
+        mean_loss = sum(self._losses) / len(self._losses) if self._losses else math.nan
         self.last = report = RoundReport(
-            self.round,
-            len(self._losses),
-            tuple(self._refused),
-            tuple(self._lost),
-            tuple(idle),
-            sum(self._losses) / len(self._losses) if self._losses else math.nan,
+            self.round, len(self._losses), tuple(self.refusals.reasons), tuple(self._lost), tuple(idle), mean_loss
         )
-        self._count_barren([task.client for task in plan.tasks])
-        turn, dealt = self._turn(len(plan.tasks))
-        self._dealt[turn] = dealt + len(plan.tasks)
+        self.refusals.close_round({u.values.client for u in self._counted}, (task.client for task in plan.tasks))
+        turn, assigned = self._turn(len(plan.tasks))
+        self._assigned[turn] = assigned + len(plan.tasks)
         self.round += 1
-        self._clear()
-        if self._barren >= GIVE_UP and len(self._barren_refused) >= min(2, len(self._barren_asked)):
-            rate = f"lr = {self.algorithm.local.lr:g} now"
-            cause = f"a learning rate that is too high ({rate}); another one is NaN in the data"
+        self._close()
+        if self.refusals.diverged:
+            rate = f"a learning rate that is too high (lr = {self.algorithm.local.lr:g} now)"
+            cause = self.conditions.likely_cause or f"{rate}; another one is NaN in the data"
             raise Diverged(
-                f"two of three uploads or more were refused in each of the last {GIVE_UP} rounds, so training stopped. "
-                f"Last reason: {self._refused[-1]}. The usual cause is {self.suspects or cause}"
+                f"two of three uploads or more were refused in each of the last {MOSTLY_REFUSED_ROUNDS} rounds, so "
+                f"training stopped. Last reason: {report.refused[-1]}. The usual cause is {cause}"
             )
         return report
 
-    def _count_barren(self, asked: list[int]) -> None:
-        """Count rounds in a row in which two of three answers, or more, were refused; what was accepted may be hostile."""
-        useful = {one.values.client for one in self._counted} - self._refused_clients
-        if not self._refused_clients or len(self._refused_clients) < 2 * len(useful):
-            self._barren, self._barren_refused, self._barren_asked = 0, set(), set()
-            return
-        self._barren += 1
-        self._barren_refused |= self._refused_clients
-        self._barren_asked |= set(asked)
+    def _give_up_missing(self, plan: Plan) -> None:
+        for task in plan.tasks:
+            if self.expects(task) and task.client in self.refusals.clients:
+                # Its answer is in the ledger as refused.
+                self._answers[self._position[task.client]] = None
+                self.ledger.download_bytes += plan.broadcast.nbytes
+                self._advance()
+            self.lost(task, "no answer before the round closed")
 
     def _step(self, k: int) -> bool:
-        """Move a slice and its states; all of them stay as they are where one would not be finite."""
-        s = self._part(k)
-        delta = self._mean(k, s)
-        if delta is None:
+        """Move a slice and its states; roll all of them back where one is not finite afterwards."""
+        s = part_of(self.layout, k)
+        delta = self._sums.mean(k)
+        if not math.isfinite(norm(delta)):  # finite uploads may add up to infinity
+            self._roll_back(k, "the sum of the uploads is not finite")
             return False
         delta = self.algorithm.local.server_change(delta, {n: c[s] for n, c in self.controls.items()})
         parts = {"x": self.x[s], **{n: v[s] for n, v in self.state.items()}}
@@ -490,46 +411,28 @@ class Server:
             return True
         for name, part in parts.items():
             part.copy_(before[name])
-        self._undone(k, "the step did not end in finite numbers")
+        self._roll_back(k, "the step did not end in finite numbers")
         return False
 
-    def _undone(self, k: int, why: str) -> None:
-        """Count a step that was undone against the clients whose uploads are far larger than the others'.
-
-        Where all are of one size nobody is at fault: then it counts against all, and training is diverging.
-        """
-        self._weight[k] = 0
-        sizes = {one.values.client: one.norms["dx", k] for one in self._counted if ("dx", k) in one.norms}
-        middle = median_low(sizes.values())
-        far = {client: size for client, size in sizes.items() if size > OUTLIER * middle or len(sizes) == 1}
+    def _roll_back(self, k: int, why: str) -> None:
+        self._sums.weights[k] = 0
+        norms = {u.values.client: u.norms["dx", k] for u in self._counted if ("dx", k) in u.norms}
         part = "the shared block" if k == self.layout.blocks else f"block {k + 1}"
-        for client, size in (far or sizes).items():
-            self._refuse(
-                f"round {self.round}, client {client}: {why}, so {part} keeps its value; the norm of this upload is "
-                f"{size:.3g}, the median {middle:.3g}",
-                client,
-            )
-        for client in far:
-            self.strikes[client] = self.strikes.get(client, 0) + 1
-            if self.strikes[client] == STRIKES:
-                log.warning("client %d is not asked again: %d steps had to be undone because of it", client, STRIKES)
+        self.refusals.blame(norms, self.round, f"{why}, so {part} keeps its value")
 
-    def _mean(self, k: int, s: slice) -> Tensor | None:
-        """The mean of a slice; None, and the slice stays as it is, where finite uploads added up to infinity."""
-        mean = self._sum[s].div_(self._weight[k]).to(self.x.dtype)
-        if math.isfinite(norm(mean)):
-            return mean
-        if k >= 0:
-            self._undone(k, "the sum of the uploads is not finite")
-        return None
+    def _move_buffers(self) -> None:
+        if self._sums.weights[BUFFER_OWNER]:
+            mean = self._sums.mean(BUFFER_OWNER)
+            if math.isfinite(norm(mean)):
+                self.x[self.layout.buffer_slice] = mean
 
     def _move_controls(self) -> None:
         """c += ΣΔc/M, or c = Σn_i·c_i/Σn. Where c = mean(c_i) can no longer hold, all controls begin again from zero."""
         in_all, kept = float(self.clients), 1.0
         if self.algorithm.weighting == "examples":
-            for one in self._counted:
-                self.examples.setdefault(one.values.client, one.values.examples)
-            if self.examples:  # of clients that are not known yet: as many as the others have
+            for upload in self._counted:
+                self.examples.setdefault(upload.values.client, upload.values.examples)
+            if self.examples:  # clients that are not known yet count as the mean of the others
                 in_all = sum(self.examples.values()) / len(self.examples) * self.clients
             kept = self._examples_in_all / in_all
             self._examples_in_all = in_all
@@ -538,7 +441,7 @@ class Server:
             change, control = total.div_(in_all).to(self.x.dtype), self.controls[name]
             moved[name] = change.add_(control, alpha=kept)
         overflow = "" if all(math.isfinite(norm(control)) for control in moved.values()) else "they overflowed"
-        why = self._forget or overflow
+        why = self._reset_reason or overflow
         if not why:
             for name, control in moved.items():
                 self.controls[name].copy_(control)
@@ -547,7 +450,7 @@ class Server:
             self.reset_controls()
 
     def reset_controls(self) -> None:
-        """c = 0, in a new control epoch: a client's c_i of an older one counts as zero."""
+        """Set c = 0 and begin a new control epoch: a client's c_i of an older epoch counts as zero."""
         self.epoch += 1
         for control in self.controls.values():
             control.zero_()
@@ -557,52 +460,38 @@ class Server:
             raise RuntimeError("no round is open: call plan() first")
         return self._plan
 
-    # -- explicit state -----------------------------------------------------------------------------------------------
+    # -- snapshot -----------------------------------------------------------------------------------------------------
 
     def snapshot(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """All that a later `restore` needs, between rounds: tensors, and plain values that JSON can hold."""
+        """Return all that `restore` needs, between rounds: tensors, and plain values that JSON can hold."""
         tensors = {"x": self.x, **{f"control.{n}": t for n, t in self.controls.items()}}
         tensors |= {f"server.{n}": t for n, t in self.state.items()}
-        values = {"round": self.round, "epoch": self.epoch, "barren": self._barren, "ledger": self.ledger.totals()}
-        values["last"] = None if self.last is None else asdict(self.last)
-        values["barren_clients"] = [sorted(self._barren_refused), sorted(self._barren_asked)]
-        values["examples"] = [[client, n] for client, n in sorted(self.examples.items())]
-        values |= {"examples_in_all": self._examples_in_all, "norms": self._limit.snapshot()}
-        values["strikes"] = [[client, n] for client, n in sorted(self.strikes.items())]
-        values["dealt"] = dict(self._dealt)
+        values = {
+            "round": self.round,
+            "epoch": self.epoch,
+            "ledger": self.ledger.totals(),
+            "last": None if self.last is None else asdict(self.last),
+            "examples": [[client, n] for client, n in sorted(self.examples.items())],
+            "examples_in_all": self._examples_in_all,
+            "norms": self._decoder.limit.snapshot(),
+            "dealt": dict(self._assigned),
+            **self.refusals.snapshot(),
+        }
         return {name: t.clone() for name, t in tensors.items()}, values
 
-    def restore(self, tensors: dict[str, Tensor], values: dict[str, Any]) -> None:
+    def restore(self, tensors: Mapping[str, Tensor], values: Mapping[str, Any]) -> None:
+        """Go on from a snapshot; those of earlier versions lack some of the values."""
         self.x.copy_(tensors["x"])
         for name, t in self.controls.items():
             t.copy_(tensors[f"control.{name}"])
         for name, t in self.state.items():
             t.copy_(tensors[f"server.{name}"])
-        self.round, self.epoch, self._barren = values["round"], values["epoch"], values["barren"]
+        self.round, self.epoch = values["round"], values["epoch"]
         self.last = None if values["last"] is None else RoundReport(**values["last"])
         self.ledger = Ledger.from_totals(values["ledger"])
-        # Checkpoints of earlier versions have none of these.
-        self._barren_refused, self._barren_asked = map(set, values.get("barren_clients", [(), ()]))
-        self.examples, self.strikes = dict(values.get("examples", [])), dict(values.get("strikes", []))
+        self.refusals.restore(values)
+        self.examples = dict(values.get("examples", []))
         self._examples_in_all = values.get("examples_in_all", 0.0)
-        self._limit.restore(values.get("norms", {}))
-        self._dealt = dict(values.get("dealt", {}))  # older checkpoints have none
-        self._clear()
-
-
-def _read(upload: Upload) -> UploadValues:
-    """Read the plain values of an upload, whatever was handed in."""
-    if not isinstance(upload, Upload):
-        raise Malformed(f"it is no upload but {shown(upload)}")
-    return read(UploadValues, {name: getattr(upload, name) for name in UploadValues.model_fields})
-
-
-def _bytes(piece: object) -> bool:
-    return (
-        isinstance(piece, Tensor)
-        and piece.layout == torch.strided
-        and piece.device.type != "meta"
-        and piece.dtype == torch.uint8
-        and piece.dim() == 1
-        and piece.is_contiguous()
-    )
+        self._decoder.limit.restore(values.get("norms", {}))
+        self._assigned = dict(values.get("dealt", {}))
+        self._close()

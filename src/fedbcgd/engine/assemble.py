@@ -1,10 +1,9 @@
-"""What a run is put together from: the job of the clients, the server, and whether a model can do what is asked of it."""
+"""What a run is put together from: `make_job` makes the clients' work, `Run` the server, state, backend and loop."""
 
 import copy
-import logging
-import traceback
-from collections.abc import Mapping, Sequence
-from pathlib import Path
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from types import TracebackType
 from typing import Any
 
 import numpy as np
@@ -13,19 +12,124 @@ from torch import Tensor, nn
 
 from fedbcgd.core.algorithm import Algorithm
 from fedbcgd.core.objective import Loss, Metrics, Objective, objective
-from fedbcgd.core.onednn import keep_within_bounds, writes_astray
+from fedbcgd.core.onednn import writes_astray
 from fedbcgd.core.server import Server
 from fedbcgd.core.stack import why_not
 from fedbcgd.core.vector import Layout
-from fedbcgd.data.sources import Source, as_source, batch_in_channels_last, in_channels_last, pooled, to_device
+from fedbcgd.data.sources import as_source, in_channels_last, pooled
+from fedbcgd.engine.backend import Backend
+from fedbcgd.engine.checkpoint import Checkpoints
+from fedbcgd.engine.client_state import StateStore
 from fedbcgd.engine.hooks import RoundHooks
 from fedbcgd.engine.job import Job
-from fedbcgd.engine.loop import Stop
-from fedbcgd.engine.threads import one_thread
+from fedbcgd.engine.loop import Loop, Outcome, Stop
+from fedbcgd.engine.probe import computes_in_channels_last, takes_channels_last
 from fedbcgd.errors import UserError
-from fedbcgd.rng import stream
 
-log = logging.getLogger("fedbcgd")
+DEFAULT_COHORT = 10
+
+MakeBackend = Callable[[Job, StateStore, int], Backend]  # of the job, the clients' state and the cohort
+
+
+class Run:
+    """A run in memory: server, clients' state, backend and loop. Every run is put together here.
+
+    It takes three steps. All that can be wrong with a run shows in the first, before anything is written; a checkpoint
+    is restored in the second, before any work begins:
+
+        with Run(job, stop, cohort=10) as run:
+            run.restore(checkpoints)
+            reason = run.start(make_backend, callbacks=[show]).run()
+            outcome = run.outcome(reason)
+
+    Leaving the `with` block releases backend and state.
+
+    Args:
+        job: the clients' work.
+        stop: when the run ends.
+        cohort: clients of a round; None: 10, or all if there are fewer.
+        hooks: what attaches to the rounds; None: nothing.
+        clients: how many clients there are; None: those of the job.
+        x: the model to begin with; None: the job's.
+        reliable: whether every task is answered, unless it is given up before it begins.
+        keeps_state: whether the clients' state is kept here; on Flower the clients keep it themselves.
+
+    Raises:
+        UserError: cohort or budget do not fit the job.
+    """
+
+    def __init__(
+        self,
+        job: Job,
+        stop: Stop,
+        *,
+        cohort: int | None = None,
+        hooks: RoundHooks | None = None,
+        clients: int | None = None,
+        x: Tensor | None = None,
+        reliable: bool = True,
+        keeps_state: bool = True,
+    ):
+        self.job = job
+        self.stop = stop
+        self.hooks = hooks or RoundHooks()
+        self.server = make_server(job, cohort, stop, self.hooks, clients=clients, x=x, reliable=reliable)
+        self.store: StateStore | None = None
+        self.loop: Loop | None = None
+        self._keeps_state = keeps_state
+
+    def restore(self, checkpoints: Checkpoints | None = None) -> dict[str, Any] | None:
+        """Make the clients' state, and put it and the server back to the last checkpoint.
+
+        Args:
+            checkpoints: where the last one is, and where the clients' state is kept; None: in memory.
+
+        Returns:
+            What was saved beside the checkpoint; None if there is none.
+        """
+        names = self.job.algorithm.state_names if self._keeps_state else ()
+        file = checkpoints.clients if checkpoints is not None and self._keeps_state else None
+        self.store = StateStore(names, self.job.layout.dim, self.job.layout.dtype, file)
+        return None if checkpoints is None else checkpoints.restore(self.server, self.store)
+
+    def start(self, make_backend: MakeBackend, *, stop: Stop | None = None, **options: Any) -> Loop:
+        """Make backend and loop.
+
+        Args:
+            make_backend: makes the backend of the job, the clients' state and the number of clients in a round.
+            stop: another end, for a run that goes on after its first one.
+            **options: further arguments of `Loop`.
+        """
+        if self.store is None:
+            self.restore()
+        assert self.store is not None
+        backend = make_backend(self.job, self.store, self.server.cohort)
+        self.loop = Loop(self.server, backend, stop or self.stop, hooks=self.hooks, **options)
+        return self.loop
+
+    def outcome(self, reason: str) -> Outcome:
+        """Return how the run went, if it ended for this reason."""
+        assert self.loop is not None
+        return Outcome.of(self.loop, reason)
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """Return the model as an ordinary state_dict."""
+        return self.job.state_dict(self.server.x)
+
+    def close(self) -> None:
+        """Release all resources; safe to call twice."""
+        if self.loop is not None:
+            self.loop.backend.close()
+        if self.store is not None:
+            self.store.close()
+
+    def __enter__(self) -> "Run":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
 
 
 def make_job(
@@ -41,25 +145,46 @@ def make_job(
     channels_last: bool | None = None,
     together: int | None = None,
 ) -> Job:
-    """All that a process needs for the clients' work, the model copied and laid out."""
+    """Return all that a process needs for the clients' work, with the model copied and laid out.
+
+    Args:
+        model: it is copied, not changed.
+        clients: the data of each; may be empty where the clients are elsewhere.
+        algorithm: the four choices.
+        test: data for the metrics, or None.
+        seed: of every random draw.
+        loss: see `fedbcgd.simulate`.
+        metrics: see `fedbcgd.simulate`.
+        weights: a state_dict that replaces the model's values.
+        device: where the model computes.
+        channels_last: whether to compute in that memory format; None: if a trial shows that the model can.
+        together: clients computed in one multiplication, at most; None: each on its own.
+
+    Raises:
+        UserError: the model, the data and the algorithm do not fit together.
+    """
     module = copy.deepcopy(model).to(make_device(device))
     if weights is not None:
         if not isinstance(weights, Mapping):
-            raise UserError(f"weights: a state_dict is wanted (torch.load gives one), given {weights!r}")
+            raise UserError(f"weights: expected a state_dict (torch.load gives one), got {weights!r}")
         try:
             module.load_state_dict(dict(weights))
         except RuntimeError as error:
             raise UserError(f"weights: {error}") from None
-    algorithm.check(module)  # here too, so that it is said before any worker starts
+    algorithm.check(module)  # before any worker starts
     goal = objective(loss, metrics)
+    data = None if test is None else as_source(test, "test")
     if channels_last is None:
-        channels_last = likes_channels_last(module, clients, goal)
+        examples = clients if len(clients) or data is None else [data]
+        channels_last = computes_in_channels_last(module, examples, goal)
     elif channels_last and any(map(writes_astray, module.modules())):
-        raise UserError("channels_last: not with a 1×1 convolution that has a stride and fewer than 8 input channels")
+        raise UserError(
+            "channels_last: expected False, since the model has a 1×1 convolution with a stride and fewer than 8 input "
+            "channels, got True"
+        )
     if channels_last:
         module = module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     layout = algorithm.uplink.layout(module)
-    data = None if test is None else as_source(test, "test")
     if channels_last and takes_channels_last(module, clients, data, goal):
         clients = in_channels_last(clients)
         data = None if data is None else in_channels_last([data])[0]
@@ -67,7 +192,7 @@ def make_job(
         clients = [pooled(clients)]
     if together is not None:
         _check_together(together, algorithm, layout, module, goal, clients)
-    job = Job(algorithm, layout, module, goal, seed, clients, data, together)
+    job = Job(algorithm, layout, module, goal, seed, clients, data, channels_last, together)
     where = next(module.parameters()).device
     if where.type != "cpu":
         job.move_to(where)
@@ -86,47 +211,50 @@ def _check_together(
 
 
 def make_server(
-    job: Job, cohort: int | None, stop: Stop, watch: RoundHooks | None = None, reliable: bool = True
+    job: Job,
+    cohort: int | None,
+    stop: Stop,
+    hooks: RoundHooks | None = None,
+    *,
+    clients: int | None = None,
+    x: Tensor | None = None,
+    reliable: bool = True,
 ) -> Server:
-    """Return the server of a job.
-
-    Args:
-        job: what the clients do.
-        cohort: clients asked in a round; None: 10, or all where there are fewer.
-        stop: when the run ends; a budget must pay for one round at least.
-        watch: the network of the run, if it has one.
-        reliable: whether what is asked for arrives, unless it is given up before it begins.
-    """
-    x = job.layout.vector(job.module.state_dict(), next(job.module.parameters()).device)
-    size = min(10, len(job.clients)) if cohort is None or job.algorithm.uplink.pooled else cohort
-    if job.algorithm.uplink.pooled and stop.rounds is None and stop.target is None:
-        raise UserError(f"{job.algorithm.name} uploads nothing, so no budget ends it: give rounds or a target")
-    check_integer("cohort", size, 1)
-    asked = size if watch is None or size > len(job.clients) else watch.sampled(size, len(job.clients))
-    server = Server(job.algorithm, job.layout, x, len(job.clients), asked, job.seed, reliable)
-    if watch is not None:
-        watch.attach(server, size)
-    need = server.next_upload_d() if watch is None else watch.next_upload_d(server)
+    """Return the server of a job; the arguments are those of `Run`."""
+    hooks = hooks or RoundHooks()
+    algorithm, layout = job.algorithm, job.layout
+    count = len(job.clients) if clients is None else clients
+    if algorithm.uplink.pooled and stop.rounds is None and stop.target is None:
+        raise UserError(f"{algorithm.name} uploads nothing, so no budget ends it: set rounds or a target")
+    if cohort is None or algorithm.uplink.pooled:
+        cohort = min(DEFAULT_COHORT, count)
+    check_integer("cohort", cohort, 1)
+    sampled = cohort if cohort > count else hooks.sampled(cohort, count)
+    conditions = hooks.conditions(cohort, sampled, layout)
+    if not reliable:
+        conditions = replace(conditions, reliable=False)
+    if x is None:
+        x = layout.vector(job.module.state_dict(), next(job.module.parameters()).device)
+    server = Server(algorithm, layout, x, count, sampled, job.seed, conditions)
+    need = hooks.next_upload_d(server)
     if stop.budget is not None and need > stop.budget * (1 + 1e-9):
         raise UserError(
-            f"budget: {stop.budget:g} d does not pay for one round of {job.algorithm.name}, which uploads {need:.3g} d"
+            f"budget: expected at least {need:.3g} d, the upload of one round of {algorithm.name}, got {stop.budget:g} d"
         )
     return server
 
 
-def export(job: Job, x: Tensor) -> dict[str, Tensor]:
-    """The model x as an ordinary state_dict."""
-    job.client.model.load(x)  # which also puts back what is not trained, such as a count of batches
-    return job.client.model.state_dict()
-
-
 def check_integer(name: str, value: Any, least: int) -> None:
     if not isinstance(value, (int, np.integer)) or not least <= value < 2**63:
-        raise UserError(f"{name}: a whole number of at least {least} is wanted, given {value!r}")
+        raise UserError(f"{name}: expected an integer ≥ {least}, got {value!r}")
 
 
 def make_target(target: Any) -> tuple[str, str, float] | None:
-    """What users write, as (metric, "<=" or ">=", value)."""
+    """Return the target that a user wrote as (metric, "<=" or ">=", value).
+
+    Raises:
+        UserError: it is none of the forms that `fedbcgd.simulate` takes.
+    """
     match target:
         case None:
             return None
@@ -138,89 +266,20 @@ def make_target(target: Any) -> tuple[str, str, float] | None:
         return "test_accuracy", ">=", float(target)
     except (TypeError, ValueError):
         raise UserError(
-            f'target: an accuracy such as 0.9, a pair ("test_loss", 0.5) or ("test_mse", "<=", 0.1), given {target!r}'
+            'target: expected an accuracy such as 0.9, a pair ("test_loss", 0.5) or ("test_mse", "<=", 0.1), got '
+            f"{target!r}"
         ) from None
 
 
 def make_device(name: str | torch.device) -> torch.device:
+    """Return a device that was tried out.
+
+    Raises:
+        UserError: there is no such device here.
+    """
     try:
         device = torch.device(name)
         torch.empty(1, device=device)
     except (RuntimeError, AssertionError) as error:
         raise UserError(f"device: {str(name)!r} cannot be used here: {str(error).splitlines()[0]}") from None
     return device
-
-
-def _few(data: Source) -> Any:
-    """A batch to try something with."""
-    return data.gather(torch.arange(min(2, len(data))), stream(0, "probe"))
-
-
-def try_out(job: Job) -> None:
-    """One small batch through model and loss, so that a mistake in a user's own code is told before anything is begun."""
-    batch = _few(as_source(job.clients[0], "client 0"))
-    try:
-        with torch.random.fork_rng([]), one_thread():
-            module = copy.deepcopy(job.module)
-            keep_within_bounds(module)
-            job.objective.loss(module, to_device(batch, next(module.parameters()).device)).backward()
-    except UserError:
-        raise
-    except Exception as error:
-        if "Expected more than 1 value per channel" in str(error):  # BatchNorm, and a client with one example
-            return
-        ours = (str(Path(__file__).parent.parent), str(Path(torch.__file__).parent))
-        frames = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith(ours)]
-        where = f" ({frames[-1].filename}, line {frames[-1].lineno})" if frames else ""
-        raise UserError(
-            f"the model or its loss failed on a first batch: {type(error).__name__}: {error}{where}"
-        ) from error
-
-
-def likes_channels_last(module: nn.Module, clients: Sequence[Any], goal: Objective) -> bool:
-    """Whether a convolutional model computes in channels_last: `.view` after a convolution, for one, does not."""
-    convolutions = [m for m in module.modules() if isinstance(m, nn.Conv2d)]
-    if not convolutions:
-        return False
-    if any(map(writes_astray, convolutions)):
-        log.info("the model has a narrow 1×1 convolution with a stride, so it is not computed in channels_last")
-        return False
-    if not len(clients):
-        return True
-    probe = copy.deepcopy(module).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-    data = as_source(clients[0], "client 0")
-    device = next(module.parameters()).device
-    try:
-        with torch.random.fork_rng([]), one_thread():
-            goal.loss(probe, to_device(_few(data), device)).backward()
-    except RuntimeError as error:
-        if "view size is not compatible" in str(error):
-            log.info(
-                "the model uses .view on convolutions' outputs, so it is not computed in channels_last (reshape can be)"
-            )
-            return False
-    except Exception:
-        pass  # whatever else is wrong will show, and be explained, in training
-    return True
-
-
-def takes_channels_last(module: nn.Module, clients: Sequence[Any], test: Source | None, goal: Objective) -> bool:
-    """Whether loss and metrics also take images that lie in channels_last themselves, and not only weights that do."""
-    if not len(clients):
-        return False
-    probe, device = copy.deepcopy(module), next(module.parameters()).device
-    keep_within_bounds(probe)
-
-    def some(source: Source) -> Any:
-        return to_device(batch_in_channels_last(_few(source)), device)
-
-    try:
-        with torch.random.fork_rng([]), one_thread():
-            goal.loss(probe, some(as_source(clients[0], "client 0"))).backward()
-            if test is not None:
-                probe.eval()
-                with torch.no_grad():
-                    goal.metrics(probe, some(test))
-    except Exception:
-        return False
-    return True

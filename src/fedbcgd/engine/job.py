@@ -14,7 +14,7 @@ from fedbcgd.core.messages import Allocator, Broadcast, StateUpdate, Task, Uploa
 from fedbcgd.core.objective import Objective
 from fedbcgd.core.vector import Layout
 from fedbcgd.data.sources import Parts, Source, as_source, on_device
-from fedbcgd.engine.evaluation import Batch, evaluate_span
+from fedbcgd.engine.evaluation import Batch, combine, evaluate_span, spans
 from fedbcgd.errors import UserError
 
 
@@ -27,6 +27,7 @@ class Job:
     seed: int
     clients: Sequence[Any]
     test: Source | None = None
+    channels_last: bool = False  # whether the module computes in that memory format
     together: int | None = None  # clients computed in one multiplication, at most; None: each on its own
 
     @cached_property
@@ -92,14 +93,25 @@ class Job:
         return as_source(self.clients[task.client], f"client {task.client}")
 
     def move_to(self, device: torch.device) -> None:
-        """Model and data to a device, where they stay."""
+        """Move model and data to a device."""
         self.module.to(device)
         self.clients = on_device(self.clients, device)
         if self.test is not None:
             self.test = on_device([self.test], device)[0]
 
+    def state_dict(self, x: Tensor) -> dict[str, Tensor]:
+        """Return the model x as an ordinary state_dict."""
+        self.client.model.load(x)  # this also restores what is not trained, such as a count of batches
+        return self.client.model.state_dict()
+
+    def metrics(self, x: Tensor) -> dict[str, float]:
+        """Return the metrics of the model x on the test data; empty without any."""
+        if self.test is None:
+            return {}
+        return combine([self.evaluate(x, *span) for span in spans(len(self.test))])
+
     def evaluate(self, x: Tensor, start: int, stop: int) -> Batch:
-        """Metrics of the model x on the test examples from `start` to `stop`."""
+        """Return the metrics of the model x on the test examples from `start` to `stop`."""
         assert self.test is not None
         self.client.model.load(x)
         return evaluate_span(self.client.model.module, self.objective, self.test, start, stop)

@@ -31,6 +31,7 @@ class RoundInfo:
     progress: float  # of the stopping rules, the nearest: 0 to 1
     reason: str  # why the run ends with this round; empty if it goes on
     rows: Sequence[Row] = ()  # all metrics that came in since the last call; `row` is the last of them
+    seconds: float = 0.0  # of the whole run so far
 
     @property
     def ledger(self) -> Ledger:
@@ -49,7 +50,8 @@ class Stop:
     budget: float | None = None  # upload, in d
     target: tuple[str, str, float] | None = None  # a metric, "<=" or ">=", a value
 
-    def check(self, server: Server, row: Row | None, watch: RoundHooks | None = None) -> str:
+    def check(self, server: Server, row: Row | None, hooks: RoundHooks) -> str:
+        """Return which rule ends the run now: "target", "rounds" or "budget"; empty if it goes on."""
         if row and self.target:
             name, how, value = self.target
             if name not in row:
@@ -59,13 +61,13 @@ class Stop:
         if self.rounds is not None and server.round >= self.rounds:
             return "rounds"
         # Another round is begun only if the budget covers it.
-        if self.budget is not None:
-            need = server.next_upload_d() if watch is None else watch.next_upload_d(server)
-            if server.ledger.upload_d + need > self.budget * (1 + 1e-9):
-                return "budget"
+        spent = server.ledger.upload_d
+        if self.budget is not None and spent + hooks.next_upload_d(server) > self.budget * (1 + 1e-9):
+            return "budget"
         return ""
 
     def progress(self, server: Server) -> float:
+        """Return how far the run is, 0 to 1, by the rule that is nearest to its end."""
         parts = [server.round / self.rounds] if self.rounds else []
         if self.budget and cost(server):
             affordable = math.floor(self.budget / cost(server) * (1 + 1e-9))
@@ -73,7 +75,7 @@ class Stop:
         return min(1.0, max(parts, default=0.0))
 
 
-DIVERGED = "diverged"  # how a run ends whose uploads are no numbers any more
+DIVERGED = "diverged"  # how a run ends if most of its uploads are refused
 
 
 @dataclass
@@ -97,32 +99,52 @@ class Outcome:
 
     @classmethod
     def of(cls, loop: "Loop", reason: str) -> "Outcome":
+        """Return how a loop went that has ended for this reason."""
         server = loop.server
         return cls(server.algorithm.name, loop.rows, server.ledger, server.round, loop.seconds, reason)
 
     def summary(self) -> dict[str, Any]:
-        """Plain values; `from_summary` undoes it."""
+        """Return plain values, which `from_summary` reads."""
         head = {"algorithm": self.algorithm, "rounds": self.rounds, "seconds": self.seconds, "stopped": self.stopped}
         return head | {"final": self.final, "ledger": self.ledger.totals()}
 
     @classmethod
     def from_summary(cls, summary: dict[str, Any], rows: list[Row]) -> "Outcome":
+        """Read what `summary` returned.
+
+        Raises:
+            ValueError: a number is not finite.
+        """
         ledger = Ledger.from_totals(summary["ledger"])
         totals = [value for name, value in ledger.totals().items() if name != "block_bytes"]
         if not all(map(math.isfinite, (*totals, *ledger.block_bytes, summary["rounds"], summary["seconds"]))):
-            raise ValueError("a summary with numbers that are none")
+            raise ValueError("summary: expected finite numbers")
         names = str(summary["algorithm"]), str(summary["stopped"])
         return cls(names[0], rows, ledger, summary["rounds"], summary["seconds"], names[1])
 
 
 def cost(server: Server) -> float:
-    """Upload of a round, in d."""
+    """Return the mean upload of a round, in d."""
     return server.algorithm.upload_d(server.layout)
 
 
 @dataclass
 class Loop:
-    """A run in progress. `rows` and `seconds` may start from an earlier part of the same run."""
+    """A run in progress: rounds, evaluations, callbacks, until a stopping rule holds.
+
+    Attributes:
+        server: holds the model.
+        backend: has the clients of a round do their work.
+        stop: when the run ends.
+        every: rounds between evaluations; the last round is always evaluated.
+        callbacks: called after each round.
+        metric_prefix: of the metrics' names in a row, such as "test".
+        rows: the metrics so far; those of an earlier part of the same run come first.
+        seconds: the time that the run took so far.
+        hooks: what attaches to its rounds.
+        overlap: whether a row may come with the round after its own, so that evaluation runs beside training.
+        on_commit: called when a round has been committed, before it can be interrupted.
+    """
 
     server: Server
     backend: Backend
@@ -132,19 +154,23 @@ class Loop:
     metric_prefix: str = "test"
     rows: list[Row] = field(default_factory=list)
     seconds: float = 0.0
-    watch: RoundHooks | None = None  # the network of the run
-    overlap: bool = False  # whether a row may come with the round after its own
-    _lap: float = field(default_factory=time.perf_counter)
-    _due: Row | None = None  # a row whose metrics are not there yet
-    _told: int = 0  # rows that the callbacks have seen
+    hooks: RoundHooks = field(default_factory=RoundHooks)
+    overlap: bool = False
+    on_commit: Callable[[], None] = lambda: None
+    _lap_start: float = field(default_factory=time.perf_counter)
+    _pending_row: Row | None = None  # a row whose metrics are still being computed
+    _reported: int = 0  # rows that the callbacks have seen
 
     def run(self) -> str:
-        """Go on until a stopping rule holds; why it stopped. Ctrl-C leaves everything as after the last whole round."""
-        self._lap = time.perf_counter()
-        self._due, self._told = None, len(self.rows)
+        """Run rounds until a stopping rule holds, and return its name.
+
+        An exception, Ctrl-C included, leaves everything as after the last whole round.
+        """
+        self._lap_start = time.perf_counter()
+        self._pending_row, self._reported = None, len(self.rows)
         try:
             with one_thread():  # the cores belong to the workers
-                reason = self._pending()
+                reason = self._finish_last_round()
                 while not reason:
                     reason = self._round()
         except BaseException:
@@ -156,56 +182,57 @@ class Loop:
         return reason
 
     def lap(self) -> float:
-        """Seconds of the whole run up to now."""
+        """Return the seconds of the whole run up to now."""
         now = time.perf_counter()
-        self.seconds += now - self._lap
-        self._lap = now
+        self.seconds += now - self._lap_start
+        self._lap_start = now
         return self.seconds
 
-    def _pending(self) -> str:
-        """What is left to do for rounds before this call: nothing, or the evaluation that an interrupt cut off."""
+    def _finish_last_round(self) -> str:
+        """Evaluate the round before this call, if an interrupt cut that off; return why to stop, if so."""
         last = self.rows[-1] if self.rows else None
         if self.server.last is not None and (last is None or last["round"] != self.server.round):
-            return self._after(self.server.last)
-        return self.stop.check(self.server, last, self.watch)
+            return self._after_commit(self.server.last)
+        return self.stop.check(self.server, last, self.hooks)
 
     def _round(self) -> str:
+        self.hooks.prepare()
         with uninterrupted():
-            plan = self.watch.plan(self.server) if self.watch else self.server.plan()
-        self.backend.carry(self.watch.inbox(self.server, self.backend) if self.watch else self.server, plan)
-        self._collect()  # before the round counts: whoever is interrupted here finds the model that is due
+            plan = self.hooks.plan(self.server)
+        self.backend.carry(self.hooks.inbox(self.server, self.backend), plan)
+        self._collect()  # before the commit, so that an interrupt here finds x as the pending row needs it
         with self.backend.clock.timing("sums"), uninterrupted():
             report = self.server.commit()
             self.backend.store.commit()
-            if self.watch:
-                self.watch.committed(self.server)
-        return self._after(report)
+            self.hooks.committed(self.server)
+            self.on_commit()
+        return self._after_commit(report)
 
-    def _after(self, report: RoundReport) -> str:
-        """Evaluate where it is time to, tell the callbacks, and say whether to stop."""
+    def _after_commit(self, report: RoundReport) -> str:
+        """Evaluate if it is time to, call the callbacks, and return why to stop, if so."""
         server = self.server
-        reason = self.stop.check(server, None, self.watch)
+        reason = self.stop.check(server, None, self.hooks)
         if reason or server.round % self.every == 0:
-            self._due = self._columns(report)
-            if reason or not self._begin():
+            self._pending_row = self._columns(report)
+            if reason or not self._begin_evaluation():
                 self._collect(server.x)
-                reason = self.stop.check(server, self.rows[-1], self.watch)
-        new = self.rows[self._told :]
+                reason = self.stop.check(server, self.rows[-1], self.hooks)
+        new = self.rows[self._reported :]
         progress = 1.0 if reason else self.stop.progress(server)
-        info = RoundInfo(report, new[-1] if new else None, server, progress, reason, new)
+        info = RoundInfo(report, new[-1] if new else None, server, progress, reason, new, self.lap())
         for callback in self.callbacks:
             callback(info)
             if info.reason and (not self.rows or self.rows[-1]["round"] != server.round):
-                # it asked to stop: what follows sees a last row
-                self._due = self._due or self._columns(report)
+                # This callback stopped the run: the callbacks after it see a last row.
+                self._pending_row = self._pending_row or self._columns(report)
                 self._collect(server.x)
                 info.row = self.rows[-1]
-                info.rows = self.rows[self._told :]
-        self._told = len(self.rows)
+                info.rows = self.rows[self._reported :]
+        self._reported = len(self.rows)
         return info.reason
 
-    def _begin(self) -> bool:
-        """Have the model of this round evaluated beside the next one, where that is possible and nothing waits for it."""
+    def _begin_evaluation(self) -> bool:
+        """Start to evaluate the model beside the next round; return whether that is possible."""
         backend = self.backend
         if not self.overlap or self.stop.target is not None or not isinstance(backend, OverlappingBackend):
             return False
@@ -213,8 +240,8 @@ class Loop:
         return True
 
     def _collect(self, x: Tensor | None = None) -> None:
-        """The row that is due: its model is x, or is being evaluated already."""
-        if self._due is None:
+        """Complete the pending row, if there is one: with metrics of x, or of the evaluation that was begun."""
+        if self._pending_row is None:
             return
         backend = self.backend
         with backend.clock.timing("evaluation"):
@@ -224,11 +251,11 @@ class Loop:
                 assert isinstance(backend, OverlappingBackend)
                 metrics = backend.finish_evaluation()
         named = {n if n.startswith("clients_") else f"{self.metric_prefix}_{n}": v for n, v in metrics.items()}
-        self.rows.append({"round": self._due.pop("round"), **named, **self._due})
-        self._due = None
+        self.rows.append({"round": self._pending_row.pop("round"), **named, **self._pending_row})
+        self._pending_row = None
 
     def _columns(self, report: RoundReport) -> Row:
-        """All of a row but its metrics."""
+        """Return a row without its metrics."""
         ledger = self.server.ledger
         return {
             "round": self.server.round,
@@ -239,6 +266,6 @@ class Loop:
             "upload_wait_bytes": ledger.upload_wait_bytes,
             "download_bytes": ledger.download_bytes,
             "gradient_evaluations": ledger.gradient_evaluations,
-            **(self.watch.columns() if self.watch else {}),
+            **self.hooks.columns(),
             "seconds": self.lap(),
         }

@@ -5,6 +5,7 @@ import platform
 import sys
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +15,10 @@ import torch
 from fedbcgd.backends.registry import make_backend
 from fedbcgd.backends.workers.processes import cores
 from fedbcgd.core.server import Server
-from fedbcgd.engine.assemble import export, make_job, make_server, try_out
+from fedbcgd.engine.assemble import Run, make_job
 from fedbcgd.engine.checkpoint import Checkpoints
-from fedbcgd.engine.client_state import StateStore
-from fedbcgd.engine.loop import Callback, Loop, Outcome, RoundInfo, Stop
+from fedbcgd.engine.loop import DIVERGED, Callback, Outcome, RoundInfo, Stop
+from fedbcgd.engine.probe import try_out
 from fedbcgd.engine.run_folder import JsonlFile, RunFolder, exclusive_lock, sweep_up
 from fedbcgd.engine.signals import uninterrupted
 from fedbcgd.errors import Diverged, UserError
@@ -42,7 +43,11 @@ log = logging.getLogger("fedbcgd")
 
 
 def examine(config: Config, path: Path) -> None:
-    """Find what is wrong with a run before it is begun, or anything is written."""
+    """Check a configuration and its folder, without writing anything.
+
+    Raises:
+        UserError: something is wrong with one of them.
+    """
     config = configuration.complete(config)
     _refuse_foreign(RunFolder(path), config, resume=True)
     _Prepared(config)
@@ -57,13 +62,30 @@ def execute(
     say: Callable[[str], None] | None = None,
     figures: bool = True,
 ) -> Outcome:
-    """Run a configuration in a folder, or go on with what is there. `say` gets what a person should know about it."""
+    """Run a configuration in a folder, or go on with the run that is there.
+
+    Args:
+        config: what to run.
+        path: the folder; it is made if it is not there.
+        resume: whether to go on with a run that is there; without it such a folder is refused.
+        callbacks: called after each round.
+        say: called with each note about the experiment that a person should read.
+        figures: whether to draw the figures of the run at its end.
+
+    Returns:
+        How the run went.
+
+    Raises:
+        UserError: the configuration or the folder is wrong; or the run failed, and then its last checkpoint is whole.
+        Diverged: most uploads were refused in the last rounds.
+        KeyboardInterrupt: Ctrl-C; the run was saved.
+    """
     config = configuration.complete(config)
     if (path / "config.toml").exists():
         _refuse_foreign(RunFolder(path), config, resume)
-    prepared = _Prepared(config)  # what is wrong with the configuration shows before anything is written
+    prepared = _Prepared(config)  # before anything is written
     if say is not None:
-        for note in prepared.task.notes:
+        for note in prepared.experiment.notes:
             say(note)
     folder = RunFolder(make_folder(path))
     with exclusive_lock(folder.path):
@@ -74,128 +96,136 @@ def execute(
 
 
 class _Prepared:
-    """A configuration made into things."""
+    """The objects of a configuration. Making them writes nothing, and finds all that is wrong with it."""
 
     def __init__(self, config: Config):
-        run = config.run
+        settings = config.run
         self.config = config
         refuse_masked(config.model_dump())
         config.where.check()
-        self.task = make_experiment(config)
+        self.experiment = experiment = make_experiment(config)
         algorithm = configuration.algorithm_of(config, "configuration")
-        task = self.task
-        algorithm = fit_to_links(algorithm, config.network, task.model, task.clients, run.cohort, run.seed)
-        self.job = make_job(
-            *(task.model, task.clients, algorithm, task.test, run.seed, task.loss, task.metrics),
+        model, clients = experiment.model, experiment.clients
+        algorithm = fit_to_links(algorithm, config.network, model, clients, settings.cohort, settings.seed)
+        job = make_job(
+            *(model, clients, algorithm, experiment.test, settings.seed, experiment.loss, experiment.metrics),
             device=config.where.home,
-            together=run.together,
+            together=settings.together,
         )
         if ":" in config.model.name + config.data.name:  # a user's own code
-            try_out(self.job)
-        goal = None if run.target is None else (f"{self.task.prefix}_accuracy", ">=", run.target)
-        self.stop = Stop(run.rounds, run.budget, goal)
-        self.watch = NetworkSimulator(self.job, config.network)
-        self.server = make_server(self.job, run.cohort, self.stop, self.watch)
+            try_out(job)
+        target = None if settings.target is None else (f"{experiment.prefix}_accuracy", ">=", settings.target)
+        stop = Stop(settings.rounds, settings.budget, target)
+        self.network = NetworkSimulator(job, config.network)
+        self.run = Run(job, stop, cohort=settings.cohort, hooks=self.network)
 
 
 def _execute(prepared: _Prepared, folder: RunFolder, callbacks: Sequence[Callback], figures: bool) -> Outcome:
-    config, task, job = prepared.config, prepared.task, prepared.job
-    stop, server, algorithm, run = prepared.stop, prepared.server, prepared.job.algorithm, config.run
-    checkpoints = Checkpoints(folder.checkpoint, run.checkpoint_every)
-    store = StateStore(algorithm.state_names, job.layout.dim, job.layout.dtype, checkpoints.clients)
-    before = checkpoints.restore(server, store)
-    if before and before["data"] != task.digest:
+    config, experiment, run, network = prepared.config, prepared.experiment, prepared.run, prepared.network
+    settings, server = config.run, run.server
+    checkpoints = Checkpoints(folder.checkpoint, settings.checkpoint_every)
+    before = run.restore(checkpoints)
+    store = run.store
+    assert store is not None
+    if before and before["data"] != experiment.digest:
         raise UserError(f"{folder.path} was begun with other data under the name {config.data.name!r}: it cannot go on")
-    _refuse_past(folder, server, stop)
-    watch = prepared.watch
+    _refuse_past(folder, server, run.stop)
     if before and "network" in before:
-        watch.restore(before["network"], server)
-    remove(folder.summary)  # it says that a run is finished, which this one is not yet
+        network.restore(before["network"])
+    remove(folder.summary)  # a summary says that a run is finished
     text = config.text()
     write_text(folder.config, sealed(text))
-    if task.counts is not None:
-        label_counts = as_json({"classes": task.classes, "counts": task.counts.tolist()})
+    if experiment.counts is not None:
+        label_counts = as_json({"classes": experiment.classes, "counts": experiment.counts.tolist()})
         write_text(folder.label_counts, sealed(label_counts) + "\n")
     with (
+        run,
         JsonlFile.resumed(folder.metrics, before) as metrics,
         JsonlFile.resumed(folder.traffic, before) as traffic,
     ):
-        watch.record = lambda sent: traffic.append(sent.row())
-        backend = make_backend(job, store, server.cohort, config.where)
-        backend.clock.add(before["clock"] if before else {})
-        overlap = config.where.entry.overlaps_evaluation
-        loop = Loop(
-            server, backend, stop, run.evaluate_every, (), task.prefix, metrics.rows, watch=watch, overlap=overlap
-        )
-        loop.seconds = before["seconds"] if before else 0.0
 
-        def save(beside: bool = False) -> None:
-            with backend.clock.timing("checkpoint"):
-                checkpoints.finish(store)  # which may still be at the rows
-                more: dict[str, Any] = {"seconds": loop.lap(), "clock": dict(backend.clock), "config": text}
-                more |= {"data": task.digest, "network": watch.snapshot()} | metrics.kept() | traffic.kept()
+        def record_traffic() -> None:
+            assert network.sent is not None
+            traffic.append(network.sent.row())
+
+        def save(in_background: bool = False) -> None:
+            with loop.backend.clock.timing("checkpoint"):
+                checkpoints.finish(store)  # it may still be writing the files of rows
+                more: dict[str, Any] = {"seconds": loop.lap(), "clock": dict(loop.backend.clock), "config": text}
+                more |= {"data": experiment.digest, "network": network.snapshot()} | metrics.kept() | traffic.kept()
                 checkpoints.begin(server, store, more, [metrics.sync, traffic.sync])
-                if not beside:
+                if not in_background:
                     checkpoints.finish(store)
 
-        def write(info: RoundInfo | None = None) -> None:
+        def write_rows(info: RoundInfo | None = None) -> None:
             for row in metrics.rows[metrics.written :]:
                 metrics.append(row)
 
-        def keep(info: RoundInfo) -> None:
-            write(info)  # a row that a callback asked for, by stopping
+        def write_checkpoint(info: RoundInfo) -> None:
+            write_rows()  # a callback that stopped the run has added a row
             if not info.reason and checkpoints.due(server):
-                save(beside=True)
+                save(in_background=True)
 
-        def summarise(outcome: Outcome) -> None:
-            summary = outcome.summary() | _circumstances(config, server.layout, dict(backend.clock))
-            summary["notes"] = list(task.notes)
-            if watch.links is not None:
-                summary["links"] = watch.links.digest()
+        def write_summary(outcome: Outcome) -> None:
+            summary = outcome.summary() | _circumstances(config, server.layout, dict(loop.backend.clock))
+            summary["notes"] = list(experiment.notes)
+            if network.links is not None:
+                summary["links"] = network.links.digest()
             write_text(folder.summary, sealed(as_json(summary, indent=1)) + "\n")
 
-        # What was measured is on disk before anybody else hears of it.
-        loop.callbacks = [write, *callbacks, *_tensorboard(config, folder), keep]
+        loop = run.start(
+            partial(make_backend, where=config.where),
+            every=settings.evaluate_every,
+            # Rows are on disk before any other callback sees them.
+            callbacks=[write_rows, *callbacks, *_tensorboard(config, folder), write_checkpoint],
+            metric_prefix=experiment.prefix,
+            rows=metrics.rows,
+            seconds=before["seconds"] if before else 0.0,
+            overlap=config.where.entry.overlaps_evaluation,
+            on_commit=record_traffic,
+        )
+        loop.backend.clock.add(before["clock"] if before else {})
         try:
             reason = loop.run()
             save()
-            write_tensors(folder.model, export(job, server.x))
-            outcome = Outcome.of(loop, reason)
-            summarise(outcome)
+            write_tensors(folder.model, run.state_dict())
+            outcome = run.outcome(reason)
+            write_summary(outcome)
             if figures:
-                _draw(folder, outcome, task)
+                _draw(folder, outcome, experiment)
             return outcome
         except KeyboardInterrupt:
-            write()  # a row may have come in with the round that was broken off
+            write_rows()  # a row may have come in with the round that was interrupted
             save()
             raise KeyboardInterrupt(
                 f"interrupted after round {server.round}; --resume goes on from there ({folder.path})"
             ) from None
         except Diverged:
-            write()
-            summarise(Outcome.of(loop, "diverged"))
+            write_rows()
+            write_summary(run.outcome(DIVERGED))
             raise
         except UserError as error:
             checkpoints.wait()
             try:
                 saved = checkpoints.load()
             except (UserError, OSError):
-                raise error from None  # such as too many open files: what failed first is said
-            kept = f"the checkpoint of round {saved[1]['round']} is whole" if saved else "no checkpoint was written yet"
-            raise UserError(f"{error}; {kept}") from error
+                raise error from None  # the first error, such as too many open files, is the one to show
+            whole = (
+                f"the checkpoint of round {saved[1]['round']} is whole" if saved else "no checkpoint was written yet"
+            )
+            raise UserError(f"{error}; {whole}") from error
         finally:
-            backend.close()
+            loop.backend.close()
             checkpoints.wait()
-            store.close()
 
 
-def _draw(folder: RunFolder, outcome: Outcome, task: Experiment) -> None:
-    with uninterrupted():  # matplotlib cannot be imported a second time, if Ctrl-C breaks off the first
+def _draw(folder: RunFolder, outcome: Outcome, experiment: Experiment) -> None:
+    with uninterrupted():  # matplotlib cannot be imported again after Ctrl-C in its first import
         from fedbcgd.display import plots
 
     plots.curves({outcome.algorithm: outcome.rows}, folder.path / "curve.png")
-    if task.counts is not None:
-        plots.holdings(task.counts, folder.path / "holdings.png", task.classes)
+    if experiment.counts is not None:
+        plots.holdings(experiment.counts, folder.path / "holdings.png", experiment.classes)
 
 
 def _refuse_foreign(
@@ -208,7 +238,7 @@ def _refuse_foreign(
         return
     begun = any(folder.checkpoint.glob("*.safetensors")) or (folder.metrics.exists() and folder.metrics.lstat().st_size)
     if not begun:
-        return  # it failed before its first round: nothing is lost
+        return  # the run failed before its first round
     if not resume:
         raise UserError(f"{folder.path} holds a run already: --resume goes on with it, another --out begins a new one")
     changed = configuration.differences(read_configuration(folder, say), config)
@@ -220,7 +250,7 @@ def _refuse_foreign(
 
 
 def _refuse_past(folder: RunFolder, server: Server, stop: Stop) -> None:
-    """A run can be extended, not shortened: what it has computed cannot be taken back."""
+    """Refuse a limit that the run has passed already: a run can be extended, not shortened."""
     spent = server.ledger.upload_d
     if (stop.rounds is not None and server.round > stop.rounds) or (
         stop.budget is not None and spent > stop.budget * (1 + 1e-9)
@@ -241,7 +271,7 @@ def _tensorboard(config: Config, folder: RunFolder) -> list[Callback]:
 
 
 def _circumstances(config: Config, layout: Any, clock: dict[str, float]) -> dict[str, Any]:
-    """What a reader of the result wants to know about how it came about."""
+    """Return how a result came about: seed, time, versions, machine, configuration, command."""
     return {
         "seed": config.run.seed,
         "finished": time.strftime("%Y-%m-%dT%H:%M:%S%z"),

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from fedbcgd import make_algorithm
 from fedbcgd.algorithms.uplinks import Blocks, Matched
+from fedbcgd.core.server import Conditions
 
 
 @given(st.integers(1, 30), st.integers(1, 12), st.integers(0, 50))
@@ -41,14 +42,17 @@ UPLINKS = [Blocks(blocks=3), Matched(blocks=3, divider="even", haste=0.5), Match
 
 
 def server_of(federation, net, toys, uplink):
-    f = federation(make_algorithm("fedbcgd", uplink=uplink, local_steps=1), net(), toys(), cohort=6)
-    f.server.costs = np.ones((6, 3))
+    online = []
+    conditions = Conditions(available=lambda round: online, costs=np.ones((6, 3)))
+    algorithm = make_algorithm("fedbcgd", uplink=uplink, local_steps=1)
+    f = federation(algorithm, net(), toys(), cohort=6, conditions=conditions)
+    f.server.online = online
     return f.server
 
 
 def next_round(server, online, commit=True):
     """The blocks of a round with so many clients online."""
-    server.available = range(online)
+    server.online[:] = range(online)
     tasks = server.plan().tasks
     assert server.next_tasks() == tasks  # a preview, which may be asked for at any time
     server.commit() if commit else server.abandon()

@@ -156,7 +156,7 @@ def fuzz(federation, grid, mutator, messages, hostile, clients):
     federation.roster._enter = cost(federation.roster._enter)
     take, aggregate = cost(federation.take), cost(federation.aggregate_evaluate)
     grid.lose = lambda message, reply: reply
-    server = federation._open(grid, None)
+    server = federation._open(grid, None).server
     start, _ = server.snapshot()
 
     def lose(message, reply):
@@ -168,8 +168,7 @@ def fuzz(federation, grid, mutator, messages, hostile, clients):
     while mutator.count < messages:
         for client in hostile:
             grid.join(client, clients)
-        server.available = federation.online(grid)
-        for reply in exchange(grid, federation.messages(server.plan()), 0):
+        for reply in exchange(grid, federation.configure_train(2, None, None, grid), 0):
             take(reply)
         server.commit()
         federation.committed()

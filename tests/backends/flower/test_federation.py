@@ -80,7 +80,7 @@ def test_a_model_with_convolutions_and_buffers():
     federation = fedbcgd.flower.strategy("fedbcgd", conv(), blocks=2, cohort=4, **LOCAL)
     result = federation.start(LocalGrid(fedbcgd.flower.client_app(conv, lambda k: clients[k]), 4), num_rounds=2)
     reference = simulate(conv(), clients, "fedbcgd", blocks=2, cohort=4, rounds=2, workers=0, **LOCAL)
-    assert federation.channels_last
+    assert federation.job.channels_last
     assert same(result.arrays, reference.module)
 
 
@@ -107,7 +107,7 @@ def controls(federation, grid, name="c"):
         memory = InContext(context.state, server.layout.dtype).load()
         order = wire.Order(
             fedbcgd.core.messages.Task(server.round, client, 0), server.epoch, federation.accepted.get(client, -1),
-            federation.run, 0, "", False, federation.algorithm,
+            federation.run_id, 0, "", False, federation.algorithm,
         )  # fmt: skip
         assert memory.settle(order, server.layout.dim, server.layout.dtype)
         if name in memory.vectors:

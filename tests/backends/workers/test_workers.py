@@ -502,12 +502,13 @@ def test_what_was_sent_is_recorded_in_the_order_of_the_plan(net, toys):
         algorithm = fedbcgd.make_algorithm("fedbcgd", blocks=2, batch_size=3, local_epochs=1)
         job = make_job(net(), toys(), algorithm, None, 0)
         rounds = []
-        watch = NetworkSimulator(job, None, lambda sent, rounds=rounds: rounds.append(sent.row()))
-        server = make_server(job, 5, Stop(rounds=3), watch)
+        network = NetworkSimulator(job, None)
+        server = make_server(job, 5, Stop(rounds=3), network)
         store = StateStore(algorithm.state_names, job.layout.dim, job.layout.dtype)
         backend = make_backend(job, store, 5, Placement(workers=workers))
         try:
-            Loop(server, backend, Stop(rounds=3), watch=watch).run()
+            on_commit = lambda sent=network, rounds=rounds: rounds.append(sent.sent.row())  # noqa: E731
+            Loop(server, backend, Stop(rounds=3), hooks=network, on_commit=on_commit).run()
         finally:
             backend.close()
             store.close()

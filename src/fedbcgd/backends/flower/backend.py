@@ -1,6 +1,5 @@
 """Flower's grid as a backend: tasks go out as messages, uploads come back as replies."""
 
-import copy
 import logging
 import math
 from collections.abc import Sequence
@@ -11,13 +10,14 @@ from flwr.serverapp import Grid
 from torch import Tensor
 
 from fedbcgd.backends.flower.exchange import exchange
-from fedbcgd.core.messages import Plan, RoundReport
-from fedbcgd.core.vector import FlatModel
+from fedbcgd.core.messages import Plan
+from fedbcgd.core.server import Conditions, Server
+from fedbcgd.core.vector import Layout
 from fedbcgd.engine.backend import Inbox
 from fedbcgd.engine.client_state import StateStore
 from fedbcgd.engine.clock import Clock
-from fedbcgd.engine.evaluation import combine, evaluate_span, spans
-from fedbcgd.engine.loop import Loop
+from fedbcgd.engine.hooks import RoundHooks
+from fedbcgd.engine.job import Job
 
 if TYPE_CHECKING:
     from fedbcgd.backends.flower.federation import Federation
@@ -25,22 +25,37 @@ if TYPE_CHECKING:
 log = logging.getLogger("flwr.fedbcgd")  # shown where Flower shows its own
 
 
-class GridBackend:
-    def __init__(self, federation: "Federation", grid: Grid):
-        layout = federation.layout
-        self.clock = Clock()
-        self.store = StateStore((), layout.dim, layout.dtype)  # clients keep their state themselves
-        self.federation = federation
-        self._grid = grid
-        self._model: FlatModel | None = None
+class GridHooks(RoundHooks):
+    """Sample only clients that are online; tell the federation which rounds were committed."""
 
-    def online(self) -> Sequence[int]:
-        with self.clock.timing("waiting"):
-            return self.federation.online(self._grid)
+    def __init__(self, federation: "Federation"):
+        self._federation = federation
+        self._online: Sequence[int] | None = None
+
+    def conditions(self, cohort: int, sampled: int, layout: Layout) -> Conditions:
+        return Conditions(available=lambda round: self._online, reliable=False)
+
+    def prepare(self) -> None:
+        assert self._federation.grid is not None
+        self._online = self._federation.online(self._federation.grid)
+
+    def committed(self, server: Server) -> None:
+        self._federation.committed()
+
+
+class GridBackend:
+    """Have the nodes of a Flower grid do the clients' work."""
+
+    def __init__(self, federation: "Federation", grid: Grid, job: Job, store: StateStore):
+        self.clock = Clock()
+        self.store = store
+        self._federation = federation
+        self._grid = grid
+        self._job = job
 
     def carry(self, inbox: Inbox, plan: Plan) -> None:
-        """Who has not answered by the timeout is given up for this round, when the server commits."""
-        federation = self.federation
+        """Send the tasks, and take replies until the timeout. Clients that have not answered then are lost."""
+        federation = self._federation
         replies = exchange(self._grid, federation.messages(plan), federation.timeout)
         while True:
             with self.clock.timing("waiting"):
@@ -51,39 +66,18 @@ class GridBackend:
                 federation.take(reply)
 
     def evaluate(self, x: Tensor) -> dict[str, float]:
-        """On the test data here, and on the clients, whose metrics are named `clients_…`."""
-        federation = self.federation
-        values: dict[str, float] = {}
-        if federation.test is not None:
-            if self._model is None:
-                self._model = FlatModel(copy.deepcopy(federation.module), federation.layout)
-            self._model.load(x)
-            module, test = self._model.module, federation.test
-            values = combine([evaluate_span(module, federation.objective, test, *span) for span in spans(len(test))])
+        """Return the metrics on the test data here, and those of the clients, which are named `clients_…`."""
+        federation = self._federation
+        values = self._job.metrics(x)
         questions = list(federation.configure_evaluate(0, ArrayRecord(), ConfigRecord(), self._grid))
         if questions:
-            found = federation.aggregate_evaluate(0, exchange(self._grid, questions, federation.timeout))
-            values |= {f"clients_{name}": float(v) for name, v in (found or {}).items()}  # type: ignore[arg-type]
-            wanted = federation.target[0] if federation.target is not None else ""
-            if wanted.startswith("clients_") and wanted not in values:
-                log.warning("most clients that answered did not report %s, the target of the run", wanted)
-                values[wanted] = math.nan  # not reached; without the name the run would end
+            means = federation.aggregate_evaluate(0, exchange(self._grid, questions, federation.timeout))
+            values |= {f"clients_{name}": float(v) for name, v in (means or {}).items()}  # type: ignore[arg-type]
+            target = federation.target[0] if federation.target is not None else ""
+            if target.startswith("clients_") and target not in values:
+                log.warning("most clients that answered did not report %s, the target of the run", target)
+                values[target] = math.nan  # the target is not reached; a missing metric would end the run
         return values
 
     def close(self) -> None:
         pass
-
-
-class GridLoop(Loop):
-    """A loop that asks who is online before it plans a round."""
-
-    def _round(self) -> str:
-        backend = self.backend
-        assert isinstance(backend, GridBackend)
-        self.server.available = backend.online()
-        return super()._round()
-
-    def _after(self, report: RoundReport) -> str:
-        assert isinstance(self.backend, GridBackend)
-        self.backend.federation.committed()
-        return super()._after(report)

@@ -1,7 +1,6 @@
 """The Flower strategy: the same `Server`, with Flower's grid as the backend."""
 
 import contextlib
-import copy
 import inspect
 import logging
 import math
@@ -20,19 +19,18 @@ from torch import nn
 
 from fedbcgd.algorithms.registry import make_algorithm
 from fedbcgd.backends.flower import wire
-from fedbcgd.backends.flower.backend import GridBackend, GridLoop
+from fedbcgd.backends.flower.backend import GridBackend, GridHooks
 from fedbcgd.backends.flower.folder import ServerFolder
 from fedbcgd.backends.flower.roster import Roster, read_roster
 from fedbcgd.core.algorithm import Algorithm
 from fedbcgd.core.messages import Plan, RoundReport, Task
-from fedbcgd.core.objective import Loss, Metrics, objective
+from fedbcgd.core.objective import Loss, Metrics
 from fedbcgd.core.reading import MOST_STEPS, Evaluation, Malformed, shorten
 from fedbcgd.core.server import Server
-from fedbcgd.core.vector import FlatModel, Layout
-from fedbcgd.data.sources import as_source
-from fedbcgd.engine.assemble import likes_channels_last, make_target
+from fedbcgd.core.vector import Layout
+from fedbcgd.engine.assemble import Run, make_job, make_target
 from fedbcgd.engine.evaluation import total
-from fedbcgd.engine.loop import Callback, Outcome, Row, Stop
+from fedbcgd.engine.loop import Callback, Outcome, RoundInfo, Row, Stop
 from fedbcgd.errors import UserError
 from fedbcgd.rng import stream
 
@@ -101,7 +99,7 @@ class Federation(Strategy):
         if algorithm.uplink.pooled:
             raise UserError(f"{algorithm.name} has all data in one place: there is nothing to federate")
         if not isinstance(model, nn.Module):
-            raise UserError(f"model: an nn.Module is wanted, given {model!r}")
+            raise UserError(f"model: expected an nn.Module, got {model!r}")
         given = read_roster(roster) if roster is not None else {}
         counts = {
             "min_clients": min_clients,
@@ -118,41 +116,32 @@ class Federation(Strategy):
         if given and clients not in (None, len(given)):
             raise UserError(f"clients: expected {len(given)}, as in the roster, got {clients}")
         if not 0 <= evaluate_clients <= 1:
-            raise UserError(f"evaluate_clients: a share from 0 to 1 is wanted, given {evaluate_clients!r}")
+            raise UserError(f"evaluate_clients: expected a share from 0 to 1, got {evaluate_clients!r}")
         if algorithm.max_norm is None:  # clients of a federation are not trusted
             algorithm = replace(algorithm, max_norm=MAX_NORM)
         self.algorithm = algorithm
-        self.module = copy.deepcopy(model)
-        algorithm.check(self.module)
-        self.objective = objective(loss, metrics)
-        self.test = None if test is None else as_source(test, "test")
-        if channels_last is None:
-            probe = [test] if test is not None else []
-            channels_last = likes_channels_last(self.module, probe, self.objective)
-        if channels_last:
-            self.module = self.module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-        self.channels_last = channels_last
-        self.layout: Layout = algorithm.uplink.layout(self.module)
+        self.job = make_job(model, (), algorithm, test, seed, loss, metrics, channels_last=channels_last)
+        self.layout: Layout = self.job.layout
         asks = {"examples": algorithm.weighting == "examples", "test_examples": evaluate_clients > 0}
         self.roster = Roster(given, authenticated, max_examples, [what for what, asked in asks.items() if asked])
-        self.run = uuid.uuid4().hex
-        self.server: Server | None = None
+        self.run_id = uuid.uuid4().hex
         self.accepted: dict[int, int] = {}  # client → round of its last accepted upload in this control epoch
-        self.claims: dict[
-            int, tuple[int, int]
-        ] = {}  # client → round of its last lost state that was honoured, how many
+        self.claims: dict[int, tuple[int, int]] = {}  # client → round of its last claim that was honoured, how many
         self.rows: list[Row] = []
         self.outcome: Outcome | None = None
-        self._clients, self._cohort, self._seed = clients or len(given) or None, cohort, seed
+        self.target = make_target(target)
+        self.timeout = 3600.0  # seconds
+        self.grid: Grid | None = None  # that of the last call
+        self._clients, self._cohort = clients or len(given) or None, cohort
         self._min_clients, self._patience = min_clients, patience
-        self._every, self._share = evaluate_every, evaluate_clients
-        self._budget, self.target = budget, make_target(target)
+        self._every, self._evaluating_share = evaluate_every, evaluate_clients
+        self._budget = budget
         self._folder = None if folder is None else Path(folder)
         self._checkpoint_every, self._callbacks = checkpoint_every, callbacks
+        self._run: Run | None = None
         self._plan: Plan | None = None
-        self._fresh: dict[int, int] = {}  # accepted in the open round
+        self._accepted_now: dict[int, int] = {}  # those of the open round
         self._sent: dict[str, tuple[Message, Task]] = {}  # questions without an answer yet, by their token
-        self.timeout = 3600.0
 
     # -- the whole run ------------------------------------------------------------------------------------------------
 
@@ -172,87 +161,92 @@ class Federation(Strategy):
         """
         self.timeout = timeout
         folder = ServerFolder(self._folder, self._checkpoint_every) if self._folder is not None else None
-        with folder or contextlib.nullcontext() as kept:
-            if kept is not None:
-                begun_with = kept.peek(self)
+        with folder or contextlib.nullcontext():
+            if folder is not None:
+                begun_with = folder.peek(self)
                 self._clients = self._clients or begun_with
-            server = self._open(grid, initial_arrays)
-            server.reliable = False
-            if kept is not None:
-                kept.restore(self)
-            result = Result()
-            backend = GridBackend(self, grid)
             stop = Stop(num_rounds, self._budget, self.target)
-            loop = GridLoop(server, backend, stop, self._every, (), "test", self.rows)
+            run = self._open(grid, initial_arrays, stop)
+            seconds = folder.restore(self, run) if folder is not None else 0.0
+            server, result = run.server, Result()
             if evaluate_fn is not None and server.round == 0:
                 _put(result.evaluate_metrics_serverapp, 0, evaluate_fn(0, self.arrays()))
 
-            def record(info: Any) -> None:
+            def record(info: RoundInfo) -> None:
                 now = server.round
                 result.train_metrics_clientapp[now] = _metrics(info.report, server)
-                if info.row:
-                    values = {k: float(v) for k, v in info.row.items() if k.startswith("test_")}
-                    if values:
-                        result.evaluate_metrics_serverapp[now] = MetricRecord(dict(values))
-                    values = {
-                        k.removeprefix("clients_"): float(v) for k, v in info.row.items() if k.startswith("clients_")
-                    }
-                    if values:
-                        result.evaluate_metrics_clientapp[now] = MetricRecord(dict(values))
+                row = {name: float(value) for name, value in (info.row or {}).items()}
+                of_clients = {n.removeprefix("clients_"): v for n, v in row.items() if n.startswith("clients_")}
+                _put(result.evaluate_metrics_serverapp, now, {n: v for n, v in row.items() if n.startswith("test_")})
+                _put(result.evaluate_metrics_clientapp, now, of_clients)
                 if evaluate_fn is not None:
                     _put(result.evaluate_metrics_serverapp, now, evaluate_fn(now, self.arrays()))
                 log.info("round %d: %s", now, _line(info.row, info.report, server))
 
-            loop.callbacks = [record, *self._callbacks, *([kept.after(self, loop)] if kept is not None else [])]
-            if kept is not None:
-                loop.seconds = kept.seconds
-            reason = loop.run()
-            self.outcome = Outcome.of(loop, reason)
-            if kept is not None:
-                kept.finish(self, self.outcome)
+            loop = run.start(
+                lambda job, store, cohort: GridBackend(self, grid, job, store),
+                stop=stop,
+                every=self._every,
+                callbacks=[record, *self._callbacks, *([folder.after(self)] if folder is not None else [])],
+                rows=self.rows,
+                seconds=seconds,
+            )
+            self.outcome = run.outcome(loop.run())
+            if folder is not None:
+                folder.finish(self, self.outcome)
             result.arrays = self.arrays()
             return result
 
-    def _open(self, grid: Grid, arrays: ArrayRecord | None) -> Server:
-        """The server, once it is known how many clients there are."""
-        if self.server is None:
+    def _open(self, grid: Grid, arrays: ArrayRecord | None, stop: Stop | None = None) -> Run:
+        """Make the run as soon as it is known how many clients there are; a later call goes on with it."""
+        self.grid = grid
+        if self._run is None:
             self.roster.size = self._clients
             least = min(self._min_clients, self._clients or self._min_clients)
             self.roster.wait(grid, least, self._patience)
             count = self._clients or len(self.roster.node)
             self.roster.settle(count)
-            state: Mapping[str, torch.Tensor] = self.module.state_dict()
-            if arrays is not None:
-                state = arrays.to_torch_state_dict()
-            x = self.layout.vector(state)
-            self.server = Server(self.algorithm, self.layout, x, count, min(self._cohort or count, count), self._seed)
-        return self.server
+            self._run = Run(
+                self.job,
+                stop or Stop(),
+                cohort=min(self._cohort or count, count),
+                hooks=GridHooks(self),
+                clients=count,
+                x=None if arrays is None else self.layout.vector(arrays.to_torch_state_dict()),
+                keeps_state=False,
+            )
+        return self._run
+
+    @property
+    def server(self) -> Server:
+        """The server of the run.
+
+        Raises:
+            UserError: the run has not begun.
+        """
+        if self._run is None:
+            raise UserError("the federation has not started: call start, or configure_train, first")
+        return self._run.server
 
     def arrays(self) -> ArrayRecord:
-        """The model as an ordinary state_dict."""
+        """Return the model as an ordinary state_dict, in Flower's form."""
         return ArrayRecord(self.state_dict())
 
     def state_dict(self) -> dict[str, torch.Tensor]:
-        flat = FlatModel(copy.deepcopy(self.module), self.layout)
-        flat.load(self._server().x)
-        return flat.state_dict()
-
-    def _server(self) -> Server:
-        if self.server is None:
-            raise UserError("the federation has not started: call start, or configure_train, first")
-        return self.server
+        """Return the model as an ordinary state_dict."""
+        return self.job.state_dict(self.server.x)
 
     # -- a round ------------------------------------------------------------------------------------------------------
 
     def online(self, grid: Grid) -> Sequence[int]:
-        least = min(self._min_clients, self._server().clients)
+        least = min(self._min_clients, self.server.clients)
         return self.roster.wait(grid, least, self._patience)
 
     def messages(self, plan: Plan) -> list[Message]:
         """One for each client of the cohort: the same vectors, a task of its own."""
-        self._plan, self._fresh = plan, {}
+        self._plan, self._accepted_now = plan, {}
         vectors = wire.vectors(plan.broadcast)
-        return self._send(filter(self._server().expects, plan.tasks), vectors, MessageType.TRAIN)
+        return self._send(filter(self.server.expects, plan.tasks), vectors, MessageType.TRAIN)
 
     def _send(self, tasks: Iterable[Task], vectors: ArrayRecord, kind: str) -> list[Message]:
         """Make the questions, and remember who was asked what."""
@@ -263,15 +257,15 @@ class Federation(Strategy):
         return [message for message, _ in self._sent.values()]
 
     def _message(self, task: Task, vectors: ArrayRecord, kind: str, token: str) -> Message:
-        server = self._server()
+        server = self.server
         order = wire.Order(
             task,
             server.epoch,
             self.accepted.get(task.client, -1),
-            self.run,
+            self.run_id,
             server.seed,
             self.layout.digest,
-            self.channels_last,
+            self.job.channels_last,
             self.algorithm,
         )
         record = ConfigRecord({**order.record(), wire.TOKEN: token})
@@ -293,11 +287,11 @@ class Federation(Strategy):
         if why:
             why = shorten(why)
             log.warning("client %d: %s", task.client, why)
-            self._server().lost(task, why)
+            self.server.lost(task, why)
 
     def _take(self, reply: Message, task: Task) -> str:
         """Hand an upload to the server; else say why there is none."""
-        server = self._server()
+        server = self.server
         if reply.has_error():
             return f"Flower reports: {shorten(reply.error.reason)}"
         failure = wire.read_failure(reply.content)
@@ -311,7 +305,7 @@ class Federation(Strategy):
             upload = replace(upload, examples=most)
         server.ledger.wire_bytes += wire.counted(reply)
         if server.receive(upload, sender=task.client).accepted:
-            self._fresh[task.client] = task.round
+            self._accepted_now[task.client] = task.round
         return ""
 
     def _honoured(self, task: Task) -> bool:
@@ -336,23 +330,23 @@ class Federation(Strategy):
     def committed(self) -> None:
         """After a commit: what was accepted now holds, unless all controls began again."""
         if self._plan is not None:
-            same = self._server().epoch == self._plan.broadcast.epoch
-            self.accepted = self.accepted | self._fresh if same else {}
-        self._plan, self._fresh, self._sent = None, {}, {}
+            same = self.server.epoch == self._plan.broadcast.epoch
+            self.accepted = self.accepted | self._accepted_now if same else {}
+        self._plan, self._accepted_now, self._sent = None, {}, {}
 
     # -- for users with a loop of their own ---------------------------------------------------------------------------
 
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        server = self._open(grid, arrays if server_round <= 1 else None)
-        server.available = self.online(grid)
-        return self.messages(server.plan())
+        run = self._open(grid, arrays if server_round <= 1 else None)
+        run.hooks.prepare()
+        return self.messages(run.server.plan())
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        server = self._server()
+        server = self.server
         for reply in replies:
             self.take(reply)
         report = server.commit()
@@ -362,9 +356,9 @@ class Federation(Strategy):
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        server = self._server()
+        server = self.server
         there = sorted(client for client in self.roster.node if client < server.clients)
-        count = round(self._share * len(there)) or (1 if self._share else 0)
+        count = round(self._evaluating_share * len(there)) or (1 if self._evaluating_share else 0)
         if not count:
             return []
         chosen = stream(server.seed, "evaluation", server.round).choice(there, count, replace=False)
@@ -414,9 +408,10 @@ class Federation(Strategy):
         )  # fmt: skip
 
 
-def _put(where: dict[int, MetricRecord], round: int, values: MetricRecord | None) -> None:
-    if values is not None:
-        where[round] = MetricRecord({**where.get(round, {}), **values})
+def _put(records: dict[int, MetricRecord], round: int, values: Mapping[str, Any] | None) -> None:
+    """Add values to the record of a round."""
+    if values:
+        records[round] = MetricRecord({**records.get(round, {}), **values})
 
 
 def _metrics(report: RoundReport, server: Server) -> MetricRecord:

@@ -2,14 +2,13 @@
 
 import contextlib
 import logging
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedbcgd.display import plots
+from fedbcgd.engine.assemble import Run
 from fedbcgd.engine.checkpoint import Checkpoints
-from fedbcgd.engine.client_state import StateStore
-from fedbcgd.engine.loop import Loop, Outcome, RoundInfo
+from fedbcgd.engine.loop import Callback, Outcome, RoundInfo
 from fedbcgd.engine.run_folder import JsonlFile, RunFolder, exclusive_lock, sweep_up
 from fedbcgd.errors import UserError
 from fedbcgd.files import as_json, make_folder, refuse_link, remove, sealed, write_tensors, write_text
@@ -21,11 +20,18 @@ if TYPE_CHECKING:
 
 
 class ServerFolder:
+    """The run folder of a federation's server; a context manager that holds its lock.
+
+    Args:
+        path: the folder; it is made if it is not there.
+        every: rounds between checkpoints.
+    """
+
     def __init__(self, path: Path, every: int):
-        self.seconds = 0.0
         self._folder = RunFolder(path)
         self._every = every
         self._stack = contextlib.ExitStack()
+        self._checkpoints = Checkpoints(self._folder.checkpoint, every)
 
     def __enter__(self) -> "ServerFolder":
         make_folder(self._folder.path)
@@ -39,72 +45,87 @@ class ServerFolder:
         self._stack.close()
 
     def peek(self, federation: "Federation") -> int | None:
-        """Say how many clients the run in the folder has, if there is one, and which node is which of them."""
-        self._checkpoints = Checkpoints(self._folder.checkpoint, self._every)
-        there = self._checkpoints.load()
-        self._before = values = None if there is None else there[1]
-        if values is None:
+        """Restore what is needed before the clients are counted: which node is which, and how often state was lost.
+
+        Returns:
+            How many clients the run in the folder has; None if there is no run.
+        """
+        saved = self._checkpoints.load()
+        if saved is None:
             return None
+        values = saved[1]
         federation.roster.restore(values.get("roster", {}))
         federation.claims = {int(client): (last, times) for client, (last, times) in values.get("claims", {}).items()}
         return int(values["clients_in_all"])
 
-    def restore(self, federation: "Federation") -> None:
-        """Put the federation back to where the last checkpoint left it, if there is one."""
-        server = federation.server
-        assert server is not None
-        self._store = StateStore((), server.layout.dim, server.layout.dtype)
-        before = self._before
+    def restore(self, federation: "Federation", run: Run) -> float:
+        """Put the federation back to its last checkpoint, if there is one.
+
+        Returns:
+            The seconds that the run took until then.
+
+        Raises:
+            UserError: the run in the folder has another algorithm or another number of clients.
+        """
+        self._run, server = run, run.server
+        before = self._checkpoints.load()
         if before is not None:
-            said = federation.algorithm.options()
-            if before["algorithm"] != as_json(said) or before["clients_in_all"] != server.clients:
+            values = before[1]
+            if values["algorithm"] != self._options(federation) or values["clients_in_all"] != server.clients:
                 raise UserError(
                     f"{self._folder.path} was begun with another algorithm, other options or another number of clients "
-                    f"({before['clients_in_all']}): it cannot go on with these; another folder begins a new run"
+                    f"({values['clients_in_all']}): it cannot go on with these; another folder begins a new run"
                 )
-            self._checkpoints.restore(server, self._store)
+        saved = run.restore(self._checkpoints)
+        if saved is not None:
             log.info("going on after round %d, from %s", server.round, self._folder.path)
-            federation.run = before["run"]
-            federation.accepted = {int(client): round for client, round in before["accepted"].items()}
-            self.seconds = before["seconds"]
-            if (before["every"] > 1 or self._checkpoints.fallen_back) and server.controls:
+            federation.run_id = saved["run"]
+            federation.accepted = {int(client): round for client, round in saved["accepted"].items()}
+            if (saved["every"] > 1 or self._checkpoints.fallen_back) and server.controls:
                 # Rounds after the checkpoint may have moved the clients' c_i on; c no longer fits them.
                 server.reset_controls()
                 federation.accepted = {}
-        self._metrics = self._stack.enter_context(JsonlFile.resumed(self._folder.metrics, before))
+        self._metrics = self._stack.enter_context(JsonlFile.resumed(self._folder.metrics, saved))
         federation.rows[:] = self._metrics.rows
         remove(self._folder.summary)
+        return 0.0 if saved is None else float(saved["seconds"])
 
-    def after(self, federation: "Federation", loop: Loop) -> Callable[[RoundInfo], None]:
-        def keep(info: RoundInfo) -> None:
+    def after(self, federation: "Federation") -> Callback:
+        """Return a callback that writes metrics and checkpoints."""
+
+        def write(info: RoundInfo) -> None:
             if info.row and len(federation.rows) > self._metrics.written:
                 self._metrics.append(info.row)
             if info.reason or self._checkpoints.due(info.server):
-                self._save(federation, loop.lap())
+                self._save(federation, info.seconds)
 
-        return keep
+        return write
+
+    @staticmethod
+    def _options(federation: "Federation") -> str:
+        return as_json(federation.algorithm.options())
 
     def _save(self, federation: "Federation", seconds: float) -> None:
-        server = federation.server
-        assert server is not None
+        store = self._run.store
+        assert store is not None
         more = {
             **self._metrics.kept(),
             "seconds": seconds,
-            "run": federation.run,
+            "run": federation.run_id,
             "accepted": {str(client): round for client, round in federation.accepted.items()},
             "claims": {str(client): claim for client, claim in federation.claims.items()},
             "roster": federation.roster.snapshot(),
-            "algorithm": as_json(federation.algorithm.options()),
-            "clients_in_all": server.clients,
+            "algorithm": self._options(federation),
+            "clients_in_all": federation.server.clients,
             "every": self._every,
         }
         self._metrics.sync()
-        self._checkpoints.save(server, self._store, more)
+        self._checkpoints.save(federation.server, store, more)
 
     def finish(self, federation: "Federation", outcome: Outcome) -> None:
+        """Write the model, the summary and the figure."""
         server = federation.server
-        assert server is not None
-        write_tensors(self._folder.model, dict(federation.state_dict()))
+        write_tensors(self._folder.model, federation.state_dict())
         summary: dict[str, Any] = outcome.summary() | {
             "backend": "flower",
             "clients": server.clients,

@@ -1,0 +1,97 @@
+"""Whose uploads were refused, over the rounds: when a client is no longer sampled, and when training has diverged."""
+
+import logging
+from collections.abc import Iterable, Mapping
+from statistics import median_low
+from typing import Any
+
+from fedbcgd.core.reading import shorten
+
+log = logging.getLogger("fedbcgd")
+
+MOSTLY_REFUSED_ROUNDS = 3  # in a row, in which at least two of three answers were refused: training stops
+STRIKES = 3  # steps rolled back because of a client, after which it is no longer sampled
+OUTLIER = 10  # times the median norm: such an upload is to blame if a step has to be rolled back
+
+
+class Refusals:
+    """The refusals of a run. `reasons` and `clients` are those of the open round."""
+
+    def __init__(self) -> None:
+        self.strikes: dict[int, int] = {}  # client → steps rolled back because of it
+        self.reasons: list[str] = []
+        self.clients: set[int] = set()
+        # Over the rounds in a row in which at least two of three answers were refused:
+        self._rounds = 0
+        self._refused_clients: set[int] = set()
+        self._sampled_clients: set[int] = set()
+
+    def open_round(self) -> None:
+        self.reasons, self.clients = [], set()
+
+    def add(self, reason: str, client: int | None) -> str:
+        """Record a refused upload; return its reason, shortened."""
+        reason = shorten(reason)
+        log.warning("upload refused: %s", reason)
+        self.reasons.append(reason)
+        if client is not None:
+            self.clients.add(client)
+        return reason
+
+    def blame(self, norms: Mapping[int, float], round: int, why: str) -> None:
+        """Count a step that was rolled back against the clients whose uploads are far larger than the others'.
+
+        Where all uploads are of one size no client is at fault: the step counts as a refusal of all, since training
+        diverges.
+
+        Args:
+            norms: the norm of each client's upload that went into the step.
+            round: the round of the step.
+            why: what was wrong with it, and what was done.
+        """
+        middle = median_low(norms.values())
+        outliers = {client: size for client, size in norms.items() if size > OUTLIER * middle or len(norms) == 1}
+        for client, size in (outliers or norms).items():
+            details = f"the norm of this upload is {size:.3g}, the median {middle:.3g}"
+            self.add(f"round {round}, client {client}: {why}; {details}", client)
+        for client in outliers:
+            self.strikes[client] = self.strikes.get(client, 0) + 1
+            if self.strikes[client] == STRIKES:
+                log.warning("client %d is no longer sampled: %d steps were rolled back because of it", client, STRIKES)
+
+    def excluded(self) -> set[int]:
+        """Return the clients that are no longer sampled."""
+        return {client for client, strikes in self.strikes.items() if strikes >= STRIKES}
+
+    def close_round(self, counted: set[int], sampled: Iterable[int]) -> None:
+        """Take note of a round in which at least two of three answers were refused, or that none of this kind was.
+
+        Args:
+            counted: the clients whose uploads were counted in; an upload that was counted in may be hostile, too.
+            sampled: the clients of the round.
+        """
+        if not self.clients or len(self.clients) < 2 * len(counted - self.clients):
+            self._rounds, self._refused_clients, self._sampled_clients = 0, set(), set()
+            return
+        self._rounds += 1
+        self._refused_clients |= self.clients
+        self._sampled_clients |= set(sampled)
+
+    @property
+    def diverged(self) -> bool:
+        """Whether most uploads of the last rounds were refused, and not only those of a single client."""
+        several = len(self._refused_clients) >= min(2, len(self._sampled_clients))
+        return self._rounds >= MOSTLY_REFUSED_ROUNDS and several
+
+    def snapshot(self) -> dict[str, Any]:
+        return {
+            "barren": self._rounds,
+            "barren_clients": [sorted(self._refused_clients), sorted(self._sampled_clients)],
+            "strikes": [[client, n] for client, n in sorted(self.strikes.items())],
+        }
+
+    def restore(self, values: Mapping[str, Any]) -> None:
+        """Go on from a snapshot; those of earlier versions have the first value only."""
+        self._rounds = values["barren"]
+        self._refused_clients, self._sampled_clients = map(set, values.get("barren_clients", [(), ()]))
+        self.strikes = dict(values.get("strikes", []))

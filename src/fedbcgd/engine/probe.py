@@ -1,0 +1,98 @@
+"""Small trials of a user's model before a run begins: does it compute at all, and in channels_last?"""
+
+import copy
+import logging
+import traceback
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from fedbcgd.core.objective import Objective
+from fedbcgd.core.onednn import keep_within_bounds, writes_astray
+from fedbcgd.data.sources import Source, as_source, batch_in_channels_last, to_device
+from fedbcgd.engine.job import Job
+from fedbcgd.engine.threads import one_thread
+from fedbcgd.errors import UserError
+from fedbcgd.rng import stream
+
+log = logging.getLogger("fedbcgd")
+
+
+def _small_batch(data: Source) -> Any:
+    """Return a batch of at most two examples."""
+    return data.gather(torch.arange(min(2, len(data))), stream(0, "probe"))
+
+
+def try_out(job: Job) -> None:
+    """Compute the gradient of one small batch, so that a mistake in a user's own code shows before a run begins.
+
+    Raises:
+        UserError: model or loss failed; the message names the line.
+    """
+    batch = _small_batch(as_source(job.clients[0], "client 0"))
+    try:
+        with torch.random.fork_rng([]), one_thread():
+            module = copy.deepcopy(job.module)
+            keep_within_bounds(module)
+            job.objective.loss(module, to_device(batch, next(module.parameters()).device)).backward()
+    except UserError:
+        raise
+    except Exception as error:
+        if "Expected more than 1 value per channel" in str(error):  # BatchNorm, and a client with one example
+            return
+        ours = (str(Path(__file__).parent.parent), str(Path(torch.__file__).parent))
+        frames = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith(ours)]
+        line = f" ({frames[-1].filename}, line {frames[-1].lineno})" if frames else ""
+        raise UserError(
+            f"the model or its loss failed on a first batch: {type(error).__name__}: {error}{line}"
+        ) from error
+
+
+def computes_in_channels_last(module: nn.Module, clients: Sequence[Any], goal: Objective) -> bool:
+    """Whether a model has convolutions and can compute in channels_last. `.view` after a convolution, for one, cannot."""
+    convolutions = [m for m in module.modules() if isinstance(m, nn.Conv2d)]
+    if not convolutions:
+        return False
+    if any(map(writes_astray, convolutions)):
+        log.info("the model has a narrow 1×1 convolution with a stride, so it is not computed in channels_last")
+        return False
+    if not len(clients):
+        return True
+    probe = copy.deepcopy(module).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    data = as_source(clients[0], "client 0")
+    device = next(module.parameters()).device
+    try:
+        with torch.random.fork_rng([]), one_thread():
+            goal.loss(probe, to_device(_small_batch(data), device)).backward()
+    except RuntimeError as error:
+        if "view size is not compatible" in str(error):
+            log.info("the model uses .view after a convolution, so it is not computed in channels_last; use .reshape")
+            return False
+    except Exception:
+        pass  # training will show and explain any other error
+    return True
+
+
+def takes_channels_last(module: nn.Module, clients: Sequence[Any], test: Source | None, goal: Objective) -> bool:
+    """Whether loss and metrics also take images in channels_last, and not only weights."""
+    if not len(clients):
+        return False
+    probe, device = copy.deepcopy(module), next(module.parameters()).device
+    keep_within_bounds(probe)
+
+    def images(source: Source) -> Any:
+        return to_device(batch_in_channels_last(_small_batch(source)), device)
+
+    try:
+        with torch.random.fork_rng([]), one_thread():
+            goal.loss(probe, images(as_source(clients[0], "client 0"))).backward()
+            if test is not None:
+                probe.eval()
+                with torch.no_grad():
+                    goal.metrics(probe, images(test))
+    except Exception:
+        return False
+    return True
