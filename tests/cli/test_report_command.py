@@ -36,7 +36,7 @@ def test_a_page_of_real_runs(tmp_path):
         assert words in html
     missing = fedbcgd("report", "nowhere", cwd=tmp_path)
     assert missing.returncode == 2
-    assert missing.stderr.startswith("fedbcgd: nowhere is no folder")
+    assert missing.stderr.startswith("fedbcgd: nowhere is not a folder")
 
     (tmp_path / "empty").mkdir()
     empty = fedbcgd("report", "empty", "--out", "empty.html", cwd=tmp_path)

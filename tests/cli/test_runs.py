@@ -352,10 +352,10 @@ def test_hours_to_a_target_under_each_profile(place):
     assert lean["network"] == "links.csv"
     for wrong, word in {"--network=": "name at least one of 4g", "--target=80": "at most 1"}.items():
         assert word in fedbcgd("hours", run, wrong, cwd=place, check=2).stderr
-    assert "no folder of a run" in fedbcgd("hours", f"{run}/metrics.jsonl", cwd=place, check=2).stderr
+    assert "not the folder of a run" in fedbcgd("hours", f"{run}/metrics.jsonl", cwd=place, check=2).stderr
     wrong = fedbcgd("hours", run, "--network", "5g", cwd=place, check=2)
     assert "Did you mean '4g'" in wrong.stderr
-    assert "no folder of a run" in fedbcgd("hours", "out", cwd=place, check=2).stderr
+    assert "not the folder of a run" in fedbcgd("hours", "out", cwd=place, check=2).stderr
 
 
 def test_sweep_never_looks_at_the_test_set(place):

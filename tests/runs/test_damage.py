@@ -340,7 +340,7 @@ def test_rows_removed_in_the_middle_of_a_run_are_put_back(place, tmp_path, caplo
 
     execute(make(6), tmp_path, callbacks=[once(3, act)], figures=False)
     assert caplog.messages == [
-        f"{tmp_path / name} was removed or replaced in the middle of the run: it is written anew"
+        f"{tmp_path / name} was removed or replaced while the run went on: it is written again"
     ]
     assert rows_of(tmp_path) == rows_of(place / "whole")
     assert not [f for f in checks.check(tmp_path) if f.bad]
@@ -409,7 +409,7 @@ def test_a_folder_of_earlier_days_still_opens_and_goes_on(place, cut, caplog):
     page.write([cut], cut / "report.html")
     execute(make(6), cut, resume=True, figures=False)
     assert caplog.messages == [
-        f"{cut / CHECKPOINTS[0]} is of an earlier version, without checksums: it is taken as it is"
+        f"{cut / CHECKPOINTS[0]} is of an earlier version and has no checksums, so it is not checked"
     ]
     assert same(cut, place)
     assert rows_of(cut) == rows_of(place / "whole")

@@ -105,7 +105,7 @@ def test_damaged_records_are_explained(run, tmp_path, damage):
         traffic.write_text("\n".join(kept) + "\n")
     words = {
         "absent": "has no traffic.jsonl", "cut": "3 rounds and the metrics 4", "nonsense": "line 4: this is no record",
-        "out of order": "line 1: round 4 stands where round 1", "no run": "is no folder of a run",
+        "out of order": "line 1: round 4 stands where round 1", "no run": "is not the folder of a run",
     }  # fmt: skip
     with pytest.raises(UserError, match=words[damage]):
         hours(path, "4g")

@@ -1,14 +1,13 @@
-"""The largest norm that a client's change may have: what a server that does not trust its clients checks.
+"""The largest norm that a client's change may have, for a server that does not trust its clients.
 
-`max_norm` is a number, the limit of the whole change y − x, or a multiple such as "20x" of the running median of the
-norms of the same block: of the largest that this median has been. For changes become small as clients converge, and a
-client that comes late, or to a block that is new to it, still begins with a large one. The median is over all uploads of the
-right form, refused ones included: it is robust as long as most clients are honest, and follows them where they go.
+`max_norm` is a number, the limit of the whole change y − x, or a multiple such as "20x". A multiple is of the largest
+value that the running median of the norms of the same block has had: changes become small as clients converge, but a
+client that joins late still begins with a large one. The median is over all uploads of the right form, refused ones
+included, so it is robust as long as most clients are honest.
 
-Until a block has had WARM_UP uploads there is no such median. Its limit is loose then (LOOSE times the norm of the block, or
-LOOSE for each coordinate), and the uploads of the round are compared with each other before any is counted in. Later
-the limit is at least FLOOR times that: a block that hardly moves at first, such as one before a layer of zeros, may
-begin to move.
+A block has no median until it has had WARM_UP uploads. Until then its limit is loose (LOOSE times the norm of the
+block, or LOOSE for each coordinate), and the uploads of a round are compared with each other before they are added.
+Later the limit is at least FLOOR times that size, so that a block that hardly moved at first may begin to move.
 
 The limits of a round follow from the rounds before it, so they do not depend on who answers first.
 """
@@ -100,7 +99,7 @@ class NormLimit:
                 for owner in lengths:
                     if (channel, owner) in norms:
                         same.setdefault(owner, []).append((norms[channel, owner], k))
-            each = {o: math.sqrt(max(1, lengths[o])) for o in same}  # a norm is this much for 1 in each coordinate
+            each = {o: math.sqrt(max(1, lengths[o])) for o in same}  # the norm of a slice of ones
             typical = median(size / each[o] for o, sizes in same.items() for size, _ in sizes)
             for owner, sizes in same.items():
                 limit = ACROSS * typical * each[owner]

@@ -1,4 +1,4 @@
-"""What a backend is."""
+"""What a backend must do."""
 
 from typing import Protocol, runtime_checkable
 
@@ -10,7 +10,7 @@ from fedbcgd.engine.clock import Clock
 
 
 class Inbox(Protocol):
-    """Where a backend hands in the answers of a round: the server, or whatever stands before it."""
+    """Where a backend hands in the answers of a round: the server, or something that stands before it."""
 
     @property
     def settled(self) -> int:
@@ -27,15 +27,16 @@ class Inbox(Protocol):
 
 
 class Backend(Protocol):
+    """Has the clients of a round do their work, and evaluates models."""
+
     store: StateStore
     clock: Clock
 
     def carry(self, inbox: Inbox, plan: Plan) -> None:
-        """Have every task of the plan done that the inbox expects (some may have been given up before), and hand each
-        upload to `inbox.receive` or say that it is lost."""
+        """Have the tasks done that the inbox still expects; hand each upload to `inbox.receive`, or call `inbox.lost`."""
 
     def evaluate(self, x: Tensor) -> dict[str, float]:
-        """Metrics of the model x on the test data; empty without any."""
+        """Return the metrics of the model x on the test data; empty without any."""
 
     def close(self) -> None:
         """Release all resources; safe to call twice, and in the middle of a round."""
@@ -46,7 +47,7 @@ class OverlappingBackend(Backend, Protocol):
     """A backend that can evaluate beside the next round."""
 
     def begin_evaluation(self, x: Tensor) -> None:
-        """Take note of the model x; from now on it is evaluated whenever a worker would have nothing to do."""
+        """Copy the model x; workers evaluate it whenever they have no task."""
 
     def finish_evaluation(self) -> dict[str, float]:
-        """What is left of it, and its metrics."""
+        """Finish the evaluation that was begun, and return its metrics."""

@@ -1,6 +1,6 @@
 """Checkpoints: one safetensors file, put in place in one step, beside the slots of client state.
 
-What they hold is copied at once; a thread writes it while the work goes on. The last two are kept: where the newer one is
+The state is copied at once; a thread writes it while training goes on. The last two are kept: if the newer one is
 damaged, a run goes on from the other.
 """
 
@@ -24,22 +24,30 @@ log = logging.getLogger("fedbcgd")
 
 FORMAT = 2  # from 2 on there are checksums
 SHARE = 0.02  # of the time, at most, goes into checkpoints
-DISK = 200e6  # bytes a second, a first guess at what one costs
+DISK = 200e6  # bytes written a second: the first estimate of what a checkpoint costs
 
 
 class Checkpoints:
+    """The last two checkpoints of a run.
+
+    Args:
+        folder: where they are.
+        every: rounds between checkpoints; None: as often as takes 2 % of the time.
+    """
+
     def __init__(self, folder: Path, every: int | None):
         self.path = folder / "server.safetensors"
         self.previous = folder / "previous.safetensors"
         self.clients = folder / "clients.bin"
         self._every = every
-        self.fallen_back = False  # the newest is damaged: it must not take the place of the one before it
+        self.fallen_back = False  # the newest is damaged, so the run went on from the one before it
         self._cost: float | None = None
         self._last = time.monotonic()
         self._thread: threading.Thread | None = None
         self._error: BaseException | None = None
 
     def due(self, server: Server) -> bool:
+        """Whether it is time for a checkpoint."""
         if self._every is not None:
             return server.round % self._every == 0
         if self._thread is not None and self._thread.is_alive():
@@ -48,16 +56,23 @@ class Checkpoints:
         return time.monotonic() - self._last >= max(1.0, cost / SHARE)
 
     def save(self, server: Server, store: StateStore, more: dict[str, Any]) -> None:
-        """Everything that a continuation needs; `more` is kept as JSON."""
+        """Save all that is needed to go on; `more` is kept as JSON."""
         self.begin(server, store, more)
         self.finish(store)
 
     def begin(
         self, server: Server, store: StateStore, more: dict[str, Any], first: Sequence[Callable[[], object]] = ()
     ) -> None:
-        """Save the state as it is now, while the work goes on. `first` makes durable what the checkpoint speaks of."""
+        """Copy the state as it is now, and save it while training goes on.
+
+        Args:
+            server: its snapshot is saved.
+            store: the clients' state.
+            more: further values, kept as JSON.
+            first: called before the checkpoint is written, to make durable what it refers to.
+        """
         self.finish(store)
-        anew = store.put_back()
+        replaced = store.put_back()
         tensors, values = server.snapshot()
         table = store.snapshot()
         slot = 0 if store.file is None else store.file.slot_bytes
@@ -79,15 +94,15 @@ class Checkpoints:
 
         self._thread = threading.Thread(target=write, name="checkpoint")
         self._thread.start()
-        if anew:
+        if replaced:
             self.finish(store)
             raise UserError(
-                f"{self.clients} was removed or replaced in the middle of the run; it has been written anew with a "
-                "checkpoint, and --resume goes on from there"
+                f"{self.clients} was removed or replaced while the run went on; it was written again with a checkpoint. "
+                "--resume goes on from there"
             )
 
     def finish(self, store: StateStore) -> None:
-        """Wait for what was begun; an error of its writing is raised here."""
+        """Wait until the checkpoint that was begun is written; raise the error if that failed."""
         if self._thread is None:
             return
         self.wait()
@@ -98,23 +113,23 @@ class Checkpoints:
         store.released()
 
     def wait(self) -> None:
-        """Until nothing is being written any more."""
+        """Wait until nothing is being written."""
         if self._thread is not None:
             self._thread.join()
 
     def load(self) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
-        """What was saved last, as far as it is whole; None where nothing was saved."""
-        found, _ = self._newest()
-        return found
+        """Return tensors and values of the newest whole checkpoint; None if nothing was saved."""
+        checkpoint, _ = self._newest()
+        return checkpoint
 
     def _newest(self, store: StateStore | None = None) -> tuple[tuple[dict[str, Tensor], dict[str, Any]] | None, str]:
-        """The newer of the two checkpoints that is whole, client state included; and what is wrong with the other."""
+        """Return the newer of the two checkpoints that is whole, client state included, and what is wrong with the other."""
         wrong = []
         for path in (self.path, self.previous):
             try:
-                found = read(path)
+                checkpoint = read(path)
                 if store is not None:
-                    store.check(found[1]["clients"])
+                    store.check(checkpoint[1]["clients"])
             except FileNotFoundError:
                 continue
             except Damaged as error:
@@ -123,24 +138,30 @@ class Checkpoints:
             self.fallen_back = path == self.previous
             if self.fallen_back and not wrong:  # killed between the two steps that put a new one in place
                 wrong.append(f"{self.path} is missing")
-            return found, " and ".join(wrong)
+            return checkpoint, " and ".join(wrong)
         if wrong:
-            raise Damaged(f"{' and '.join(wrong)}; no other checkpoint is whole, so that this run cannot go on")
+            raise Damaged(f"{' and '.join(wrong)}; no other checkpoint is whole, so this run cannot go on")
         return None, ""
 
     def restore(self, server: Server, store: StateStore) -> dict[str, Any] | None:
-        """Put server and client state back to the last checkpoint that is whole; what was saved beside it. None: there is
-        none."""
-        found, wrong = self._newest(store)
-        if found is None:
+        """Put server and client state back to the newest whole checkpoint.
+
+        Returns:
+            The values that were saved with it; None if there is no checkpoint.
+
+        Raises:
+            UserError: the checkpoints are damaged, or of another model.
+        """
+        checkpoint, wrong = self._newest(store)
+        if checkpoint is None:
             if store.file is not None:
                 os.ftruncate(store.file.fd, 0)
             return None
-        tensors, values = found
+        tensors, values = checkpoint
         if wrong:
             log.warning("%s: going on from the checkpoint before it, of round %d", wrong, values["round"])
         if "format" not in values:
-            log.warning("%s is of an earlier version, without checksums: it is taken as it is", self.path)
+            log.warning("%s is of an earlier version and has no checksums, so it is not checked", self.path)
         try:
             if values["layout"] != server.layout.digest:
                 raise UserError(f"{self.path} is of another model: its parameters are laid out differently")
@@ -159,11 +180,11 @@ class Checkpoints:
 
 
 def read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """The tensors and the plain values of a checkpoint.
+    """Return the tensors and the values of a checkpoint.
 
     Raises:
         Damaged: it is not what was written.
-        FileNotFoundError: it is not there.
+        FileNotFoundError: there is no such file.
     """
     try:
         open_regular(path).close()
@@ -179,4 +200,4 @@ def read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     except OSError as error:
         raise UserError(f"{path} cannot be read: {error.strerror or error}") from None
     except (KeyError, ValueError, TypeError, AttributeError, RecursionError) as error:
-        raise Damaged(f"{path} is damaged, or no checkpoint of fedbcgd: {error!r}") from None
+        raise Damaged(f"{path} is damaged, or not a checkpoint of fedbcgd: {error!r}") from None

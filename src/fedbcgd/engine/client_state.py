@@ -1,8 +1,8 @@
-"""Client state out of memory: fixed-size slots of a memory-mapped file, written copy-on-write.
+"""Client state on disk: fixed-size slots of a memory-mapped file, written copy-on-write.
 
-A client's new state goes to a free slot; the table client → slot changes only when the round is committed. What one of
-the last two durable checkpoints points to is never overwritten: the slot it names is freed once two later ones are
-durable. The table of a checkpoint has a checksum of every slot. A client that never took part takes no space.
+A client's new state goes to a free slot; the table client → slot changes only when the round is committed. A slot that
+one of the last two durable checkpoints names is not overwritten; it is free once two later ones are durable. The table
+of a checkpoint has a checksum of every slot. A client that never took part takes no space.
 """
 
 import mmap
@@ -35,7 +35,7 @@ class SlotFile:
         self._memory: mmap.mmap | None = None
 
     def open(self, slot: int) -> dict[str, Tensor]:
-        """The vectors of a slot, as views of the file."""
+        """Return the vectors of a slot, as views of the file."""
         memory, start = self._map(slot)
         return {
             name: torch.frombuffer(memory, dtype=self.dtype, count=self.dim, offset=start + k * self._vector)
@@ -50,12 +50,12 @@ class SlotFile:
         start = slot * self.slot_bytes
         memory = self._memory
         if memory is None or len(memory) < start + self.slot_bytes:
-            # all there is now: to map each slot anew costs more than to copy it
+            # Map the whole file: to map each slot by itself costs more than to copy it.
             memory = self._memory = mmap.mmap(self.fd, 0)
         return memory, start
 
     def write(self, new: int, old: int | None, update: StateUpdate) -> None:
-        """Slot `new` becomes slot `old` (zero without one) with the update applied."""
+        """Write to slot `new` the vectors of slot `old` (zero if it is None) with the update applied."""
         vectors = self.open(new)
         before = self.open(old) if old is not None else None
         for name, vector in vectors.items():
@@ -68,7 +68,19 @@ class SlotFile:
 
 
 class StateStore:
-    """The table of slots. `path` keeps them beside a checkpoint; without one they live in a file without a name."""
+    """The state of all clients, in slots.
+
+    In a round: `reserve` a slot, write it, then `accept` or `discard` it; `commit` or `abandon` ends the round.
+
+    Args:
+        names: the vectors that each client keeps; may be empty.
+        dim: the length of each vector.
+        dtype: its type.
+        path: a file beside the checkpoints; None: a temporary file without a name.
+
+    Raises:
+        UserError: the file cannot be made.
+    """
 
     def __init__(self, names: Sequence[str], dim: int, dtype: torch.dtype, path: Path | None = None):
         self.names = tuple(names)
@@ -78,40 +90,41 @@ class StateStore:
         self._pending: dict[int, tuple[int, int]] = {}  # accepted in the open round
         self._slots = 0
         self._free: list[int] = []
-        self._fresh: set[int] = set()  # slots that no checkpoint names
-        self._retired: list[int] = []  # named by a checkpoint, no longer in use
-        self._leaving: list[int] = []  # of those, the ones that the last snapshot no longer names
-        self._older: list[int] = []  # and the ones that only the checkpoint before the last names
-        self._sums: dict[int, int] = {}  # checksums of slots that a checkpoint names
+        self._unsaved: set[int] = set()  # slots in use that no checkpoint names
+        self._retired: list[int] = []  # no longer in use, but named by the last snapshot
+        self._leaving: list[int] = []  # not named by the last snapshot, but by the checkpoint before it
+        self._older: list[int] = []  # named only by the second last durable checkpoint
+        self._checksums: dict[int, int] = {}  # of the slots that a checkpoint names
         self.file: SlotFile | None = None
         if self.names:
             try:
                 self._handle = tempfile.TemporaryFile() if path is None else open_regular(path, "a+b")  # noqa: SIM115
             except OSError as error:
                 raise UserError(
-                    f"{path or tempfile.gettempdir()}: no room for client state: {error.strerror}"
+                    f"{path or tempfile.gettempdir()}: cannot write client state here: {error.strerror}"
                 ) from None
             self.file = SlotFile(self._handle.fileno(), names, dim, dtype)
 
     # -- a round --------------------------------------------------------------------------------------------------
 
     def slot(self, client: int, epoch: int) -> int | None:
-        """Where this client's state is; None if it has none, or only one of an older control epoch."""
-        slot, kept = self._table.get(client, (None, epoch))
-        return slot if kept == epoch else None
+        """Return the slot of a client's state; None if it has none, or one of an older control epoch."""
+        slot, slot_epoch = self._table.get(client, (None, epoch))
+        return slot if slot_epoch == epoch else None
 
     def load(self, client: int, epoch: int) -> Mapping[str, Tensor]:
+        """Return a client's vectors; empty if it has none of this control epoch."""
         slot = self.slot(client, epoch)
         return {} if slot is None or self.file is None else self.file.open(slot)
 
     def reserve(self) -> int | None:
-        """A free slot for a new state; None where the rule keeps no state."""
+        """Return a free slot for a new state; None where the rule keeps no state."""
         if self.file is None:
             return None
         if not self._free:
             more = max(4, self._slots // 8)
             try:
-                # really allocated: a full disk shows here, not as a bus error when a page is written
+                # Allocate it now: a full disk then shows here, not as a bus error when a page is written.
                 os.posix_fallocate(self.file.fd, self._slots * self.file.slot_bytes, more * self.file.slot_bytes)
             except AttributeError:  # not on every system
                 os.ftruncate(self.file.fd, (self._slots + more) * self.file.slot_bytes)
@@ -122,31 +135,32 @@ class StateStore:
         return self._free.pop()
 
     def accept(self, client: int, slot: int | None, epoch: int) -> None:
-        """The server accepted the upload that goes with the state in `slot`."""
+        """Take the state in `slot` as the client's, once the round is committed: the server accepted its upload."""
         if slot is not None:
             self._pending[client] = (slot, epoch)
 
     def discard(self, slot: int | None) -> None:
+        """Free a slot whose upload was not accepted."""
         if slot is not None:
             self._free.append(slot)
 
     def commit(self) -> None:
-        """What was accepted in this round is now the clients' state."""
+        """Make what was accepted in this round the clients' state."""
         for client, (slot, epoch) in self._pending.items():
             if client in self._table:
-                self._let_go(self._table[client][0])
+                self._retire(self._table[client][0])
             self._table[client] = (slot, epoch)
-            self._fresh.add(slot)
+            self._unsaved.add(slot)
         self._pending.clear()
 
     def abandon(self) -> None:
-        """The round never was."""
+        """Roll back the open round."""
         self._free += [slot for slot, _ in self._pending.values()]
         self._pending.clear()
 
-    def _let_go(self, slot: int) -> None:
-        if not self.durable or slot in self._fresh:
-            self._fresh.discard(slot)
+    def _retire(self, slot: int) -> None:
+        if not self.durable or slot in self._unsaved:
+            self._unsaved.discard(slot)
             self._free.append(slot)
         else:
             self._retired.append(slot)
@@ -154,23 +168,26 @@ class StateStore:
     # -- checkpoints ----------------------------------------------------------------------------------------------
 
     def snapshot(self) -> dict[str, list[int]]:
-        """The table to keep in a checkpoint. From now on what it names is not overwritten; nor, until `released` twice, what
-        the checkpoint before it names."""
+        """Return the table to keep in a checkpoint.
+
+        From now on the slots that it names are not overwritten; nor are those of the checkpoint before it, until
+        `released` was called twice.
+        """
         self._leaving += self._retired
         self._retired = []
-        for slot in self._fresh:
-            self._sums.pop(slot, None)
-        self._fresh.clear()
+        for slot in self._unsaved:
+            self._checksums.pop(slot, None)
+        self._unsaved.clear()
         return {str(client): list(entry) for client, entry in self._table.items()}
 
     def seal(self, table: dict[str, list[int]]) -> None:
-        """Add to a snapshot the checksum of each slot; only of new ones it is computed."""
+        """Add the checksum of each slot to a snapshot; only those of new slots are computed."""
         for entry in table.values():
             slot = entry[0]
-            if slot not in self._sums:
+            if slot not in self._checksums:
                 assert self.file is not None
-                self._sums[slot] = self.file.checksum(slot)
-            entry.append(self._sums[slot])
+                self._checksums[slot] = self.file.checksum(slot)
+            entry.append(self._checksums[slot])
 
     def sync(self) -> None:
         """Make all slots durable."""
@@ -181,13 +198,16 @@ class StateStore:
                 raise UserError(f"client state could not be written: {error.strerror}") from error
 
     def released(self) -> None:
-        """The checkpoint with the last snapshot is durable: what only the one before the one before it named is free."""
+        """Free the slots that only the third last checkpoint named: the one with the last snapshot is durable now."""
         self._free += self._older
         self._older, self._leaving = self._leaving, []
 
     def put_back(self) -> bool:
-        """Write the file anew if somebody removed or replaced it. True: then nothing more can be kept under its name, as the
-        processes at work still hold the file without one."""
+        """Write the file again if it was removed or replaced.
+
+        Returns:
+            Whether it was. Then the run must be resumed: worker processes still write to the removed file.
+        """
         if self.file is None or self._path is None or same_file(self.file.fd, self._path):
             return False
 
@@ -200,34 +220,38 @@ class StateStore:
         return True
 
     def check(self, table: Mapping[str, Sequence[int]]) -> None:
-        """Whether all slots that a checkpoint names are as it says; without checksums, as of earlier days, whether they are
-        there.
+        """Check the slots that a checkpoint names: their checksums, or that they exist where it has no checksums.
 
         Raises:
-            Damaged: they are not.
+            Damaged: one of them is not what was written.
         """
         slots = 0 if self.file is None else os.fstat(self.file.fd).st_size // self.file.slot_bytes
-        for client, (slot, _, *said) in table.items():
+        for client, (slot, _, *checksum) in table.items():
             if not 0 <= slot < slots:
                 raise Damaged(f"{self._path} is shorter than its checkpoint says: it cannot be resumed from")
             assert self.file is not None
-            if said and self.file.checksum(slot) != said[0]:
+            if checksum and self.file.checksum(slot) != checksum[0]:
                 raise Damaged(f"{self._path} is damaged: the state of client {client} is not what was written")
 
     def restore(self, table: Mapping[str, Sequence[int]], before: Mapping[str, Sequence[int]] | None = None) -> None:
-        """Go on from the table of a checkpoint. before: of the checkpoint before it, which is kept too."""
+        """Go on from the table of a checkpoint.
+
+        Args:
+            table: the slot, control epoch and checksum of each client.
+            before: the table of the checkpoint before it, whose slots stay as they are.
+        """
         self.check(table)
         self._table = {int(client): (slot, epoch) for client, (slot, epoch, *_) in table.items()}
-        self._sums = {slot: said[0] for slot, _, *said in table.values() if said}
+        self._checksums = {slot: checksum[0] for slot, _, *checksum in table.values() if checksum}
         used = {slot for slot, _ in self._table.values()}
         self._slots = 0 if self.file is None else os.fstat(self.file.fd).st_size // self.file.slot_bytes
         self._older = sorted({slot for slot, *_ in (before or {}).values() if slot < self._slots} - used)
-        kept = used.union(self._older)
-        self._free = [slot for slot in range(self._slots - 1, -1, -1) if slot not in kept]
-        self._fresh, self._retired, self._leaving, self._pending = set(), [], [], {}
+        named = used.union(self._older)
+        self._free = [slot for slot in range(self._slots - 1, -1, -1) if slot not in named]
+        self._unsaved, self._retired, self._leaving, self._pending = set(), [], [], {}
 
     def clients(self) -> list[int]:
-        """Those that have state."""
+        """Return the clients that have state."""
         return sorted(self._table)
 
     def close(self) -> None:

@@ -9,11 +9,13 @@ class Clock(dict[str, float]):
     """Seconds by purpose: `local` and `codec` summed over the workers; the rest are seconds of the main process."""
 
     def add(self, more: Mapping[str, float]) -> None:
+        """Add seconds by purpose."""
         for name, seconds in more.items():
             self[name] = self.get(name, 0.0) + seconds
 
     @contextmanager
     def timing(self, name: str) -> Iterator[None]:
+        """Add the seconds of the block under a name."""
         start = time.perf_counter()
         try:
             yield

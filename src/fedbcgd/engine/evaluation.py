@@ -11,21 +11,22 @@ from torch import Tensor, nn
 from fedbcgd.core.objective import Objective
 from fedbcgd.data.sources import Source, to_device
 
-SPAN = 500  # examples that a process evaluates at a time
-BATCH = 100  # of them at once: larger batches leave the cache, and cost memory
+SPAN = 500  # examples that a process evaluates without asking for more work
+BATCH = 100  # examples of one forward pass: larger batches leave the cache, and cost memory
 
 Total = int | float | Fraction
 Batch = tuple[int, dict[str, Total]]  # examples, and the sums of the metrics over them
 
 
 def spans(examples: int) -> list[tuple[int, int]]:
-    """The parts an evaluation consists of, whoever does them."""
+    """Return start and stop of the parts of an evaluation; they are the same on every backend."""
     return _cut(0, examples, SPAN)
 
 
 def evaluate_span(module: nn.Module, objective: Objective, data: Source, start: int, stop: int) -> Batch:
+    """Return the sums of the metrics over the examples from `start` to `stop`."""
     device = next(module.parameters()).device
-    rng = np.random.default_rng(0)  # no source augments what it evaluates on; the protocol wants a generator
+    rng = np.random.default_rng(0)  # unused: test data are not augmented
     module.eval()
     batches = []
     with torch.no_grad():

@@ -1,4 +1,4 @@
-"""Everything a process needs to do clients' work: what a backend sends to a worker, or uses itself."""
+"""All that a process needs to do the clients' work. Backends send it to their workers."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -20,6 +20,8 @@ from fedbcgd.errors import UserError
 
 @dataclass
 class Job:
+    """Algorithm, model, loss, data and seed of a run."""
+
     algorithm: Algorithm
     layout: Layout
     module: nn.Module
@@ -35,7 +37,7 @@ class Job:
         return Client(self.algorithm, self.layout, self.module, self.objective, self.seed)
 
     def examples(self, client: int) -> int:
-        """How many this client has, where that is known without loading anything; 0 otherwise."""
+        """Return how many examples a client has; 0 if that is not known without loading them."""
         if isinstance(self.clients, Parts):
             return self.clients.size(client)
         if not isinstance(self.clients, (list, tuple)):
@@ -67,7 +69,7 @@ class Job:
         states: Sequence[Mapping[str, Tensor]],
         allocate: Sequence[Allocator | None] | None = None,
     ) -> list[tuple[Upload, StateUpdate]]:
-        """The work of one unit."""
+        """Do the tasks of one unit."""
         allocate = allocate or [None] * len(tasks)
         if self.together is None:
             return [self.fit(broadcast, *one) for one in zip(tasks, states, allocate, strict=True)]

@@ -1,4 +1,4 @@
-"""The folder of a run: its files, rows that are written line by line, and the lock that one process at a time holds."""
+"""The folder of a run: its files, the rows that are added to them, and a lock for one process at a time."""
 
 import itertools
 import logging
@@ -27,14 +27,14 @@ from fedbcgd.files import (
 
 log = logging.getLogger("fedbcgd")
 
-LARGEST = 1 << 26  # bytes of a configuration or a summary
-MOST_WALKED = 100_000  # folders that are looked into for runs
+LARGEST = 1 << 26  # bytes that are read of a configuration, a summary or metrics
+MOST_WALKED = 100_000  # folders that are searched for runs
 MOST = 1 << 32  # bytes of metrics or traffic
 
 
 @dataclass(frozen=True)
 class RunFolder:
-    """Where everything of a run is."""
+    """The files of a run."""
 
     path: Path
 
@@ -68,40 +68,53 @@ class RunFolder:
         return self.path / "checkpoint"
 
     def summary_values(self) -> dict[str, Any]:
+        """Return the summary of a finished run.
+
+        Raises:
+            Damaged: it is not what was written.
+        """
         try:
             return unsealed(read_regular(self.summary, LARGEST))[0]
         except ValueError as error:
             raise Damaged(f"{self.summary} is damaged: {error}") from None
 
     def outcome(self) -> Outcome:
-        """What a finished run left."""
+        """Return how a finished run went."""
         return Outcome.from_summary(self.summary_values(), self.rows())
 
     def rows(self) -> list[dict[str, float]]:
-        """The metrics, as far as the run has come."""
+        """Return the metrics so far.
+
+        Raises:
+            UserError: this is not the folder of a run, or it is damaged.
+        """
         try:
             rows, lines, _ = read_rows(read_regular(self.metrics, LARGEST))
         except (FileNotFoundError, NotADirectoryError):
-            raise UserError(f"{self.path} is no folder of a run: it has no {self.metrics.name}") from None
+            raise UserError(f"{self.path} is not the folder of a run: it has no {self.metrics.name}") from None
         except OSError as error:
             raise UserError(f"{self.metrics} cannot be read: {error.strerror}") from None
         if len(rows) < lines:
             raise Damaged(f"{self.metrics} is damaged: {lines - len(rows)} of its {lines} rows")
         if not all(name.isprintable() and _is_number(v) for row in rows for name, v in row.items()):
-            raise Damaged(f"{self.metrics} is damaged: it holds what is no number")
+            raise Damaged(f"{self.metrics} is damaged: a value is not a number")
         return rows
 
 
 def _is_number(value: Any) -> bool:
-    """Whether it is one that can be counted with: a whole number larger than any float cannot."""
+    """Whether it is a float, or an integer that fits in one."""
     return isinstance(value, float) or (isinstance(value, int) and abs(value) < 2**63)
 
 
 def read_rows(data: bytes, checked: bool = False) -> tuple[list[dict[str, float]], int, bool]:
-    """The rows of metrics or traffic that are whole, null read as what is not a number; how many lines there are; whether
-    the rows have checksums.
+    """Read the whole rows of metrics or traffic; null is read as NaN.
 
-    checked: whether each must have one; else it is enough if none has, as in earlier days.
+    Args:
+        data: the bytes of the file.
+        checked: whether each row must have a checksum; else none may have one, as in earlier versions.
+
+    Returns:
+        The rows, the number of lines, and whether the rows have checksums.
     """
     rows, lines = [], data.splitlines()
     checked = checked or any(b', "crc": ' in line for line in lines)
@@ -116,15 +129,15 @@ def read_rows(data: bytes, checked: bool = False) -> tuple[list[dict[str, float]
 
 
 class JsonlFile:
-    """metrics.jsonl: a row per evaluation, cut back to the checkpoint when a run goes on. traffic.jsonl likewise.
+    """A file of rows, as metrics.jsonl and traffic.jsonl are; cut back to the checkpoint when a run goes on.
 
-    Rows that are lost or damaged are left out, which is said: the model does not depend on them.
+    Rows that are lost or damaged are left out with a warning: the model does not depend on them.
 
     Args:
-        path: of the file.
-        size: bytes that the checkpoint knows of; what follows is cut off.
-        count: rows that it knows of; None where it does not say, as in earlier days.
-        last: its round.
+        path: the file.
+        size: its bytes at the checkpoint; the rest is cut off.
+        count: its rows at the checkpoint; None if the checkpoint is of an earlier version, which had no count.
+        last: the round of the checkpoint.
     """
 
     def __init__(self, path: Path, size: int, count: int | None = None, last: int | None = None):
@@ -135,15 +148,15 @@ class JsonlFile:
             data = self._file.read() if size else b""
             self.rows, lines, _ = read_rows(data[:size], count is not None)
             whole = len(data) >= size and len(self.rows) == lines and count in (lines, None)
-            if not whole:  # lines may have moved: what is left of them stands anywhere
-                found = [row for row in read_rows(data)[0] if last is None or row["round"] <= last]
-                self.rows = found[:count]
+            if not whole:  # rows that are whole may be anywhere in the file
+                rows = [row for row in read_rows(data)[0] if last is None or row["round"] <= last]
+                self.rows = rows[:count]
                 lost = "some" if count is None else f"{count - len(self.rows)} of {count}"
                 log.warning("%s is damaged: %s rows are lost, and the run goes on without them", path, lost)
             self.written = len(self.rows)
             if whole and count is not None:
                 self._file.truncate(size)
-                sync_folder(path.parent)  # it may be new
+                sync_folder(path.parent)  # the file may be new
             else:
                 self._replace("".join(map(_line, self.rows)).encode())
         except OSError as error:
@@ -151,12 +164,13 @@ class JsonlFile:
 
     @classmethod
     def resumed(cls, path: Path, before: dict[str, Any] | None) -> "JsonlFile":
-        """As the checkpoint `before` knows it; empty without one."""
+        """Open the file as it was at the checkpoint `before`; empty without one."""
         if before is None:
             return cls(path, 0, 0)
         return cls(path, before.get(path.stem, 0), before.get(f"{path.stem}_rows"), before["round"])
 
     def append(self, row: dict[str, float]) -> None:
+        """Add a row."""
         try:
             with uninterrupted():
                 self._file.write(_line(row).encode())
@@ -166,9 +180,9 @@ class JsonlFile:
             raise UserError(f"{self._path} could not be written: {error.strerror}") from error
 
     def kept(self) -> dict[str, int]:
-        """What a checkpoint has to know. A file that was removed or replaced in the middle of the run is put back first."""
+        """Return size and rows, for a checkpoint. A file that was removed or replaced is written again first."""
         if not same_file(self._file.fileno(), self._path):
-            log.warning("%s was removed or replaced in the middle of the run: it is written anew", self._path)
+            log.warning("%s was removed or replaced while the run went on: it is written again", self._path)
             self._file.seek(0)
             self._replace(self._file.read())
         return {self._path.stem: self.size, f"{self._path.stem}_rows": self.written}
@@ -182,7 +196,7 @@ class JsonlFile:
         self._file = open_regular(self._path, "a+b")
 
     def sync(self) -> int:
-        """Make what was written durable; its length."""
+        """Make what was written durable; return its bytes."""
         try:
             os.fsync(self._file.fileno())
         except OSError as error:
@@ -207,7 +221,11 @@ def _line(row: dict[str, float]) -> str:
 
 @contextmanager
 def exclusive_lock(path: Path) -> Iterator[None]:
-    """One process at a time works in a folder; the lock goes with the process, however it ends."""
+    """Hold the lock of a folder within the block; it is released however the process ends.
+
+    Raises:
+        UserError: another process holds it, or the folder cannot be written to.
+    """
     from filelock import lock_descriptor
 
     try:
@@ -225,7 +243,7 @@ def exclusive_lock(path: Path) -> Iterator[None]:
 
 
 def sweep_up(folder: RunFolder) -> None:
-    """Temporary files that a kill in the middle of writing left behind."""
+    """Remove temporary files that a killed process left behind."""
     for place in (folder.path, folder.checkpoint):
         for stem, suffix in (
             ("server", ".safetensors"),
@@ -243,20 +261,23 @@ def sweep_up(folder: RunFolder) -> None:
 
 
 def find_runs(places: Sequence[Path]) -> list[Path]:
-    """The run folders in these places, each once, in the order of their names.
+    """Return the run folders in these places, each once, in the order of their names.
 
-    One that is reached by several paths, as one relative and one absolute or through a link, bears the first of them.
+    A folder that several paths lead to is returned with the first of them.
+
+    Raises:
+        UserError: one of the places is not a folder.
     """
-    found: dict[Path, Path] = {}
+    runs: dict[Path, Path] = {}
     for place in places:
         if not place.is_dir():
-            raise UserError(f"{place} is no folder: wanted is the folder of a run, or one that holds several")
+            raise UserError(f"{place} is not a folder: expected the folder of a run, or one that holds several")
         inside = []
-        for root, names, files in itertools.islice(os.walk(place), MOST_WALKED):  # which follows no links
-            inner = {*names, *files}
+        for root, names, files in itertools.islice(os.walk(place), MOST_WALKED):  # links are not followed
+            entries = {*names, *files}
             names[:] = [n for n in names if not n.startswith(".") and n not in ("checkpoint", "tensorboard")]
-            if inner & {"metrics.jsonl", "summary.json"} or {"config.toml", ".lock"} <= inner:
+            if entries & {"metrics.jsonl", "summary.json"} or {"config.toml", ".lock"} <= entries:
                 inside.append(Path(root))
         for folder in sorted(inside):
-            found.setdefault(folder.resolve(), folder)
-    return list(found.values())
+            runs.setdefault(folder.resolve(), folder)
+    return list(runs.values())

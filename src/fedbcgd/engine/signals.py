@@ -1,4 +1,4 @@
-"""Ctrl-C, `kill` and a closed terminal at safe moments only."""
+"""Handle Ctrl-C, `kill` and a closed terminal at safe moments only."""
 
 import signal
 import threading
@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 
-# What ends a run with a checkpoint. Windows has no terminal that hangs up.
+# Signals that end a run with a checkpoint. Windows has no SIGHUP.
 ENDING = [signal.SIGINT, signal.SIGTERM, *([signal.SIGHUP] if hasattr(signal, "SIGHUP") else [])]
 
 
@@ -16,19 +16,19 @@ class HungUp(KeyboardInterrupt):
 
 @contextmanager
 def uninterrupted() -> Iterator[None]:
-    """What happens within happens whole: a signal that arrives meanwhile is handled right after."""
+    """Delay signals that arrive within the block until its end."""
     if threading.current_thread() is not threading.main_thread():
-        yield  # signals are the main thread's
+        yield  # signals go to the main thread
         return
     arrived: list[int] = []
 
-    def note(number: int, frame: FrameType | None) -> None:
+    def delay(number: int, frame: FrameType | None) -> None:
         arrived.append(number)
 
     before = {int(number): signal.getsignal(number) for number in ENDING}
     caught = [number for number, handler in before.items() if callable(handler)]
     for number in caught:
-        signal.signal(number, note)
+        signal.signal(number, delay)
     try:
         yield
     finally:

@@ -1,4 +1,4 @@
-"""One thread for each client's computing: the same sums in the same order on every backend, and no fight for cores."""
+"""How many threads torch uses. With one for each client, every backend adds in the same order."""
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -8,6 +8,7 @@ import torch
 
 @contextmanager
 def threads(count: int) -> Iterator[None]:
+    """Use so many threads within the block."""
     before = torch.get_num_threads()
     torch.set_num_threads(count)
     try:
@@ -17,4 +18,5 @@ def threads(count: int) -> Iterator[None]:
 
 
 def one_thread() -> AbstractContextManager[None]:
+    """Use one thread within the block."""
     return threads(1)
