@@ -17,7 +17,7 @@ from fedbcgd.backends.registry import make_backend
 from fedbcgd.core.algorithm import Algorithm
 from fedbcgd.core.objective import Loss, Metrics
 from fedbcgd.data.sources import as_source
-from fedbcgd.display.progress import single
+from fedbcgd.display.progress import single_run_display
 from fedbcgd.engine.assemble import check_integer, export, make_job, make_server, make_target
 from fedbcgd.engine.client_state import StateStore
 from fedbcgd.engine.job import Job
@@ -156,7 +156,7 @@ def simulate(
     store = StateStore(algorithm.state_names, job.layout.dim, job.layout.dtype)
     carried = make_backend(job, store, server.cohort, where, transport)
     try:
-        with single(algorithm.name, progress) as bar:
+        with single_run_display(algorithm.name, progress) as bar:
             heard: Sequence[Callback] = [*callbacks, bar] if bar else callbacks
             # A user's callback sees each row with its own round.
             overlap = where.entry.overlaps_evaluation and not callbacks

@@ -13,10 +13,10 @@ from tests.report.serving import serving
 @pytest.fixture
 def server(tmp_path, monkeypatch):
     monkeypatch.setattr(serve, "REQUEST_SECONDS", 0.4)
-    monkeypatch.setattr(serve, "MOST_CONNECTIONS", 3)
+    monkeypatch.setattr(serve, "MAX_CONNECTIONS", 3)
     make(tmp_path / "runs" / "a")
-    with serving(tmp_path / "runs") as made:
-        yield made
+    with serving(tmp_path / "runs") as server:
+        yield server
 
 
 def connect(server):

@@ -195,7 +195,7 @@ def _draw(folder: RunFolder, outcome: Outcome, task: Experiment) -> None:
 
     plots.curves({outcome.algorithm: outcome.rows}, folder.path / "curve.png")
     if task.counts is not None:
-        plots.holdings(task.counts, folder.path / "holdings.png", task.classes)
+        plots.label_counts(task.counts, folder.path / "holdings.png", task.classes)
 
 
 def _refuse_foreign(
