@@ -108,7 +108,7 @@ def test_a_second_one_of_the_same_name(fedbcgd, file, tmp_path):
     np.savez(tmp_path / "other.npz", x_train=X[:5], y_train=Y[:5], x_test=X[:1], y_test=Y[:1])
     message = refused(fedbcgd, "data", "add", "mine", tmp_path / "other.npz")
     assert "mine: expected a new name, got one that exists" in message
-    assert "--replace puts this in its place" in message
+    assert "--replace replaces it" in message
     assert len(store.load("mine").train) == 12
     code, out, _ = fedbcgd("data", "add", "mine", tmp_path / "other.npz", "--replace")
     assert code == 0

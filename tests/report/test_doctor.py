@@ -70,7 +70,7 @@ def test_a_process_tied_to_a_core_and_a_gpu_left_alone(monkeypatch):
     monkeypatch.setattr(doctor.torch.cuda, "device_count", lambda: 1)
     monkeypatch.setattr(doctor.torch.cuda, "get_device_name", lambda k: "a GPU")
     text = warnings(monkeypatch)
-    assert "OMP_PROC_BIND ties this process to one core" in text
+    assert "OMP_PROC_BIND binds this process to one core" in text
     assert "there is a GPU" in text
 
 
@@ -95,6 +95,6 @@ def test_a_pytorch_without_its_libraries(monkeypatch):
     monkeypatch.setattr(doctor.platform, "machine", lambda: "x86_64")
     monkeypatch.setattr(doctor.torch.backends.cpu, "get_cpu_capability", lambda: "DEFAULT")
     text = warnings(monkeypatch, has_fused_step=lambda *_: False)
-    assert "no SGD step in one pass" in text
+    assert "no fused SGD step" in text
     assert "no oneDNN" in text
     assert "no AVX2" in text

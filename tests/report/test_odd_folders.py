@@ -124,7 +124,7 @@ def test_tables_in_tables_are_shown_to_some_depth_or_told(tmp_path, depth):
     runs, problems = collect(tmp_path)
     assert len(page.document(page.content(runs, problems))) < 200_000
     for folder in tmp_path.iterdir():
-        assert any(run.place == str(folder) for run in runs) or any(str(folder) in p.where for p in problems)
+        assert any(run.folder == str(folder) for run in runs) or any(str(folder) in p.where for p in problems)
 
 
 def test_a_key_of_many_parts_costs_no_memory(tmp_path):
@@ -182,7 +182,7 @@ def test_a_page_holds_so_many_runs_and_no_more(tmp_path, monkeypatch):
     for seed in range(6):
         (tmp_path / f"seed-{seed}" / "holdings.json").write_text("{")
     monkeypatch.setattr("fedbcgd.report.collect.MAX_PROBLEMS", 2)
-    assert [p.what for p in collect(tmp_path)[1]][2:] == ["2 more of such messages"]
+    assert [p.what for p in collect(tmp_path)[1]][2:] == ["2 more such messages"]
 
 
 def test_many_variants_are_named_without_comparing_all_with_all(tmp_path):
@@ -222,7 +222,7 @@ def test_names_of_folders_are_shown_on_one_plain_line(tmp_path):
             file.write('{"algorithm": "fedavg", "seed": []}')
     runs, problems = collect(tmp_path)
     assert len(runs) == len(problems) == 4
-    assert all(text.isprintable() for text in [*(run.place for run in runs), *(p.where for p in problems)])
+    assert all(text.isprintable() for text in [*(run.folder for run in runs), *(p.where for p in problems)])
     page.write([tmp_path], tmp_path / "r.html")
 
 

@@ -41,7 +41,7 @@ def test_the_page_is_written_whatever_a_folder_holds(damaged, tmp_path, seeds):
         runs, problems = Collector([tmp_path / "runs"]).collect()
         html = page.document(page.content(runs, problems)).encode().decode()
         data = embedded(html)
-        assert data["runs"][-1]["place"].endswith("whole"), seed
+        assert data["runs"][-1]["folder"].endswith("whole"), seed
         assert len(data["runs"]) == 2 or any("odd" in p["where"] for p in data["problems"]), seed
         assert SECRET not in html, seed
         assert not set(html) & set("\x1b\u202e"), seed

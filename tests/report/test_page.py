@@ -53,9 +53,9 @@ def test_a_partition_that_several_runs_share_is_there_once(tmp_path):
     make(tmp_path / "b", "fedbcgd", 0)
     make(tmp_path / "c", "fedavg", 1)
     data = shown(tmp_path)
-    assert [run["holdings"] for run in data["runs"]] == [0, 0, 1]
-    assert len(data["holdings"]) == 2
-    assert data["holdings"][0]["counts"][1] == [3, 0, 7, 4]  # (3 + 7·label) mod 10
+    assert [run["label_counts"] for run in data["runs"]] == [0, 0, 1]
+    assert len(data["label_counts"]) == 2
+    assert data["label_counts"][0]["counts"][1] == [3, 0, 7, 4]  # (3 + 7·label) mod 10
 
 
 def test_damaged_folders_are_told_and_shown_as_far_as_they_go(tmp_path):
@@ -78,9 +78,9 @@ def test_damaged_folders_are_told_and_shown_as_far_as_they_go(tmp_path):
         ("odd/summary.json", "cannot be read"),
         ("odd/metrics.jsonl", "3 of 5 lines are damaged and left out"),
         ("odd/holdings.json", "is not what a run writes"),
-        ("empty", "says nowhere which algorithm ran"),
+        ("empty", "no file names the algorithm"),
         ("list/summary.json", "cannot be read"),
-        ("list", "says nowhere which algorithm ran"),
+        ("list", "no file names the algorithm"),
     }
     assert len(shown(tmp_path)["problems"]) == 6
 
@@ -91,7 +91,7 @@ def test_an_old_folder_without_the_newer_columns_is_shown(tmp_path):
     (old / "holdings.json").unlink()
     run = shown(tmp_path)["runs"][0]
     assert "upload_wait_bytes" not in run["columns"]
-    assert run["holdings"] is None
+    assert run["label_counts"] is None
     assert run["columns"]["upload_d"] == [float(k) for k in range(1, 11)]
 
 
@@ -216,7 +216,7 @@ def test_a_name_that_was_pointed_here_is_refused(server):
 
 
 def test_a_port_that_is_taken(server):
-    with pytest.raises(UserError, match=r"--port \d+: Address already in use; without it a free one is chosen"):
+    with pytest.raises(UserError, match=r"--port \d+: Address already in use; choose another, or leave it out for a free one"):
         PageServer([], server.server_address[1])
 
 
