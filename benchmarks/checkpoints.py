@@ -1,6 +1,6 @@
-"""What checksums add to the time of a checkpoint, and of loading a data set: python benchmarks/checkpoints.py
+"""The cost of checksums in a checkpoint and in loading a data set: python benchmarks/checkpoints.py
 
-Both ways in turn, with and without; the state of two clients changes between two checkpoints.
+With and without checksums in turn; the state of two clients changes between two checkpoints.
 """
 
 import os
@@ -25,7 +25,7 @@ WITHOUT = patch("fedbcgd.files.checksum", lambda *_: "00000000"), patch.object(S
 
 
 def checkpoints(dim: int, folder: Path) -> tuple[float, float]:
-    """Median seconds with checksums, and how many times those without."""
+    """Return the median seconds with checksums, and their ratio to those without."""
     algorithm = make_algorithm("scaffold")
     layout = algorithm.uplink.layout(nn.Linear(dim, 1, bias=False))
     server = Server(algorithm, layout, torch.randn(layout.size), 2, 2, 0)
@@ -52,20 +52,20 @@ def checkpoints(dim: int, folder: Path) -> tuple[float, float]:
 
 
 def data_set() -> tuple[float, float]:
-    """Median seconds of loading as many bytes as CIFAR-10 has, with and without the check."""
+    """Return the median seconds to load a data set of CIFAR-10's size, with and without checksums."""
     pixels, labels = torch.randint(256, (60_000, 32, 32, 3), dtype=torch.uint8), torch.arange(60_000) % 10
     split = [Split(pixels[k].numpy(), labels[k].numpy()) for k in (slice(0, 50_000), slice(50_000, 60_000))]
-    store.keep("made-up", Raw(split[0], split[1], tuple("0123456789")), "made up")
+    store.keep("noise", Raw(split[0], split[1], tuple("0123456789")), "noise")
 
     def bare() -> None:
-        with patch("fedbcgd.files.checksum", lambda tensors, _: said):
-            store.load("made-up")
+        with patch("fedbcgd.files.checksum", lambda tensors, _: checksum):
+            store.load("noise")
 
     from safetensors import safe_open
 
-    with safe_open(store.place("made-up"), "pt") as file:
-        said = file.metadata()["checksum"]
-    seconds = interleaved({"bare": bare, "checked": lambda: store.load("made-up") and None}, 10)
+    with safe_open(store.place("noise"), "pt") as file:
+        checksum = file.metadata()["checksum"]
+    seconds = interleaved({"bare": bare, "checked": lambda: store.load("noise") and None}, 10)
     return statistics.median(seconds["checked"]), statistics.median(seconds["bare"])
 
 

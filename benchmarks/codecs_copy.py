@@ -1,4 +1,4 @@
-"""Codecs: megabytes of floats a second beside a plain copy of the same bytes, in one thread."""
+"""Speed of codecs, compared with a plain copy of the same bytes, in one thread."""
 
 import statistics
 
@@ -26,7 +26,7 @@ def measure(console: Console, repeats: int = 9) -> list[dict]:
         rng = stream(0, "bench")
         data = codec.encode(v.clone(), rng)
         ways[f"{name}, encode"] = lambda c=codec, r=rng: c.encode(v, r)
-        # plain decodes without a copy; the sum that follows on the server is part of it
+        # Plain decodes without a copy, so the server's sum is included.
         ways[f"{name}, decode and add"] = lambda c=codec, d=data: target.add_(c.decode(d, N, torch.float32))
     seconds = interleaved(ways, repeats)
     share = ratios(seconds, "copy")
@@ -37,7 +37,7 @@ def measure(console: Console, repeats: int = 9) -> list[dict]:
 
 
 def measure_sums(console: Console, repeats: int = 9) -> list[dict]:
-    """Ten uploads of ResNet-18's size through Server.receive, checks included, beside copies of as many bytes."""
+    """Time ten uploads of ResNet-18's size through Server.receive, checks included, and copies of as many bytes."""
     console.print(f"sums of ten uploads of {N:,} floats, {repeats} turns", highlight=False)
     torch.set_num_threads(1)
     rows = []

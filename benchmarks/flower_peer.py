@@ -1,7 +1,7 @@
 """Flower's simulation on the same workloads (extra `bench`): the usual loop on each client.
 
-FedAvg of Flower's own, two actors of one CPU each on its Ray backend; a client's data is resident in its actor. It runs in a
-process of its own that makes one round when it is told to, so that it can take turns with others.
+Flower's FedAvg, with two actors of one CPU each on its Ray backend; the data stays in the actors. It runs in a process of
+its own and makes one round at each request, so that it can take turns with others.
 """
 
 import os
@@ -23,7 +23,7 @@ def installed() -> bool:
 
 
 class Flower:
-    """Up to so many rounds of one workload, each when `turn` is called."""
+    """Rounds of one workload, up to `rounds`, one for each call of `turn`."""
 
     def __init__(self, name: str, rounds: int):
         self._home = tempfile.TemporaryDirectory()
@@ -40,19 +40,19 @@ class Flower:
             )
         os.close(go)
         os.close(done)
-        self._hear()  # it is ready
+        self._wait()  # until it is ready
 
     def turn(self) -> None:
         os.write(self._go, b".")
-        self._hear()
+        self._wait()
 
-    def _hear(self) -> None:
+    def _wait(self) -> None:
         if not os.read(self._done, 1):
             self._process.wait()
             raise RuntimeError(f"Flower's simulation ended: {self._errors.read_text()[-2000:]}")
 
     def close(self) -> None:
-        os.close(self._go)  # it ends, unless it did with its last round
+        os.close(self._go)  # ends it, if it has rounds left
         try:
             self._process.wait(120)
         except subprocess.TimeoutExpired:
@@ -73,7 +73,7 @@ def simulate(name: str, rounds: int, go: int, done: int) -> None:
 
     @client.train()
     def train(message, context):
-        from flower_peer import resident  # by name: what is defined in a script travels by value and forgets
+        from flower_peer import resident  # imported: functions of a script are pickled by value, without their cache
 
         work = resident(name)
         work.start = message.content["arrays"].to_torch_state_dict()
@@ -82,11 +82,11 @@ def simulate(name: str, rounds: int, go: int, done: int) -> None:
         metrics = MetricRecord({"num-examples": workload.images})
         return Message(content=RecordDict({"arrays": arrays, "metrics": metrics}), reply_to=message)
 
-    class Told(FedAvg):
+    class OneRoundAtATime(FedAvg):
         def configure_train(self, *args, **kwargs):
             os.write(done, b".")  # ready for the first round, or done with the one before
             if not os.read(go, 1):
-                raise EOFError("no more rounds are wanted")
+                raise EOFError("no more rounds are requested")
             return super().configure_train(*args, **kwargs)
 
         def aggregate_train(self, server_round: int, replies: Iterable) -> tuple:
@@ -97,7 +97,9 @@ def simulate(name: str, rounds: int, go: int, done: int) -> None:
 
     @server.main()
     def main(grid, context):
-        strategy = Told(fraction_train=workload.cohort / NODES, fraction_evaluate=0.0, min_available_nodes=NODES)
+        strategy = OneRoundAtATime(
+            fraction_train=workload.cohort / NODES, fraction_evaluate=0.0, min_available_nodes=NODES
+        )
         strategy.start(grid, ArrayRecord(workload.module(usual=True).state_dict()), num_rounds=rounds)
 
     resources = {
@@ -111,7 +113,7 @@ _RESIDENT = {}
 
 
 def resident(name: str):
-    """The data and the model of this actor, made once."""
+    """Return the data and the model of this actor, made once."""
     if name not in _RESIDENT:
         from raw import Naive
 

@@ -1,4 +1,4 @@
-"""Memory at its highest, what a checkpoint costs, and how soon a run begins."""
+"""Peak memory, the cost of a checkpoint, and start-up time."""
 
 import os
 import re
@@ -24,7 +24,7 @@ CASES = {  # name: cohort, clients, d
 
 
 def memory(console: Console, repeats: int = 1) -> list[dict]:
-    """High-water marks of server and workers beyond those of a federation of d = 1,000, each case in fresh processes."""
+    """Return the peak memory of server and workers above that of a federation of d = 1,000, in fresh processes."""
     console.print("memory high-water marks", highlight=False)
     rows, least = [], _high(10, 100, 1_000)
     for name, (cohort, clients, d) in CASES.items():
@@ -37,8 +37,8 @@ def memory(console: Console, repeats: int = 1) -> list[dict]:
 
 def _high(cohort: int, clients: int, d: int) -> tuple[float, float]:
     command = [sys.executable, __file__, str(cohort), str(clients), str(d)]
-    said = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
-    return float(said[0]), float(said[1])
+    server, worker = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
+    return float(server), float(worker)
 
 
 def _one_case(cohort: int, clients: int, d: int) -> None:
@@ -51,7 +51,7 @@ def _one_case(cohort: int, clients: int, d: int) -> None:
 
 
 def _peak(pid: int) -> float:
-    """MiB of a process at its highest, without what it shares with others."""
+    """Return the peak memory of a process in MiB, without shared memory."""
     text = Path(f"/proc/{pid}/status").read_text()
     high = int(re.search(r"VmHWM:\s+(\d+)", text)[1]) / 1024  # type: ignore[index]
     return high - _shared(pid)
@@ -62,7 +62,7 @@ def _shared(pid: int) -> float:
 
 
 def checkpoints(console: Console, repeats: int = 7) -> list[dict]:
-    """What the work waits for a checkpoint, beside how long its writing takes and what a round takes."""
+    """Return how long a round waits for a checkpoint, and how long writing it and a round take."""
     console.print(f"checkpoints, {repeats} turns", highlight=False)
     rows = []
     for name, d in (("fedbcgd", 1_000_000), ("fedbcgd+", 1_000_000), ("fedbcgd", 11_173_962)):
@@ -86,7 +86,7 @@ def checkpoints(console: Console, repeats: int = 7) -> list[dict]:
 
 
 def start_up(console: Console, repeats: int = 5) -> list[dict]:
-    """From the prompt to the answer, to the end of a run's first round (one step of one client), and to the run's end."""
+    """Return the seconds of commands, of a run's first round (one step of one client), and of the whole run."""
     console.print(f"start-up, {repeats} turns", highlight=False)
     rows = []
     with tempfile.TemporaryDirectory() as folder:
@@ -109,7 +109,7 @@ def start_up(console: Console, repeats: int = 5) -> list[dict]:
 
 
 def _first(command: list[str], trace: Path | None = None) -> tuple[float, float]:
-    """Seconds until something is in this file (or until the end), and until the end."""
+    """Return the seconds until the file `trace` has content, or the process ends, and until it ends."""
     start = time.perf_counter()
     process = subprocess.Popen([sys.executable, *command], stdout=subprocess.DEVNULL)
     while process.poll() is None and (trace is None or not trace.exists() or not trace.stat().st_size):

@@ -1,7 +1,7 @@
-"""How the cost of a round grows with the cohort, the number of clients, d and N: the machinery alone.
+"""How the overhead of a round grows with the cohort, the number of clients, d and N.
 
-A client's own work is next to nothing (machinery.py), so what is measured is planning, broadcast, upload, sums and the
-server's step. Plot: growth.png.
+Clients do almost no work (machinery.py), so this measures planning, broadcast, upload, sums and the server's step. Plot:
+growth.png.
 """
 
 import statistics
@@ -24,7 +24,7 @@ AXES = {
 
 
 def a_round(cohort: int, clients: int, d: int, N: int) -> float:
-    """Seconds, the median of some."""
+    """Return the median seconds of a round."""
     times = []
     with Federation(cohort, clients, d, N) as loop:
         for k in range(12):
@@ -56,7 +56,7 @@ def measure(console: Console, repeats: int = 1) -> list[dict]:
 
 
 def _enough(name: str, value: int) -> dict[str, int]:
-    """As many clients as the cohort, and a cohort that serves each block."""
+    """Return at least as many clients as the cohort, and a cohort that serves each block."""
     if name == "cohort":
         return {"clients": max(100, value)}
     return {"cohort": 50} if name == "N" else {}

@@ -1,15 +1,23 @@
-"""Measure several ways in turn, so that a slow minute of the machine hits them all."""
+"""Measure several ways in turn, so that a slow minute of the machine affects all of them."""
 
 import statistics
 import time
 from collections.abc import Callable
 
-MORE = 3  # times as many turns as asked for, at the most
+MORE = 3  # at most this many times the requested turns
 
 
 def interleaved(ways: dict[str, Callable[[], None]], repeats: int, enough: float = 0.0) -> dict[str, list[float]]:
-    """Seconds of each way in each of `repeats` turns, after one turn that does not count; in more turns, where they take
-    less than `enough` seconds in all."""
+    """Time each way in `repeats` turns, after one turn that does not count.
+
+    Args:
+        ways: What to time.
+        repeats: The number of turns.
+        enough: If all turns take fewer seconds than this, there are more turns.
+
+    Returns:
+        The seconds of each turn.
+    """
     seconds: dict[str, list[float]] = {name: [] for name in ways}
     began = time.perf_counter()
     for turn in range(MORE * repeats + 1):
@@ -24,7 +32,7 @@ def interleaved(ways: dict[str, Callable[[], None]], repeats: int, enough: float
 
 
 def ratios(seconds: dict[str, list[float]], base: str) -> dict[str, float]:
-    """How many times as fast as `base`: the median over the turns."""
+    """Return how many times as fast as `base` each way is: the median over the turns."""
     return {
         name: statistics.median(b / s for b, s in zip(seconds[base], times, strict=True))
         for name, times in seconds.items()

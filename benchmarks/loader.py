@@ -1,7 +1,7 @@
-"""The loader: batches a second beside a plain slice of the same bytes, in one thread.
+"""Speed of the loader, compared with a plain slice of the same bytes, in one thread.
 
-Images of CIFAR's size, made up here. `slice` is `images[at : at + B]`, a view, made into a copy; `index` is
-`images[rows]`, what any loader of shuffled batches must do at least; `naive` is a loop over images as a DataLoader has it.
+Random images of CIFAR's size. `slice` is a copy of `images[at : at + B]`; `index` is `images[rows]`, the least that a loader
+of shuffled batches must do; `naive` is a loop over images, as in a DataLoader.
 """
 
 import statistics
@@ -48,7 +48,7 @@ def measure(console: Console, repeats: int = 9) -> list[dict]:
 def _naive(
     pixels: torch.Tensor, at: torch.Tensor, mean: torch.Tensor, std: torch.Tensor, rng: np.random.Generator
 ) -> torch.Tensor:
-    """One image after the other: to float, padded, cut, mirrored, scaled, and stacked."""
+    """Convert, pad, crop, mirror and scale one image after the other, and stack them."""
     out = []
     for k in at.tolist():
         image = torch.nn.functional.pad(pixels[k].permute(2, 0, 1).float() / 255, (4, 4, 4, 4))

@@ -1,4 +1,4 @@
-"""A federation whose clients do next to nothing: what it takes is the machinery's own.
+"""A federation whose clients do almost no work: its time is the overhead of the machinery.
 
 One step of a loss that touches each parameter once; two examples a client.
 """
@@ -29,7 +29,7 @@ def loss(model: nn.Module, batch: Tensor) -> Tensor:
 
 
 class Federation:
-    """As a context it gives its loop."""
+    """A context manager that yields the loop of the federation."""
 
     def __init__(self, cohort: int, clients: int, d: int, N: int = 5, name: str = "fedbcgd", path: Path | None = None):
         rows = np.arange(clients * 2) % 1000

@@ -1,4 +1,4 @@
-"""Rounds on one worker against two (and in one process), with the table of where the time went.
+"""Rounds on one worker, on two, and in one process, and where the time went.
 
 LeNet-5 on the embedded images: 100 clients with 100 images each, 10 a round, batch 10, one epoch, an evaluation of 2,000
 images every 5 rounds. The ways take turns, a few rounds at a time, on federations that stay alive.
@@ -45,7 +45,7 @@ def measure(console: Console, repeats: int = 7) -> list[dict]:
 
     try:
         for loop in loops.values():
-            go(loop)()  # workers start, memory is touched
+            go(loop)()  # starts the workers and touches the memory
             loop.backend.clock.clear()
         seconds = interleaved({name: go(loop) for name, loop in loops.items()}, repeats)
     finally:

@@ -1,7 +1,7 @@
-"""Where the time goes in what falls short of its goal: one thread, one process, each part by its own clock.
+"""Where the time goes, part by part: one thread, one process.
 
-A part that calls another one includes it; what was measured is the code of the package, wrapped in clocks, so that a part of
-a few microseconds is a little too long.
+A part that calls another includes its time. The package's functions are wrapped in clocks, so parts of a few microseconds
+appear slightly too long.
 """
 
 import functools
@@ -33,7 +33,7 @@ from fedbcgd.rng import stream
 os.environ.setdefault("KINETO_LOG_LEVEL", "5")
 N = 11_173_962  # ResNet-18
 
-Parts = dict[str, tuple[Any, str]]  # what it is called → where it is
+Parts = dict[str, tuple[Any, str]]  # shown name → owner and attribute
 
 
 def measure(console: Console) -> list[dict]:
@@ -46,7 +46,7 @@ def measure(console: Console) -> list[dict]:
 
 @contextmanager
 def clocks(parts: Parts) -> Iterator[dict[str, float]]:
-    """Seconds in each part, as long as this lasts."""
+    """Measure the seconds in each part while the context lasts."""
     seconds = dict.fromkeys(parts, 0.0)
 
     def timed(name: str, call: Callable) -> Callable:
@@ -62,11 +62,11 @@ def clocks(parts: Parts) -> Iterator[dict[str, float]]:
 
     with ExitStack() as stack:
         for name, (owner, attribute) in parts.items():
-            kept = vars(owner)[attribute]
-            bare = kept.__func__ if isinstance(kept, staticmethod) else kept
+            original = vars(owner)[attribute]
+            bare = original.__func__ if isinstance(original, staticmethod) else original
             wrapped = timed(name, bare)
-            setattr(owner, attribute, staticmethod(wrapped) if isinstance(kept, staticmethod) else wrapped)
-            stack.callback(setattr, owner, attribute, kept)
+            setattr(owner, attribute, staticmethod(wrapped) if isinstance(original, staticmethod) else wrapped)
+            stack.callback(setattr, owner, attribute, original)
         yield seconds
 
 
@@ -76,7 +76,7 @@ def _rows(what: str, whole: float, seconds: dict[str, float], per: float, unit: 
 
 
 def _logistic(console: Console) -> list[dict]:
-    """A round of ten clients computed together, in one process: without words to workers and without waiting for them."""
+    """Time a round of ten clients computed together in one process, without messages to workers."""
     console.print("parts of a round of logistic regression", highlight=False)
     parts = {
         "plan": (Server, "plan"),
@@ -99,7 +99,7 @@ def _logistic(console: Console) -> list[dict]:
 
 
 def _plus(console: Console) -> list[dict]:
-    """Rounds of the CNN: what FedBCGD+ does beside two gradients where FedAvg computes one."""
+    """Time rounds of the CNN: FedBCGD+ computes two gradients where FedAvg computes one, and what else it does."""
     rows = []
     for name in ("fedavg", "fedbcgd+"):
         console.print(f"parts of a round of the CNN, {name}", highlight=False)
@@ -122,7 +122,7 @@ def _plus(console: Console) -> list[dict]:
 
 
 def _qsgd(console: Console) -> list[dict]:
-    """Passes over as many values as `encode` takes at a time; then all of it."""
+    """Time the passes of `encode` over one chunk of values, and the whole."""
     console.print("parts of QSGD", highlight=False)
     codec, v = QSGD(), torch.randn(N)
     count, rng = qsgd._CACHED // codec.bucket, stream(0, "parts")
@@ -165,7 +165,7 @@ def _topk(console: Console) -> list[dict]:
 
 
 def _layers(console: Console) -> list[dict]:
-    """Which operations raw PyTorch spends its time in, with the tricks and as most people write it."""
+    """Time the operations of raw PyTorch, with the tricks and in the usual form."""
     rows = []
     for name in ("lenet5", "cnn"):
         for way in (Tricks, Naive):

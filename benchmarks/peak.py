@@ -1,4 +1,4 @@
-"""What the cores can do: multiplications of matrices and copies, in one process of all threads and in one of one thread."""
+"""Peak speed of the cores: matrix products and copies, with all threads and with one."""
 
 import time
 

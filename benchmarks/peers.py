@@ -1,5 +1,5 @@
-"""Clients trained a second beside raw PyTorch with the same tricks, the usual loop, Flower's simulation and what the cores
-can multiply, all taking turns; rounds beside FedAvg's."""
+"""Clients trained a second, compared in turns with raw PyTorch with the same tricks, the usual loop, Flower's simulation and
+the cores' peak; rounds of each algorithm compared with FedAvg's."""
 
 import statistics
 from collections.abc import Callable, Iterator
@@ -25,8 +25,8 @@ from fedbcgd.engine.loop import Loop, Stop
 from fedbcgd.engine.threads import threads
 
 FLOWER = "flower's simulation, two actors"
-COMPARED = ("logistic", "lenet5", "cnn")  # with Flower, whose start takes a while
-ENOUGH = 45.0  # seconds of a workload: a fast machine takes more turns
+COMPARED = ("logistic", "lenet5", "cnn")  # with Flower, which is slow to start
+ENOUGH = 45.0  # seconds for a workload: a fast machine makes more turns
 
 
 @contextmanager
@@ -37,13 +37,13 @@ def federation(
     where: Placement | None = None,
     **options,
 ) -> Iterator[Callable[[], None]]:
-    """A call that runs the rounds of one turn, on a federation that stays alive."""
+    """Yield a function that runs the rounds of one turn on a federation that stays alive."""
     common = {"lr": LR, "lr_decay": 1.0, "weight_decay": DECAY, "batch_size": workload.batch, "local_epochs": 1}
-    made = make_algorithm(algorithm, **(common | options))
-    job = make_job(workload.module(), workload.sources(), made, None, 0, together=together)
+    configured = make_algorithm(algorithm, **(common | options))
+    job = make_job(workload.module(), workload.sources(), configured, None, 0, together=together)
     server = make_server(job, workload.cohort, Stop(rounds=1))
     with ExitStack() as stack:
-        store = StateStore(made.state_names, job.layout.dim, job.layout.dtype)
+        store = StateStore(configured.state_names, job.layout.dim, job.layout.dtype)
         stack.callback(store.close)
         backend = make_backend(job, store, workload.cohort, where or Placement())
         stack.callback(backend.close)
@@ -53,13 +53,13 @@ def federation(
             loop.stop = Stop(rounds=server.round + workload.rounds)
             loop.run()
 
-        turn()  # workers start, memory is touched
+        turn()  # starts the workers and touches the memory
         turn.loop = loop  # type: ignore[attr-defined]
         yield turn
 
 
 def work_of(workload: Workload) -> float:
-    """Floating-point operations of a client: forward and backward of its images."""
+    """Return the floating-point operations of a client: forward and backward of its images."""
     module, (x, y) = workload.module(), workload.floats()
     with FlopCounterMode(display=False) as counter:
         F.cross_entropy(module(x[: workload.batch]), y[: workload.batch]).backward()
@@ -67,7 +67,7 @@ def work_of(workload: Workload) -> float:
 
 
 def multiply() -> None:
-    """What the peak is measured by."""
+    """Multiply matrices on all cores, to measure the peak."""
     with threads(cores()):
         for _ in range(4):
             torch.mm(*MATRICES[:2], out=MATRICES[2])
@@ -124,11 +124,11 @@ def measure(console: Console, repeats: int = 5, names: tuple[str, ...] = tuple(W
     return rows
 
 
-ROUNDS = {("lenet5", 1): 4, ("cnn", 1): 10, ("lenet5", 5): 2}  # the cohorts of rounds that are compared
+ROUNDS = {("lenet5", 1): 4, ("cnn", 1): 10, ("lenet5", 5): 2}  # cohort by workload and epochs
 
 
 def measure_rounds(console: Console, repeats: int = 5) -> list[dict]:
-    """A round of each algorithm beside FedAvg's with the same cohort; FedBCGD+ also with five epochs."""
+    """Time a round of each algorithm and one of FedAvg with the same cohort; FedBCGD+ also with five epochs."""
     rows = []
     for name, epochs, others in (
         ("lenet5", 1, ("fedbcgd", "scaffold", "fedbcgd+")),

@@ -1,10 +1,10 @@
-"""Raw PyTorch doing the same client steps, without anything federated, in processes of its own.
+"""The same client steps in raw PyTorch, without anything federated, in separate processes.
 
 `Children(name, "tricks", 2)`: two processes of one thread with the tricks that fedbcgd uses: resident floats, channels_last,
-`autograd.grad`, fused updates, pool before ReLU, allocator settings. A client is: the global values copied into the model,
-and its steps. Nothing is sent anywhere.
+`autograd.grad`, fused updates, pool before ReLU, allocator settings. A client copies the global values into the
+model and makes its steps. Nothing is sent.
 `Children(name, "naive", 1)`: one process with as many threads as cores: a DataLoader for each client, backward,
-torch.optim.SGD, the model as most people write it.
+torch.optim.SGD, the model in its usual form.
 """
 
 import os
@@ -74,7 +74,7 @@ class Naive:
 
 
 class Children:
-    """Processes that train clients when told to, each its share."""
+    """Processes that train clients at each call of `turn`, each its share."""
 
     def __init__(self, name: str, way: str, count: int):
         self._processes = [
@@ -89,7 +89,7 @@ class Children:
         ]
         for process in self._processes:
             assert process.stdout is not None
-            process.stdout.readline()  # it is ready
+            process.stdout.readline()  # wait until it is ready
 
     def turn(self, clients: range) -> None:
         for k, process in enumerate(self._processes):

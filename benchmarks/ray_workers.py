@@ -1,4 +1,4 @@
-"""Two Ray actors beside two worker processes, on the same cores: what a round costs more.
+"""Rounds on two Ray actors, compared with two worker processes on the same cores.
 
 LeNet-5 on the embedded images: 100 clients with 100 images each, 10 a round, batch 10, one epoch; FedBCGD, and FedBCGD+
 with its client state. The ways take turns, a few rounds at a time, on federations that stay alive. No evaluation.
@@ -54,7 +54,7 @@ def _one(name: str, repeats: int) -> list[dict]:
             return way
 
         for loop in loops.values():
-            go(loop)()  # actors start, memory is touched
+            go(loop)()  # starts the actors and touches the memory
             loop.backend.clock.clear()
         seconds = interleaved({way: go(loop) for way, loop in loops.items()}, repeats)
         return [

@@ -1,9 +1,9 @@
-"""`make bench`: what the machinery costs, as ratios of things run in turn in the same minutes.
+"""`make bench`: the cost of the machinery, as ratios of measurements made in turn in the same minutes.
 
     python benchmarks/run.py [name …]
 
-Each benchmark runs in a process of its own. Prints a table for each and writes benchmarks/latest.json. Absolute figures
-belong to one machine and one minute; the ratios are what to look at.
+Each benchmark runs in a separate process. Prints a table for each and writes benchmarks/latest.json. Absolute figures hold
+for one machine and one minute only; compare the ratios.
 """
 
 import importlib
@@ -53,7 +53,7 @@ def main() -> None:
     began = time.monotonic()
     for name in names:
         rows = _in_a_child(name)
-        if not rows:  # it has said why
+        if not rows:  # skipped; it printed the reason
             continue
         table = Table(title=name, title_justify="left")
         for column in rows[0]:

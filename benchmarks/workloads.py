@@ -1,6 +1,6 @@
-"""The workloads that ways are compared on: a model, how many images a client has, and how it steps through them.
+"""The workloads of the comparisons: a model, the images of a client, and its local steps.
 
-The images are noise: no step takes longer or shorter for what they show.
+The images are noise: their content does not change the time of a step.
 """
 
 from collections.abc import Callable
@@ -17,7 +17,7 @@ LR, DECAY = 0.01, 1e-3
 
 
 class CNN(nn.Module):
-    """Two convolutions, a pool, two dense layers: what many federated tutorials train."""
+    """Two convolutions, a pool, two dense layers, as in many tutorials on federated learning."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -33,7 +33,7 @@ class CNN(nn.Module):
 
 
 class UsualCNN(CNN):
-    """As tutorials write it: ReLU, then the pool."""
+    """The same in the usual order: ReLU, then the pool."""
 
     def forward(self, x: Tensor) -> Tensor:
         x = F.relu(self.conv1(x))
@@ -59,7 +59,7 @@ class Workload:
     cohort: int
     rounds: int = 1  # in a turn
     convolutional: bool = True
-    usual: Callable[[], nn.Module] | None = None  # the same network as most people write it
+    usual: Callable[[], nn.Module] | None = None  # the same network in its usual form
 
     def module(self, usual: bool = False) -> nn.Module:
         torch.manual_seed(0)
@@ -67,7 +67,7 @@ class Workload:
 
     @property
     def held(self) -> int:
-        """Images in memory. Clients share them where each having its own would take gigabytes."""
+        """The number of images in memory; clients share them if their own would take gigabytes."""
         return min(self.clients * self.images, 20_000)
 
     def pixels(self) -> tuple[Tensor, Tensor]:
@@ -80,14 +80,14 @@ class Workload:
         return (torch.arange(self.images) + client * self.images) % self.held
 
     def sources(self) -> list[Images]:
-        """As our simulator has them: bytes, scaled batch by batch."""
+        """Return the clients' images as the simulator has them: bytes, scaled batch by batch."""
         x, y = self.pixels()
         channels = self.shape[0]
         whole = Images(x, y, torch.full((channels,), 0.5), torch.full((channels,), 0.25))
         return [whole.subset(self.rows(k)) for k in range(self.clients)]
 
     def floats(self) -> tuple[Tensor, Tensor]:
-        """As raw loops have them: floats, ready."""
+        """Return the images as raw loops have them: scaled floats."""
         x, y = self.pixels()
         scaled = x.float().div_(255).sub_(0.5).div_(0.25)
         return scaled.contiguous(memory_format=torch.channels_last) if self.convolutional else scaled, y

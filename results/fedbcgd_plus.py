@@ -1,7 +1,7 @@
 """FedBCGD+ in practice: exact in the long run, and not behind at small budgets?
 
     python results/fedbcgd_plus.py           # about 15 minutes on one core; writes results/fedbcgd-plus/
-    python results/fedbcgd_plus.py --draw    # the figures alone, from the CSV that is there
+    python results/fedbcgd_plus.py --draw    # only the figures, from the existing CSV files
 
 1. Multinomial logistic regression on the embedded Fashion-MNIST images: M = 100, S = 10, N = 5, Dirichlet 0.1, E = 1,
    B = 50. Each variant's learning rate and momentum are chosen by the train loss at 60 d with seed 0; curves: seeds 1, 2, 3.
@@ -16,15 +16,15 @@ from typing import Any
 
 import matplotlib
 import numpy as np
-from fedbcgd.problems import quadratics
-from fedbcgd.report.looks import families
 from matplotlib.figure import Figure
 
 import fedbcgd
 from fedbcgd.data import dirichlet, fashion_mnist, split
+from fedbcgd.display import plots
+from fedbcgd.display.looks import families
 from fedbcgd.files import make_folder, write_text
 from fedbcgd.models import Logistic
-from fedbcgd.report import plots
+from fedbcgd.models.problems import quadratics
 
 OUT = Path(__file__).parent / "fedbcgd-plus"
 BUDGET, RATES, MOMENTA, SEEDS = 60, (0.01, 0.03, 0.1), (0.0, 0.5, 0.8), (1, 2, 3)

@@ -1,16 +1,16 @@
-"""Clients are unequal: what it costs in hours, and what helps. On the embedded images; seeds 0, 1, 2.
+"""Unequal clients: what they cost in hours, and what helps. On the embedded images; seeds 0, 1, 2.
 
     python results/unequal.py            # about 25 minutes on two cores; writes results/unequal/
 
 100 clients of 100 images, 10 in a round, Dirichlet 0.6, one local epoch of batch 10, lr 0.1, N = 5, momentum 0.5.
 1. `matched.csv`, `matched.png`, `bias.csv`: LeNet-5, 40 rounds. Uplinks from 0.5 to 50 Mbit/s (loguniform, hundredfold), the
-   rest as in the 4g profile: blocks dealt at random with even blocks against blocks matched to the links.
+   rest as in the 4g profile: even blocks assigned at random against blocks matched to the links.
 2. `knob.csv`: the same for values of `haste` from 0 to 1; `asked.csv`: matched against over-sampling; both from the plans of
-   400 rounds: nobody trains.
+   400 rounds, without training.
 3. `reach.csv`, `reach.png`: time to accuracy of five algorithms on four profiles; a network of two hidden layers, 60 rounds.
 4. `correlated.csv`: as 1, but fast clients hold other data than slow ones; the same network.
 5. `closing.csv`: deadlines and over-sampling on the 4g profile; the same network.
-6. `dropout.csv`: every asked client drops out with probability 1/2; every algorithm, logistic regression.
+6. `dropout.csv`: every sampled client drops out with probability 1/2; every algorithm, logistic regression.
 """
 
 import math
@@ -19,25 +19,25 @@ import sys
 from itertools import pairwise
 from pathlib import Path
 
-from fedbcgd.algorithm import algorithm_names, make_algorithm
-from fedbcgd.experiments.batch import Planned, as_csv, run_all
-from fedbcgd.loop import Outcome, Stop
-from fedbcgd.network.afterwards import bias, hours, to_reach
-from fedbcgd.network.bias import leans
-from fedbcgd.network.watch import Watch, fit_to_links
-from fedbcgd.report.looks import look
-from fedbcgd.report.plots import line, save
-from fedbcgd.report.progress import watch
-from fedbcgd.task import make_task
 from matplotlib.figure import Figure
 from torch import nn
 
-from fedbcgd import config as configuration
-from fedbcgd.files import make_folder, write_text
+from fedbcgd.algorithms.registry import algorithm_names, make_algorithm
+from fedbcgd.display.looks import look
+from fedbcgd.display.plots import line, save
+from fedbcgd.display.progress import progress_display
+from fedbcgd.engine.assemble import make_job, make_server
+from fedbcgd.engine.loop import Outcome, Stop
+from fedbcgd.files import as_csv, make_folder, write_text
 from fedbcgd.network.profiles import PROFILES
 from fedbcgd.network.settings import as_network
+from fedbcgd.network.simulator import NetworkSimulator, fit_to_links
 from fedbcgd.network.traffic import Round, read
-from fedbcgd.simulation import make_job, make_server
+from fedbcgd.runs import config as configuration
+from fedbcgd.runs.batch import Planned, run_all
+from fedbcgd.runs.bias import leans
+from fedbcgd.runs.experiment import make_experiment
+from fedbcgd.runs.retiming import bias, hours, to_reach
 
 OUT = Path(__file__).parent / "unequal"
 RUNS = Path("runs/unequal")
@@ -71,7 +71,7 @@ ALGORITHMS = {
         "momentum": 0.5,
         **LOCAL,
         "lr": 0.03,
-    },  # set after a look: at 0.1 it jumps about and does not reach the target
+    },  # chosen after a first run: at 0.1 the accuracy jumps and does not reach the target
     "fedpaq": LOCAL,
     "topk": LOCAL,
 }
@@ -105,7 +105,7 @@ def planned(study: str, label: str, seed: int, algorithm: dict, network: dict | 
 
 
 def last(outcome: Outcome, metric: str, rows: int = 5) -> float:
-    """The mean of the last evaluations: single ones jump by several points."""
+    """Return the mean of the last evaluations: single ones vary by several points."""
     return statistics.fmean(row[metric] for row in outcome.rows[-rows:])
 
 
@@ -115,7 +115,7 @@ def spread(values: list[float], digits: int) -> str:
 
 def go(runs: dict[tuple[str, int], Planned]) -> dict[tuple[str, int], Outcome]:
     plans = list(runs.values())
-    with watch([p.label for p in plans]) as shown:
+    with progress_display([p.label for p in plans]) as shown:
         outcomes = run_all(plans, make_folder(RUNS), shown)
     return {key: outcomes[p.label] for key, p in runs.items()}
 
@@ -207,7 +207,7 @@ def study_knob() -> None:
 
 
 def study_asked() -> None:
-    """Matched against over-sampling: what each gains, and who is left out."""
+    """Compare matching with over-sampling: what each gains, and which clients are left out."""
     rows = [
         planned_rounds(label, seed, options, HUNDREDFOLD | own)
         for seed in SEEDS
@@ -218,22 +218,24 @@ def study_asked() -> None:
 
 
 def planned_rounds(label: str, seed: int, options: dict, given: dict) -> dict:
-    """400 rounds planned and timed, their uploads taken to arrive; what is in them does not matter here."""
+    """Plan and time 400 rounds without training: all uploads are assumed to arrive."""
     network = as_network(given)
-    task = make_task(even(seed).config)
-    algorithm = fit_to_links(make_algorithm(**BLOCKS | options), network, task.model, task.clients, 10, seed)
-    job = make_job(task.model, task.clients, algorithm, None, seed)
-    seen = Watch(job, network)
-    server = make_server(job, 10, Stop(rounds=1), seen)
-    assert seen.links is not None
+    experiment = make_experiment(even(seed).config)
+    algorithm = fit_to_links(
+        make_algorithm(**BLOCKS | options), network, experiment.model, experiment.clients, 10, seed
+    )
+    job = make_job(experiment.model, experiment.clients, algorithm, None, seed)
+    simulator = NetworkSimulator(job, network)
+    server = make_server(job, 10, Stop(rounds=1), simulator)
+    assert simulator.links is not None
     rounds, seconds = [], []
     for _ in range(400):
-        tasks = [task for task in seen.plan(server).tasks if server.expects(task)]
+        tasks = [task for task in simulator.plan(server).tasks if server.expects(task)]
         who, what, n = [t.client for t in tasks], [t.block for t in tasks], len(tasks)
-        seconds.append(seen.costs[who, what].max())
+        seconds.append(simulator.costs[who, what].max())
         rounds.append(Round(server.round, n, 0, 0.0, who, what, [0] * n, [0] * n, [1] * n))
         server.round += 1
-    blocks = leans(rounds, seen.links)
+    blocks = leans(rounds, simulator.links)
     sizes = [(b - a) / job.layout.dim for a, b in pairwise(job.layout.bounds)]
     row = {"assignment": label, "seed": seed, "seconds_per_round": statistics.fmean(seconds)}
     row |= {"arrived_per_round": statistics.fmean(len(sent.clients) for sent in rounds)}
@@ -244,7 +246,7 @@ def planned_rounds(label: str, seed: int, options: dict, given: dict) -> dict:
 
 
 def means(table: list[dict], by: str) -> None:
-    """Mean and standard deviation over the seeds, printed."""
+    """Print mean and standard deviation over the seeds."""
     for label in dict.fromkeys(row[by] for row in table):
         mine = [row for row in table if row[by] == label]
         keys = [key for key in mine[0] if key not in (by, "seed")]
@@ -253,13 +255,16 @@ def means(table: list[dict], by: str) -> None:
 
 
 def study_correlated() -> None:
-    """The worst case for matching: how fast a client is depends on what it holds. Clients are ranked by their mean label,
-    and their uplinks, hundredfold apart, follow that rank; Dirichlet 0.1, so that labels differ much."""
+    """Study the worst case for matching: the speed of a client depends on its data.
+
+    Clients are ranked by their mean label, and their uplinks, up to a factor of 100 apart, follow that rank. Dirichlet 0.1,
+    so that labels differ much.
+    """
     runs = {}
     for seed in SEEDS:
         raw = planned("correlated", "counts", seed, BLOCKS, None, **QUICK).config.model_dump()
         raw["data"] |= {"dirichlet": 0.1}
-        counts = make_task(configuration.check(raw, "counts")).counts
+        counts = make_experiment(configuration.check(raw, "counts")).counts
         rank = (counts @ range(10) / counts.sum(1)).argsort().argsort()  # type: ignore[operator]
         links = make_folder(RUNS).resolve() / f"links-{seed}.csv"
         head = "client,uplink_mbit,downlink_mbit,latency_ms,gradient_ms\n"

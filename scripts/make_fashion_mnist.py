@@ -18,6 +18,7 @@ OUT = Path(__file__).parents[1] / "src" / "fedbcgd" / "data" / "fashion_mnist.np
 
 
 def idx(path: Path) -> np.ndarray:
+    """Read a compressed idx file of bytes."""
     raw = gzip.decompress(path.read_bytes())
     ndim = raw[3]
     shape = np.frombuffer(raw, ">u4", ndim, 4)
@@ -25,6 +26,7 @@ def idx(path: Path) -> np.ndarray:
 
 
 def balanced(labels: np.ndarray, per_class: int) -> np.ndarray:
+    """Return the positions of the first `per_class` examples of each class, in file order."""
     rows = [np.flatnonzero(labels == c)[:per_class] for c in range(CLASSES)]
     assert all(len(r) == per_class for r in rows)
     return np.sort(np.concatenate(rows))

@@ -18,7 +18,7 @@ from fedbcgd.backends.registry import make_backend
 from fedbcgd.core.algorithm import Algorithm
 from fedbcgd.core.objective import Loss, Metrics
 from fedbcgd.data.sources import as_source
-from fedbcgd.display.progress import single
+from fedbcgd.display.progress import single_run_display
 from fedbcgd.engine.assemble import Run, check_integer, make_job, make_target
 from fedbcgd.engine.loop import Callback, Outcome, Stop
 from fedbcgd.errors import Diverged, UserError
@@ -155,7 +155,7 @@ def simulate(
     overlap = where.entry.overlaps_evaluation and not callbacks
     with Run(job, stop, cohort=cohort, hooks=hooks, reliable=transport is None) as run:
         start = partial(make_backend, where=where, transport=transport)
-        with single(algorithm.name, progress) as bar:
+        with single_run_display(algorithm.name, progress) as bar:
             every, all_callbacks = evaluate_every, [*callbacks, *([bar] if bar else [])]
             loop = run.start(start, every=every, callbacks=all_callbacks, overlap=overlap)
             try:

@@ -26,35 +26,35 @@ def file(tmp_path, monkeypatch):
 
 @pytest.fixture
 def fedbcgd(capsys, file):
-    """The command within this process: exit code, what it printed, and what it said went wrong."""
+    """The command within this process: exit code, what it printed, and what it errors went wrong."""
 
     def run(*args):
         capsys.readouterr()
         with pytest.raises(SystemExit) as left:
             app(list(map(str, args)))
-        said = capsys.readouterr()
-        return left.value.code or 0, said.out, said.err
+        output = capsys.readouterr()
+        return left.value.code or 0, output.out, output.err
 
     return run
 
 
 def refused(fedbcgd, *args):
     """The message; progress, of which there may be some on the way, has other lines."""
-    code, _, said = fedbcgd(*args)
-    assert code == 2, said
-    assert "Traceback" not in said
-    *progress, message = said.strip().splitlines()
+    code, _, errors = fedbcgd(*args)
+    assert code == 2, errors
+    assert "Traceback" not in errors
+    *progress, message = errors.strip().splitlines()
     assert message.startswith("fedbcgd: ")
     assert not any(line.startswith("fedbcgd: ") for line in progress)
     return message.removeprefix("fedbcgd: ")
 
 
 def test_a_life(fedbcgd, file, tmp_path):
-    code, out, said = fedbcgd("data", "add", "mine", file)
-    assert code == 0, said
+    code, out, errors = fedbcgd("data", "add", "mine", file)
+    assert code == 0, errors
     assert out.startswith("mine: 12 train and 3 test images of 3×5×6, 3 classes (mine.npz)\n  mean 0.")
     assert str(tmp_path / "cache" / "mine.safetensors") in out
-    assert "mine: checking" in said  # progress, without a terminal
+    assert "mine: checking" in errors  # progress, without a terminal
 
     code, out, _ = fedbcgd("data", "list")
     assert code == 0
@@ -107,8 +107,8 @@ def test_a_second_one_of_the_same_name(fedbcgd, file, tmp_path):
     assert fedbcgd("data", "add", "mine", file)[0] == 0
     np.savez(tmp_path / "other.npz", x_train=X[:5], y_train=Y[:5], x_test=X[:1], y_test=Y[:1])
     message = refused(fedbcgd, "data", "add", "mine", tmp_path / "other.npz")
-    assert "mine is here already" in message
-    assert "--replace puts this in its place" in message
+    assert "mine: expected a new name, got one that exists" in message
+    assert "--replace replaces it" in message
     assert len(store.load("mine").train) == 12
     code, out, _ = fedbcgd("data", "add", "mine", tmp_path / "other.npz", "--replace")
     assert code == 0
@@ -130,7 +130,7 @@ def test_get_of_what_is_here(fedbcgd, file, tmp_path):
     (tmp_path / "cache" / "mine.safetensors").rename(tmp_path / "cache" / "mnist.safetensors")
     code, out, _ = fedbcgd("data", "get", "mnist")
     assert code == 0
-    assert out == f"mnist is here already: {tmp_path}/cache/mnist.safetensors; --again fetches it anew\n"
+    assert out == f"mnist is available: {tmp_path}/cache/mnist.safetensors; --again downloads it anew\n"
 
 
 def test_get_that_finds_nothing_says_what_to_do(fedbcgd, tmp_path, monkeypatch):
@@ -138,9 +138,9 @@ def test_get_that_finds_nothing_says_what_to_do(fedbcgd, tmp_path, monkeypatch):
 
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setitem(KNOWN, "small", Known("Small", (1, 2, 2), 2, 2, 2, "small.zip", npm="small@1"))
-    code, _, said = fedbcgd("data", "get", "small")
+    code, _, errors = fedbcgd("data", "get", "small")
     assert code == 2
-    assert said.endswith(
+    assert errors.endswith(
         "fedbcgd: Small could not be fetched.\n  npm small@1: npm is not installed\n"
         "By hand: `fedbcgd data add small PATH`, where PATH is small.zip\n"
     )
@@ -180,10 +180,10 @@ def test_mistakes(fedbcgd, file, tmp_path, monkeypatch, args, words):
     "args", [["add", "mine"], ["add"], ["show"], ["nonsense"], ["add", "mine", "x", "--size", "0"], ["get", "a", "b"]]
 )
 def test_calls_that_are_none(fedbcgd, args):
-    code, _, said = fedbcgd("data", *args)
+    code, _, errors = fedbcgd("data", *args)
     assert code == 2
-    assert "Traceback" not in said
-    assert said
+    assert "Traceback" not in errors
+    assert errors
 
 
 def test_nan_is_no_share(fedbcgd, tmp_path):
@@ -196,8 +196,8 @@ def test_a_share_and_a_size(fedbcgd, tmp_path):
     for k in range(10):
         (tmp_path / "set" / "ab"[k % 2]).mkdir(parents=True, exist_ok=True)
         Image.new("RGB", (k + 1, 4)).save(tmp_path / "set" / "ab"[k % 2] / f"{k}.png")
-    code, out, said = fedbcgd("data", "add", "mine", tmp_path / "set", "--size", "8", "--test-share", "0.2")
-    assert code == 0, said
+    code, out, errors = fedbcgd("data", "add", "mine", tmp_path / "set", "--size", "8", "--test-share", "0.2")
+    assert code == 0, errors
     assert "8 train and 2 test images of 3×8×8, 2 classes (set)" in out
 
 

@@ -32,8 +32,8 @@ def test_a_page_of_real_runs(tmp_path):
     assert done.stdout == "report.html written: 1 run\n"
     assert "runs/second/summary.json: cannot be read" in done.stderr
     html = (tmp_path / "report.html").read_text()
-    for words in ("upload_wait_bytes", "block_bytes", '"classes": ["T-shirt', '"algorithm.momentum"'):
-        assert words in html
+    for text in ("upload_wait_bytes", "block_bytes", '"classes": ["T-shirt', '"algorithm.momentum"'):
+        assert text in html
     missing = fedbcgd("report", "nowhere", cwd=tmp_path)
     assert missing.returncode == 2
     assert missing.stderr.startswith("fedbcgd: nowhere is not a folder")
@@ -41,7 +41,7 @@ def test_a_page_of_real_runs(tmp_path):
     (tmp_path / "empty").mkdir()
     empty = fedbcgd("report", "empty", "--out", "empty.html", cwd=tmp_path)
     assert empty.returncode == 2
-    assert empty.stderr.startswith("fedbcgd: empty: no run is in there")
+    assert empty.stderr.startswith("fedbcgd: empty: expected runs, got none")
     assert not (tmp_path / "empty.html").exists()
 
     watched = subprocess.Popen(
@@ -67,7 +67,7 @@ def test_no_name_or_message_reaches_the_terminal_with_control_characters(tmp_pat
     done = fedbcgd("report", str(folder), "--out", str(folder / "r.html"), cwd=tmp_path)
     assert done.returncode == 0
     assert "a [31mred /r.html written: 1 run" in done.stdout
-    asked = fedbcgd("hours", str(folder), cwd=tmp_path)
-    assert (asked.returncode, asked.stderr.count("\n")) == (2, 1)
-    assert "a [31mred /metrics.jsonl is damaged" in asked.stderr
-    assert not set(done.stdout + done.stderr + asked.stdout + asked.stderr) & set("\x1b\u202e")
+    hours = fedbcgd("hours", str(folder), cwd=tmp_path)
+    assert (hours.returncode, hours.stderr.count("\n")) == (2, 1)
+    assert "a [31mred /metrics.jsonl is damaged" in hours.stderr
+    assert not set(done.stdout + done.stderr + hours.stdout + hours.stderr) & set("\x1b\u202e")

@@ -176,8 +176,8 @@ def test_compare_keeps_what_is_finished(place):
     args[3] = "fedavg,fedbcgd,fedavgm"
     again = fedbcgd(*args, cwd=place)
     assert again.stderr.count("finished before") == 3
-    kept = [p for p, t in times.items() if p.stat().st_mtime_ns == t]
-    assert len(kept) == 3
+    unchanged = [p for p, t in times.items() if p.stat().st_mtime_ns == t]
+    assert len(unchanged) == 3
 
 
 def test_an_extension_that_was_killed_is_not_taken_for_finished(place):

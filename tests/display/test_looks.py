@@ -59,7 +59,9 @@ def test_looks_of_what_is_no_algorithm_are_taken_in_turn():
     assert [given["lr 0.1"], given["lr 0.3"]] == looks._OTHERS[:2]
 
 
-LINES = st.lists(st.sampled_from([*looks.LOOKS, *(f"own-{k}" for k in range(40))]), min_size=1, max_size=looks.MOST)
+LINES = st.lists(
+    st.sampled_from([*looks.LOOKS, *(f"own-{k}" for k in range(40))]), min_size=1, max_size=looks.MAX_SHAPES
+)
 
 
 @given(LINES)
@@ -76,7 +78,7 @@ def test_no_two_lines_of_a_figure_have_the_same_shape(algorithms):
 
 def test_a_figure_can_tell_as_many_lines_apart_as_there_are_shapes():
     markers = {look.marker for look in [*looks.LOOKS.values(), *looks._OTHERS]}
-    assert looks.MOST == 60 == 4 * len(markers)
+    assert looks.MAX_SHAPES == 60 == 4 * len(markers)
     shapes = [(look.dash, look.marker) for look in looks.families(["fedavg", "feddc"] * 40)]
     assert len(shapes) == 80
     assert len(set(shapes)) == 60

@@ -5,7 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from fedbcgd.paper import engine
-from fedbcgd.paper.engine import Asked
+from fedbcgd.paper.engine import Request
 from fedbcgd.paper.items import ITEMS
 from fedbcgd.paper.spec import Contender, Effort, Item, Panel
 
@@ -34,16 +34,16 @@ class Shown:
 
 
 def small(*contenders, rates=(0.003, 0.01), seeds=1) -> Panel:
-    kept = contenders or (Contender("fedavg", "FedAvg", {"name": "fedavg"}),)
-    effort = Effort({"lr": rates, "momentum": (0.5,)}, seeds=seeds, share=0.5, least=1, evaluations=4)
-    return replace(LINEAR, contenders=kept, effort=effort)
+    contenders = contenders or (Contender("fedavg", "FedAvg", {"name": "fedavg"}),)
+    effort = Effort({"lr": rates, "momentum": (0.5,)}, seeds=seeds, share=0.5, min_rounds=1, evaluations=4)
+    return replace(LINEAR, contenders=contenders, effort=effort)
 
 
 def item(panel: Panel, name: str = "item") -> Item:
     return Item(name, "An item", dict.fromkeys(("paper", "cpu", "smoke"), (panel,)))
 
 
-def run(it: Item, out: Path, **asked):
+def run(it: Item, out: Path, **request):
     shown = Shown()
-    (result,) = engine.run(it, Asked("smoke", out, **asked), shown.display, lambda results: None)
+    (result,) = engine.run(it, Request("smoke", out, **request), shown.display, lambda results: None)
     return result, shown

@@ -1,4 +1,4 @@
-"""The engine on a problem of seconds: what is searched, what is chosen, what is kept, what is shared."""
+"""The engine on a problem of seconds: what it searches, chooses, keeps and shares."""
 
 import json
 import math
@@ -12,8 +12,8 @@ from dataclasses import replace
 import pytest
 
 from fedbcgd.errors import UserError
-from fedbcgd.paper import engine, origin, plan, tables
-from fedbcgd.paper.engine import Asked
+from fedbcgd.paper import engine, origin, pages, plan
+from fedbcgd.paper.engine import Request
 from fedbcgd.paper.items import ITEMS
 from fedbcgd.paper.plan import Machine
 from fedbcgd.paper.spec import Contender, Item
@@ -71,10 +71,10 @@ def test_two_contenders_that_are_the_same_run_are_run_once(tmp_path):
 def test_where_it_is_computed_is_no_part_of_what_a_run_is():
     panel = small()
     (_, here), (_, there) = (
-        plan.repetition(panel, {"fedavg": {"lr": 0.01}}, 1, Machine(workers))[0] for workers in (0, 3)
+        plan.seed_runs(panel, {"fedavg": {"lr": 0.01}}, 1, Machine(workers))[0] for workers in (0, 3)
     )
     assert here.folder == there.folder
-    (_, other) = plan.repetition(panel, {"fedavg": {"lr": 0.02}}, 1, Machine())[0]
+    (_, other) = plan.seed_runs(panel, {"fedavg": {"lr": 0.02}}, 1, Machine())[0]
     assert other.folder != here.folder
     assert here.folder.startswith("embedded-binary-logistic-fedavg-")
 
@@ -86,7 +86,7 @@ def test_a_learning_rate_that_diverges_is_not_chosen(tmp_path):
     assert math.isnan(lost.score)
     assert not lost.chosen
     assert kept.chosen
-    assert "diverged" in tables._search([result])
+    assert "diverged" in pages._search_section([result])
 
 
 def test_settings_of_another_contender(tmp_path):
@@ -112,14 +112,14 @@ def test_centralised_training_gets_the_minibatches_of_the_other(tmp_path):
 
 
 def test_another_data_set_can_stand_in(tmp_path):
-    asked = Asked("smoke", tmp_path, data={"embedded": "mine"})
-    (panel,) = engine.panels(item(small()), asked)
+    request = Request("smoke", tmp_path, data={"embedded": "mine"})
+    (panel,) = engine.panels_for(item(small()), request)
     assert panel.data["name"] == "mine"
 
 
 def test_a_panel_that_is_not_there_is_named():
-    with pytest.raises(UserError, match="--only lenet: no panel is called so; there are logistic"):
-        engine.selected([small()], "lenet")
+    with pytest.raises(UserError, match="--only: expected part of one of logistic; got lenet"):
+        engine.select_panels([small()], "lenet")
 
 
 def test_a_panel_left_out_now_still_shows_what_was_finished(tmp_path):
@@ -127,9 +127,9 @@ def test_a_panel_left_out_now_still_shows_what_was_finished(tmp_path):
     two = replace(one, key="other", title="other", data={**one.data, "dirichlet": 5.0})
     both = Item("both", "Both", dict.fromkeys(("paper", "cpu", "smoke"), (one, two)))
     shown = Shown()
-    first = engine.run(both, Asked("smoke", tmp_path, only="other"), shown.display, lambda results: None)
+    first = engine.run(both, Request("smoke", tmp_path, only="other"), shown.display, lambda results: None)
     assert [bool(r.contenders) for r in first] == [False, True]
-    second = engine.run(both, Asked("smoke", tmp_path, only="logistic"), shown.display, lambda results: None)
+    second = engine.run(both, Request("smoke", tmp_path, only="logistic"), shown.display, lambda results: None)
     assert [bool(r.contenders) for r in second] == [True, True]
 
 
@@ -146,7 +146,7 @@ def test_killed_in_the_middle_it_goes_on_and_repeats_nothing(tmp_path):
     before = {p: p.stat().st_mtime_ns for p in tmp_path.glob("runs/*/summary.json")}
     assert not (tmp_path / "figure8").exists()
     shown = Shown()
-    results = engine.run(ITEMS["figure8"], Asked("smoke", tmp_path), shown.display, lambda results: None)
+    results = engine.run(ITEMS["figure8"], Request("smoke", tmp_path), shown.display, lambda results: None)
     assert all(p.stat().st_mtime_ns == then for p, then in before.items())
     assert len(shown.begun) == 9 - len(before)
     assert len(results[0].contenders) == 9
@@ -157,16 +157,17 @@ def test_a_data_set_that_is_missing_matters_only_where_it_is_asked_for(tmp_path)
     missing = replace(here, key="missing", data={**here.data, "name": "not-here"})
     both = Item("both", "Both", dict.fromkeys(("paper", "cpu", "smoke"), (here, missing)))
     shown = Shown()
-    results = engine.run(both, Asked("smoke", tmp_path, only="logistic"), shown.display, lambda results: None)
+    results = engine.run(both, Request("smoke", tmp_path, only="logistic"), shown.display, lambda results: None)
     assert [bool(r.contenders) for r in results] == [True, False]
     with pytest.raises(UserError, match="not-here"):
-        engine.run(both, Asked("smoke", tmp_path, only="missing"), shown.display, lambda results: None)
+        engine.run(both, Request("smoke", tmp_path, only="missing"), shown.display, lambda results: None)
 
 
 def test_a_run_knows_the_source_that_made_it_and_the_command_can_be_typed(tmp_path):
     result, _ = run(item(small()), tmp_path)
-    assert result.commits == {origin.commit()}
-    asked = Asked("smoke", tmp_path, seeds=2, only="log", data={"embedded": "mine", "cifar10": "other"})
+    assert result.commits == {origin.current_commit()}
+    request = Request("smoke", tmp_path, seeds=2, only="log", data={"embedded": "mine", "cifar10": "other"})
     assert (
-        asked.command(item(small())) == "fedbcgd reproduce item --scale smoke --only log --seeds 2 --data embedded=mine"
+        request.command(item(small()))
+        == "fedbcgd reproduce item --scale smoke --only log --seeds 2 --data embedded=mine"
     )

@@ -6,9 +6,9 @@ from dataclasses import replace
 import pytest
 
 from fedbcgd.display.looks import LOOKS, _shaded
-from fedbcgd.paper.figures import draw, styles_of
+from fedbcgd.paper.figures import contender_looks, draw
 from fedbcgd.paper.items import ITEMS
-from tests.paper.made import outcome, panel, result
+from tests.paper.invented import outcome, panel, result
 
 
 def words(folder):
@@ -18,10 +18,10 @@ def words(folder):
 def test_accuracy_is_drawn_against_upload_rounds_and_gradients(tmp_path):
     where = replace(panel("a"), drawn=("train_loss",))
     draw([result(where, a=[outcome(0.1, 0.2)])], tmp_path, "A figure")
-    told = words(tmp_path)
+    texts = words(tmp_path)
     for label in ("upload (in d)", "rounds", "gradient evaluations"):
-        assert told.count(label) == 2  # a row for the accuracy, one for the train loss
-    assert {"test accuracy", "train loss"} <= set(told)
+        assert texts.count(label) == 2  # a row for the accuracy, one for the train loss
+    assert {"test accuracy", "train loss"} <= set(texts)
 
 
 def test_what_diverged_is_in_the_legend(tmp_path):
@@ -44,7 +44,7 @@ def test_what_diverged_is_in_the_legend(tmp_path):
 )
 def test_an_algorithm_has_its_look_in_every_figure(item, key, algorithm):
     contenders = ITEMS[item].panels["paper"][0].contenders
-    styles = styles_of(contenders)
+    styles = contender_looks(contenders)
     assert styles[key] == LOOKS[algorithm]
     assert len({(look.dash, look.marker) for look in styles.values()}) == len(contenders)
     others = [c for c in contenders if c.algorithm["name"] == algorithm and c.key != key]

@@ -10,8 +10,8 @@ import pytest
 
 from fedbcgd import UserError
 from fedbcgd.paper import quadratics
-from fedbcgd.paper.points import Points
-from fedbcgd.paper.quadratics import Judge, Measured, Size, compare, floats_to, measure, verdicts
+from fedbcgd.paper.measurement_cache import MeasurementCache
+from fedbcgd.paper.quadratics import Measurements, Size, StopAtEpsilon, compare, floats_to_epsilon, measure, verdicts
 from fedbcgd.paper.theory import Setting
 
 EASY = Setting(beta=4, mu=1, sigma=0.5, G=0.5, clients=4, cohort=4, blocks=1, steps=2, epsilon=0.01)
@@ -28,19 +28,19 @@ def test_the_problem_has_the_theorems_noise():
 
 def test_a_run_is_counted_until_epsilon_and_no_further():
     p = SMALL.problem()
-    once = floats_to(SMALL, p, "fedavg", 1, 0.125, 0, math.inf)
+    once = floats_to_epsilon(SMALL, p, "fedavg", 1, 0.125, 0, math.inf)
     assert once["stopped"] == "target"
     assert once["floats_d"] == once["rounds"]  # FedAvg: 1 d a round
-    twice = floats_to(SMALL, p, "scaffold", 1, 0.125, 0, math.inf)
+    twice = floats_to_epsilon(SMALL, p, "scaffold", 1, 0.125, 0, math.inf)
     assert twice["floats_d"] == 2 * twice["rounds"]
-    half = floats_to(SMALL, p, "fedbcgd+", 2, 0.125, 0, math.inf)
+    half = floats_to_epsilon(SMALL, p, "fedbcgd+", 2, 0.125, 0, math.inf)
     assert half["floats_d"] == pytest.approx(half["rounds"])  # 2d/N with N = 2
-    short = floats_to(SMALL, p, "fedavg", 1, 0.125, 0, once["floats_d"] - 1)
+    short = floats_to_epsilon(SMALL, p, "fedavg", 1, 0.125, 0, once["floats_d"] - 1)
     assert (short["stopped"], short["floats_d"]) == ("rounds", math.inf)
 
 
 class Info:
-    """What a judge sees of a round."""
+    """What the callback sees of a round."""
 
     def __init__(self, round_, gap):
         self.row = {"round": round_, "test_gap": gap}
@@ -50,36 +50,36 @@ class Info:
         self.stopped = True
 
 
-def judged(gaps):
-    judge = Judge(1.0)
+def stopped(gaps):
+    stop = StopAtEpsilon(1.0)
     for k, gap in enumerate(gaps):
         info = Info(k + 1, gap)
-        judge(info)
+        stop(info)
         if info.stopped:
             break
-    return judge.reached, k + 1
+    return stop.reached, k + 1
 
 
 def test_one_lucky_round_does_not_count():
-    assert judged([5.0, 0.1, *[5.0] * 20])[0] is None
+    assert stopped([5.0, 0.1, *[5.0] * 20])[0] is None
     # 3 + 9·0.5 is below 10 from the third row on: the window of ten ends with the twelfth
-    reached, rounds = judged([9.0, 9.0, 3.0, *[0.5] * 30])
+    reached, rounds = stopped([9.0, 9.0, 3.0, *[0.5] * 30])
     assert (reached["round"], rounds) == (3, 12)
 
 
 def test_a_gap_that_no_longer_falls_ends_the_run():
-    assert judged([4.0] * 1000) == (None, 300)  # a hundred rounds on either side
-    assert judged([1000 * 0.99**k for k in range(1000)])[0]["round"] == 684  # 1000·0.99^683·(mean of 0.99^0…9) ≤ 1
+    assert stopped([4.0] * 1000) == (None, 300)  # a hundred rounds on either side
+    assert stopped([1000 * 0.99**k for k in range(1000)])[0]["round"] == 684  # 1000·0.99^683·(mean of 0.99^0…9) ≤ 1
 
 
 def test_a_rate_that_is_too_high_reaches_nothing():
-    tried = floats_to(SMALL, SMALL.problem(), "fedavg", 1, 50.0, 0, math.inf)
+    tried = floats_to_epsilon(SMALL, SMALL.problem(), "fedavg", 1, 50.0, 0, math.inf)
     assert tried["floats_d"] == math.inf
 
 
 def test_everything_is_measured_and_compared():
-    said = []
-    measured = measure(SMALL, said.append)
+    lines = []
+    measured = measure(SMALL, lines.append)
     rows = compare(SMALL, measured)
     assert [(row["algorithm"], row["blocks"]) for row in rows] == [
         ("fedbcgd+", 1),
@@ -89,7 +89,7 @@ def test_everything_is_measured_and_compared():
         ("fedavg", 1),
         ("scaffold", 1),
     ]
-    assert len(said) == 6
+    assert len(lines) == 6
     assert all(row["measured_d"] < math.inf for row in rows)
     assert rows[0]["measured_ratio"] == rows[0]["theorem_ratio"] == 1
     # M/S + β/(μN) is 1 + 4 for one block and 1 + 2 for two
@@ -117,7 +117,7 @@ def test_verdicts_by_hand(second, words):
     """At N = 1 ten floats were measured; the theorem's ratio at N = 2 is 3/5."""
     both = [run_of("fedbcgd+", 1, 10.0), run_of("fedbcgd+", 2, second)]
     others = [run_of("fedbcgd", n, 1.0) for n in (1, 2)] + [run_of(n, 1, 1.0) for n in ("fedavg", "scaffold")]
-    assert words in verdicts(compare(SMALL, Measured([], both + others)))["fedbcgd+"]
+    assert words in verdicts(compare(SMALL, Measurements([], both + others)))["fedbcgd+"]
 
 
 def fitted(*measured):
@@ -127,16 +127,18 @@ def fitted(*measured):
 
 def test_the_theorems_form_by_hand():
     exact = fitted(3 + 8, 3 + 4, 3 + 2)
-    assert (exact.steady, exact.falling, exact.off) == (pytest.approx(3), pytest.approx(8), pytest.approx(1))
+    assert (exact.steady, exact.falling, exact.worst_factor) == (pytest.approx(3), pytest.approx(8), pytest.approx(1))
     assert exact.at(8) == pytest.approx(4)
     rising = fitted(1.0, 2.0, 4.0)  # no 1/N in it: a alone, Σ1/y / Σ1/y² = 1.75 / 1.3125
     assert (rising.steady, rising.falling) == (pytest.approx(4 / 3), 0)
-    assert rising.off == pytest.approx(3)  # 4 against 4/3
+    assert rising.worst_factor == pytest.approx(3)  # 4 against 4/3
     assert fitted(1.0, 2.0) is None
     assert fitted(1.0, math.inf, 2.0) is None
 
 
-@pytest.mark.parametrize(("blocks", "words"), [((2, 4), "from 1 upwards"), ((1, 8), "at most 4")])
+@pytest.mark.parametrize(
+    ("blocks", "words"), [((2, 4), "expected increasing numbers from 1"), ((1, 8), "expected at most 4")]
+)
 def test_blocks_that_cannot_be_compared(blocks, words):
     with pytest.raises(UserError, match=words):
         Size(EASY, blocks, dim=8)
@@ -187,20 +189,20 @@ def test_what_was_measured_is_kept_point_by_point(tmp_path):
         ran.append(k)
         return {"floats_d": math.inf if k == 1 else float(k)}
 
-    def three(kept):
-        return [kept.once({"k": k, "budget": math.inf}, lambda k=k: measure(k)) for k in range(3)]
+    def three(cache):
+        return [cache.get({"k": k, "budget": math.inf}, lambda k=k: measure(k)) for k in range(3)]
 
     with pytest.raises(KeyboardInterrupt):
-        three(Points(tmp_path, "abc"))
+        three(MeasurementCache(tmp_path, "abc"))
     assert ran == [0, 1]
     ran.append("resumed")
-    again = Points(tmp_path, "def")
-    assert [found["floats_d"] for found in three(again)] == [0.0, math.inf, 2.0]
+    again = MeasurementCache(tmp_path, "def")
+    assert [result["floats_d"] for result in three(again)] == [0.0, math.inf, 2.0]
     assert ran == [0, 1, "resumed", 2]
     assert again.commits == {"abc", "def"}
     for path in tmp_path.iterdir():
         path.write_text(path.read_text()[:-20])
-    three(Points(tmp_path, "ghi"))
+    three(MeasurementCache(tmp_path, "ghi"))
     assert ran == [0, 1, "resumed", 2, 0, 1, 2]
 
 
@@ -208,9 +210,9 @@ def test_what_is_kept_is_what_is_measured(tmp_path):
     """The same rows with and without a folder, and again from it without a run."""
     size = Size(EASY, (1, 2), dim=8, rates=(1.0,), seeds=1, rounds=60)
     free = quadratics.measure(size, lambda line: None)
-    first = quadratics.measure(size, lambda line: None, Points(tmp_path))
+    first = quadratics.measure(size, lambda line: None, MeasurementCache(tmp_path))
     stamps = {p: p.stat().st_mtime_ns for p in tmp_path.iterdir()}
-    second = quadratics.measure(size, lambda line: None, Points(tmp_path))
+    second = quadratics.measure(size, lambda line: None, MeasurementCache(tmp_path))
     assert free == first == second
     assert {p: p.stat().st_mtime_ns for p in tmp_path.iterdir()} == stamps
     assert len(stamps) == len(free.search) + len(free.runs)
@@ -229,4 +231,4 @@ def test_the_command_as_json_and_a_mistake(tmp_path):
     assert rows[0]["algorithm"] == "FedAvg"
     wrong = theory("--mu", "200", cwd=tmp_path)
     assert wrong.returncode == 2
-    assert wrong.stderr.startswith("fedbcgd: mu: a function that is β-smooth")
+    assert wrong.stderr.startswith("fedbcgd: mu: expected at most beta = 100")

@@ -1,4 +1,4 @@
-"""What is kept under results/: the overview says what the pages of the items say."""
+"""The files under results/: the overview agrees with the pages of the items."""
 
 import importlib.util
 import json
@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from fedbcgd.files import as_csv
-from fedbcgd.paper import command, engine, packs, plan, tables
+from fedbcgd.paper import command, engine, packs, pages, plan
 from fedbcgd.paper.items import ITEMS
 
 ROOT = Path(__file__).parents[2]
@@ -33,28 +33,31 @@ def test_the_overview_is_that_of_the_pages(script):
 
 
 def test_every_claim_is_there_with_its_verdict(script):
-    told = script.overview(RESULTS / "reproduce")
+    overview = script.overview(RESULTS / "reproduce")
     for item in ITEMS.values():
         about = RESULTS / "reproduce" / item.name / "about.json"
         verdicts = {v["key"]: v["verdict"] for v in json.loads(about.read_text())["claims"]} if about.exists() else {}
         for claim in item.claims:
             where = re.escape(f"| {claim.text} | **{verdicts.get(claim.key, 'not run')}** | ") + rf"\[?{item.name}"
-            assert re.search(where, told), claim.key
+            assert re.search(where, overview), claim.key
 
 
-FACTS = {"cifar10": ((3, 32, 32), 10, 50_000), "emnist-byclass-part": ((1, 28, 28), 2, 100_000)}
+FACTS = {
+    "cifar10": plan.DataFacts((3, 32, 32), 10, 50_000),
+    "emnist-byclass-part": plan.DataFacts((1, 28, 28), 2, 100_000),
+}
 
 
 @pytest.mark.parametrize("name", ["figure4", "figure8"])
 def test_scores_and_curves_are_those_of_the_packed_runs(name, tmp_path, monkeypatch):
     """The data sets need not be here: their sizes are known."""
-    monkeypatch.setattr(plan, "_facts", lambda data: FACTS[json.loads(data)["name"]])
+    monkeypatch.setattr(plan, "_data_facts", lambda data: FACTS[json.loads(data)["name"]])
     for path in RESULTS.glob(f"reproduce/*/{packs.NAME}"):  # items share runs
         (tmp_path / path.parent.name).mkdir()
         shutil.copy(path, tmp_path / path.parent.name)
-    asked = command.asked("cpu", tmp_path, data=["emnist-byclass=emnist-byclass-part"])
-    results = engine.gather(engine.panels(ITEMS[name], asked), asked)
-    for file, rows in (("scores.csv", tables.scores(results)), ("curves.csv", tables.curves(results))):
+    request = command.make_request("cpu", tmp_path, data=["emnist-byclass=emnist-byclass-part"])
+    results = engine.gather(engine.panels_for(ITEMS[name], request), request)
+    for file, rows in (("scores.csv", pages.scores(results)), ("curves.csv", pages.curves(results))):
         assert as_csv(rows) == (RESULTS / "reproduce" / name / file).read_text()
 
 

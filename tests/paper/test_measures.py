@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from fedbcgd.paper.measures import floats_to, last_tenth, spread
+from fedbcgd.paper.measures import floats_to, last_tenth, mean_and_deviation
 
 
 def rows(*values, every=1, cost=0.25):
@@ -41,18 +41,18 @@ def test_a_target_never_reached_is_infinity():
 
 
 def test_a_loss_is_reached_from_above():
-    assert floats_to(rows(0.9, 0.5, 0.2), "test_accuracy", 0.5, higher=False) == 0.5
+    assert floats_to(rows(0.9, 0.5, 0.2), "test_accuracy", 0.5, higher_is_better=False) == 0.5
 
 
 def test_mean_and_deviation():
     """1, 2, 6: mean 3, deviations −2, −1, 3, variance 14/2 = 7."""
-    mean, deviation = spread([1.0, 2.0, 6.0])
+    mean, deviation = mean_and_deviation([1.0, 2.0, 6.0])
     assert (mean, deviation) == (3.0, pytest.approx(math.sqrt(7)))
 
 
 def test_one_seed_has_no_deviation_and_infinity_stays():
-    assert spread([4.0]) == (4.0, None)
-    assert spread([4.0, math.inf]) == (math.inf, None)
-    mean, deviation = spread([])
+    assert mean_and_deviation([4.0]) == (4.0, None)
+    assert mean_and_deviation([4.0, math.inf]) == (math.inf, None)
+    mean, deviation = mean_and_deviation([])
     assert math.isnan(mean)
     assert deviation is None

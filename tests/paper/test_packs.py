@@ -11,13 +11,13 @@ import pytest
 
 from fedbcgd.errors import UserError
 from fedbcgd.files import Damaged
-from fedbcgd.paper import engine, origin, packs, tables
-from fedbcgd.paper.engine import Asked
+from fedbcgd.paper import engine, origin, packs, pages
+from fedbcgd.paper.engine import Request
 from fedbcgd.paper.spec import Contender
 from tests.paper.small import item, run, small
 
 KEEP = runpy.run_path(str(Path(__file__).parents[2] / "scripts" / "keep_reproduced.py"))["keep"]
-FILES = {name: f"{name} of a run".encode() for name in packs.KEPT}
+FILES = {name: f"{name} of a run".encode() for name in packs.RUN_FILES}
 
 
 @pytest.fixture(scope="module")
@@ -38,9 +38,9 @@ def test_finished_runs_are_taken_from_the_pack_and_not_computed_again(source, tm
     result, shown = run(item(small()), tmp_path)
     assert shown.begun == []
     assert len(shown.skipped) == 3
-    assert result.commits == {origin.commit()}
-    there, _ = run(item(small()), source)
-    assert (tables.scores([result]), tables.curves([result])) == (tables.scores([there]), tables.curves([there]))
+    assert result.commits == {origin.current_commit()}
+    original, _ = run(item(small()), source)
+    assert (pages.scores([result]), pages.curves([result])) == (pages.scores([original]), pages.curves([original]))
     assert not list(tmp_path.glob("runs/*/*.safetensors"))
     _, shown = run(item(small()), tmp_path, seeds=2)
     assert len(shown.begun) == 1  # the second seed alone
@@ -48,10 +48,10 @@ def test_finished_runs_are_taken_from_the_pack_and_not_computed_again(source, tm
 
 def test_looking_at_what_is_finished_takes_it_from_the_pack(source, tmp_path):
     packed(source, tmp_path)
-    asked = Asked("smoke", tmp_path)
-    (result,) = engine.gather(engine.panels(item(small()), asked), asked)
+    request = Request("smoke", tmp_path)
+    (result,) = engine.gather(engine.panels_for(item(small()), request), request)
     assert len(result.folders) == 3
-    assert len(tables.curves([result])) == len(result.outcomes["fedavg"][1].rows)
+    assert len(pages.curves([result])) == len(result.outcomes["fedavg"][1].rows)
 
 
 def test_the_same_runs_give_the_same_bytes(source, tmp_path):
@@ -118,7 +118,7 @@ def test_nothing_but_the_files_of_runs_leaves_a_pack(tmp_path):
 
 
 def test_a_pack_that_unpacks_to_too_much_is_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr(packs, "LARGEST", 1 << 20)
+    monkeypatch.setattr(packs, "MAX_BYTES", 1 << 20)
     path = tmp_path / packs.NAME
     path.write_bytes(lzma.compress(bytes(1 << 22), preset=0))
     with pytest.raises(Damaged, match="damaged file"):
@@ -131,11 +131,11 @@ def test_a_pack_that_unpacks_to_too_much_is_refused(tmp_path, monkeypatch):
 def test_a_damaged_pack_is_named(source, tmp_path):
     path = packed(source, tmp_path)
     whole = path.read_bytes()
-    asked = Asked("smoke", tmp_path)
+    request = Request("smoke", tmp_path)
     for bad in (b"", b"no archive", whole[:-100], whole[:100] + bytes(100) + whole[200:], lzma.compress(b"no tar")):
         path.write_bytes(bad)
         with pytest.raises(Damaged, match=r"runs\.tar\.xz: expected packed runs, got a damaged file"):
-            engine.gather(engine.panels(item(small()), asked), asked)
+            engine.gather(engine.panels_for(item(small()), request), request)
     assert not (tmp_path / "runs").exists()
 
 

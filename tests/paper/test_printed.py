@@ -8,7 +8,7 @@ from fedbcgd.paper.claims import judge
 from fedbcgd.paper.items import ITEMS
 from fedbcgd.paper.results import PanelResult
 from fedbcgd.paper.spec import FAILS, HOLDS, UNTESTABLE
-from tests.paper.made import outcome
+from tests.paper.invented import outcome
 
 
 def as_printed(panel, printed):
@@ -19,11 +19,11 @@ def as_printed(panel, printed):
         rows = [(printed.floats - 1, 0.0), (printed.floats, panel.target / 100)]
     out = {}
     for seed, end in enumerate(ends, 1):
-        made = outcome(*(value for _, value in rows), end)
-        for row, (upload, _) in zip(made.rows, rows, strict=False):
+        run = outcome(*(value for _, value in rows), end)
+        for row, (upload, _) in zip(run.rows, rows, strict=False):
             row["upload_d"] = upload
-        made.rows[-1] |= {"upload_d": 3000.0, "round": 1000}
-        out[seed] = made
+        run.rows[-1] |= {"upload_d": 3000.0, "round": 1000}
+        out[seed] = run
     return out
 
 

@@ -33,8 +33,8 @@ def test_networks_have_the_settings_of_appendix_f(item, panel):
     assert panel.data["augment"] is True
     assert panel.data["dirichlet"] == (0.1 if item == "table4" else 0.6)
     assert panel.budget == (200 if item in ("table6", "figure4") else 1000)
-    wanted = {"local_epochs": 5, "batch_size": 50, "lr_decay": 0.998, "weight_decay": 0.001}
-    assert dict(panel.local) == wanted
+    expected = {"local_epochs": 5, "batch_size": 50, "lr_decay": 0.998, "weight_decay": 0.001}
+    assert dict(panel.local) == expected
     assert panel.effort.grid == {
         "lr": (0.01, 0.03, 0.05, 0.1, 0.2, 0.3),
         "momentum": (0.4, 0.5, 0.6, 0.7, 0.8, 0.9),
@@ -97,10 +97,10 @@ def test_numbers_of_blocks_and_momenta():
 
 
 def test_the_ablations_are_five_and_only_the_last_has_momentum():
-    made = {c.key: make_algorithm(**c.algorithm) for c in panel("figure5", "cifar10-lenet5").contenders}
-    assert [a.local.__class__.__name__ for a in made.values()] == ["Frozen", "Frozen", "SGD", "SGD", "SGD"]
-    assert [a.uplink.shared == "none" for a in made.values()] == [True, False, True, False, False]
-    assert [a.server.momentum == 0 for a in made.values()] == [True, True, True, True, False]
+    algorithms = {c.key: make_algorithm(**c.algorithm) for c in panel("figure5", "cifar10-lenet5").contenders}
+    assert [a.local.__class__.__name__ for a in algorithms.values()] == ["Frozen", "Frozen", "SGD", "SGD", "SGD"]
+    assert [a.uplink.shared == "none" for a in algorithms.values()] == [True, False, True, False, False]
+    assert [a.server.momentum == 0 for a in algorithms.values()] == [True, True, True, True, False]
 
 
 @pytest.mark.parametrize("item", ITEMS.values(), ids=lambda i: i.name)
@@ -134,12 +134,12 @@ def differing(big, small, where=""):
 @pytest.mark.parametrize("item", [i for i in ITEMS.values() if i.panels["cpu"]], ids=lambda i: i.name)
 def test_every_reduction_is_stated(item, scale):
     """Every field of a panel that is not the paper's has its words, but titles, keys and what is no part of a setting."""
-    unsaid = {"key", "title", "printed", "contenders", "run.workers"}
+    unstated = {"key", "title", "printed", "contenders", "run.workers"}
     for small in item.panels[scale]:
         big = next((p for p in item.panels["paper"] if p.key == small.key), item.panels["paper"][0])
         text = "\n".join(reductions(item, [small]))
         for name in differing(big, small):
-            if name not in unsaid:
+            if name not in unstated:
                 assert f"{_NAMES.get(name.replace('effort.grid', 'effort'), name)}: " in text, name
         own = {c.key: c.algorithm for c in big.contenders}
         for contender in small.contenders:
@@ -171,19 +171,19 @@ def test_equal_effort_at_cpu_scale():
     """Three learning rates for each that is tuned, and no more for ours."""
     for item in ITEMS.values():
         for p in item.panels["cpu"]:
-            assert {len(plan.points(p, c)) for c in p.contenders if c.tuned_as is None} == {3}
+            assert {len(plan.grid_points(p, c)) for c in p.contenders if c.tuned_as is None} == {3}
 
 
 def test_at_paper_scale_momenta_are_searched_where_there_is_a_momentum():
     p = panel("table3", "cifar10-lenet5")
-    tried = {c.key: len(plan.points(p, c)) for c in p.contenders}
+    tried = {c.key: len(plan.grid_points(p, c)) for c in p.contenders}
     assert tried["fedavg"] == tried["scaffold-derived"] == 6
     assert tried["fedbcgd"] == tried["fedbcgd+"] == tried["fedavgm"] == 36
 
 
 def test_both_forms_of_scaffold_get_one_search():
     p = panel("table3", "cifar10-lenet5")
-    assert plan.points(p, p.contender("scaffold")) == []
+    assert plan.grid_points(p, p.contender("scaffold")) == []
     assert p.contender("scaffold").tuned_as == "scaffold-derived"
 
 
@@ -215,9 +215,10 @@ def described(monkeypatch):
         (channels, height, width), classes, count = SHAPES[named["name"]]
         side = named.get("crop") or named.get("resize")
         classes = 2 if "positive" in named else classes
-        return ((channels, side, side) if side else (channels, height, width)), classes, count
+        shape = (channels, side, side) if side else (channels, height, width)
+        return plan.DataFacts(shape, classes, count)
 
-    monkeypatch.setattr(plan, "_facts", facts)
+    monkeypatch.setattr(plan, "_data_facts", facts)
     return monkeypatch
 
 
@@ -226,7 +227,7 @@ def described(monkeypatch):
 def test_every_run_of_a_small_scale_is_a_valid_configuration_of_a_model_that_can_be_divided(item, scale, described):
     for p in item.panels[scale]:
         chosen = {c.key: {"lr": 0.1, "momentum": 0.5} for c in p.contenders}
-        planned = plan.repetition(p, chosen, 1, plan.Machine())
+        planned = plan.seed_runs(p, chosen, 1, plan.Machine())
         assert len(planned) == len(p.contenders)
         assert len({run.folder for _, run in planned}) == len(planned)
         assert all(run.config.run.cohort == 10 for _, run in planned)
@@ -234,10 +235,12 @@ def test_every_run_of_a_small_scale_is_a_valid_configuration_of_a_model_that_can
 
 @pytest.mark.parametrize("item", ITEMS.values(), ids=lambda i: i.name)
 def test_every_run_of_the_papers_scale_is_a_valid_configuration(item, described):
-    described.setattr(plan, "rounds", lambda panel, contender: 1000)  # whole networks need not be made for this
+    described.setattr(
+        plan, "count_rounds", lambda panel, contender, facts=None: 1000
+    )  # whole networks need not be made for this
     for p in item.panels["paper"]:
         chosen = {c.key: {"lr": 0.1, "momentum": 0.5} for c in p.contenders}
-        for contender, run in plan.repetition(p, chosen, 1, plan.Machine()):
+        for contender, run in plan.seed_runs(p, chosen, 1, plan.Machine()):
             assert run.config.data.clients == 100
             assert run.config.algorithm["lr"] == 0.1
             assert run.config.run.budget == (None if contender.rounds_of else p.budget)
@@ -247,8 +250,8 @@ def test_what_a_budget_pays_for(described):
     """LeNet-5 at a quarter of its width: 51,274 parameters, 490 of them shared, so four blocks are (d − 490)/4 + 490 each on
     average: 0.2572 d, and 20 d pay for 77 rounds. FedAvg has 20, SCAFFOLD 10, FedBCGD+ half of FedBCGD's."""
     p = panel("table3", "cifar10-lenet5", "cpu")
-    rounds = {c.key: plan.rounds(p, c) for c in p.contenders}
-    assert plan.round_cost(p, p.contender("fedbcgd")) == pytest.approx(((51_274 - 490) / 4 + 490) / 51_274)
+    rounds = {c.key: plan.count_rounds(p, c) for c in p.contenders}
+    assert plan.upload_per_round(p, p.contender("fedbcgd")) == pytest.approx(((51_274 - 490) / 4 + 490) / 51_274)
     assert rounds["fedavg"] == rounds["scaffold-derived"] == 20
     assert rounds["scaffold"] == 10
     assert (rounds["fedbcgd"], rounds["fedbcgd+"]) == (77, 38)

@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 from typer.testing import CliRunner
 
+from fedbcgd.algorithms.registry import make_algorithm
 from fedbcgd.cli import app
 from fedbcgd.cli import paper as _registered  # noqa: F401
 from fedbcgd.display.progress import wide_console
@@ -18,7 +19,7 @@ from fedbcgd.paper.spec import FAILS, HOLDS, NOT_RUN, UNTESTABLE, Contender, Ite
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory):
+def smoke(tmp_path_factory):
     out = tmp_path_factory.mktemp("smoke")
     done = CliRunner().invoke(app, ["reproduce", "all", "--scale", "smoke", "--out", str(out), "--quiet"])
     assert done.exit_code == 0, done.output
@@ -30,8 +31,8 @@ pytestmark = pytest.mark.timeout(900)  # a busy machine is no reason to fail
 
 
 @pytest.mark.parametrize("item", [i for i in ITEMS.values() if i.panels["smoke"]], ids=lambda i: i.name)
-def test_every_item_leaves_its_tables_and_its_figure(made, item):
-    folder = made / item.name
+def test_every_item_leaves_its_tables_and_its_figure(smoke, item):
+    folder = smoke / item.name
     text = (folder / "README.md").read_text()
     assert text.startswith(f"# {item.title}")
     assert "Against the paper's setting:" in text
@@ -51,8 +52,8 @@ def test_every_item_leaves_its_tables_and_its_figure(made, item):
     assert {v["verdict"] for v in about["claims"]} <= {"not testable at this scale", "not run"}
 
 
-def test_table_1_has_the_orders_and_what_was_measured(made):
-    folder = made / "table1"
+def test_table_1_has_the_orders_and_what_was_measured(smoke):
+    folder = smoke / "table1"
     text = (folder / "README.md").read_text()
     for name in ("FedAvg", "FedBCGD", "SCAFFOLD", "FedLin", "CE-LSGD", "FedBCGD+"):
         assert f"| {name} | " in text
@@ -67,46 +68,46 @@ def test_table_1_has_the_orders_and_what_was_measured(made):
         assert (folder / name).exists()
 
 
-def test_what_table_1_measured_is_not_measured_again(made):
-    said = []
-    path = made / "table1" / "measured.json"
+def test_what_table_1_measured_is_not_measured_again(smoke):
+    lines = []
+    path = smoke / "table1" / "measured.json"
     before = path.read_text()
     path.write_text(json.dumps(json.loads(before) | {"commits": ["0123abc"], "hours": 2.5}))
-    table1.reproduce(command.asked("smoke", made), said.append)
-    assert said == []
-    about = json.loads((made / "table1" / "about.json").read_text())  # of the commit that measured it
+    table1.reproduce(command.make_request("smoke", smoke), lines.append)
+    assert lines == []
+    about = json.loads((smoke / "table1" / "about.json").read_text())  # of the commit that measured it
     assert (about["commits"], about["hours"]) == (["0123abc"], 2.5)
     path.write_text(before)
 
 
-def test_table_1_goes_on_where_it_stopped(made, tmp_path):
+def test_table_1_goes_on_where_it_stopped(smoke, tmp_path):
     """With its points all runs are there; a measured.json that is damaged, or none, costs nothing but a little work."""
     folder = tmp_path / "table1"
-    shutil.copytree(made / "table1", folder)
+    shutil.copytree(smoke / "table1", folder)
     before = (folder / "measured.csv").read_bytes()
     stamps = {p: p.stat().st_mtime_ns for p in (folder / "points").iterdir()}
     for text in ("{", "[]", '{"size": 1}'):
         (folder / "measured.json").write_text(text)
-        assert table1.measured_before(folder, table1.SIZES["smoke"]) is None
-    table1.reproduce(command.asked("smoke", tmp_path), lambda line: None)
+        assert table1.read_measured(folder, table1.SIZES["smoke"]) is None
+    table1.reproduce(command.make_request("smoke", tmp_path), lambda line: None)
     assert (folder / "measured.csv").read_bytes() == before
     assert {p: p.stat().st_mtime_ns for p in (folder / "points").iterdir()} == stamps
     assert json.loads((folder / "measured.json").read_text())["commits"]
 
 
-def test_table_1_takes_as_many_seeds_as_are_asked_for(made, tmp_path):
-    shutil.copytree(made / "table1", tmp_path / "table1")
-    table1.reproduce(command.asked("smoke", tmp_path, seeds=2), lambda line: None)
+def test_table_1_takes_as_many_seeds_as_are_asked_for(smoke, tmp_path):
+    shutil.copytree(smoke / "table1", tmp_path / "table1")
+    table1.reproduce(command.make_request("smoke", tmp_path, seeds=2), lambda line: None)
     runs = list(csv.DictReader((tmp_path / "table1" / "runs.csv").open()))
     assert {row["seed"] for row in runs} == {"1", "2"}
     assert "--seeds 2" in (tmp_path / "table1" / "README.md").read_text()
 
 
-def test_table_1_says_in_what_it_is_smaller(made, tmp_path):
-    told = (made / "table1" / "README.md").read_text()
-    assert "Against scale `paper`: beta: 100 → 10; blocks: 1, 2, 4, 8 → 1, 2; epsilon: 0.001 → 0.1; " in told
-    assert table1.reduced(table1.SIZES["cpu"]) == ["seeds: 3 → 2"]
-    table1.reproduce(command.asked("paper", tmp_path), lambda line: None, run=False)
+def test_table_1_says_in_what_it_is_smaller(smoke, tmp_path):
+    text = (smoke / "table1" / "README.md").read_text()
+    assert "Against scale `paper`: beta: 100 → 10; blocks: 1, 2, 4, 8 → 1, 2; epsilon: 0.001 → 0.1; " in text
+    assert table1.reductions(table1.SIZES["cpu"]) == ["seeds: 3 → 2"]
+    table1.reproduce(command.make_request("paper", tmp_path), lambda line: None, run=False)
     assert "Nothing is reduced against scale `paper`." in (tmp_path / "table1" / "README.md").read_text()
 
 
@@ -138,22 +139,22 @@ def test_verdicts_on_table_1():
     assert {v["verdict"] for v in table1.judge(rows(8.0, 3.0), "smoke")} == {UNTESTABLE}
 
 
-def test_the_search_is_part_of_the_output(made):
-    rows = list(csv.DictReader((made / "table6" / "search.csv").open()))
+def test_the_search_is_part_of_the_output(smoke):
+    rows = list(csv.DictReader((smoke / "table6" / "search.csv").open()))
     chosen = [row for row in rows if row["chosen"] == "1"]
     assert len(rows) == 2 * len(chosen) == 16
-    assert "## The search" in (made / "table6" / "README.md").read_text()
+    assert "## The search" in (smoke / "table6" / "README.md").read_text()
 
 
-def test_tables_that_have_runs_in_common_ran_them_once(made):
+def test_tables_that_have_runs_in_common_ran_them_once(smoke):
     """At this scale Tables 2 and 3 and Figure 3 are the same ten contenders."""
-    ran = [json.loads(p.read_text())["config"] for p in made.glob("runs/*/summary.json")]
+    ran = [json.loads(p.read_text())["config"] for p in smoke.glob("runs/*/summary.json")]
     lenets = [c for c in ran if c["model"]["name"] == "lenet5" and c["algorithm"]["name"] in ("fedadam", "feddc")]
     assert len(lenets) == 3 + 3 + 1  # two learning rates and a seed, but one search for both forms of FedDC
 
 
-def test_all_claims_stand_on_one_page(made):
-    text = (made / "claims.md").read_text()
+def test_all_claims_stand_on_one_page(smoke):
+    text = (smoke / "claims.md").read_text()
     for item in ITEMS.values():
         for claim in item.claims:
             assert f"| [{item.name}]({item.name}/README.md) | {claim.text} |" in text
@@ -161,10 +162,10 @@ def test_all_claims_stand_on_one_page(made):
 
 
 def test_what_was_not_run_is_called_so(tmp_path):
-    asked = command.asked("cpu", tmp_path)
-    from fedbcgd.paper.tables import all_claims
+    request = command.make_request("cpu", tmp_path)
+    from fedbcgd.paper.pages import claims_page
 
-    text = all_claims(asked.out, ITEMS, "cpu")
+    text = claims_page(request.out, ITEMS, "cpu")
     assert text.count("**not run**") == sum(len(item.claims) for item in ITEMS.values())
 
 
@@ -178,10 +179,15 @@ def test_the_list_shows_every_item_and_its_cost(capsys):
 
 @pytest.mark.parametrize("name", ["table3", "table6", "figure4", "figure8"])
 def test_what_a_round_is_reckoned_to_upload_is_what_it_uploads(name):
-    """Reckoned from a model without memory and without the data set; planned with both."""
+    """Computed from a model without memory and from the catalogue; compared with a real model of the loaded data."""
     for panel in ITEMS[name].panels["smoke"]:
+        facts, _ = costs.catalogue_facts(panel)
+        network = plan.make_network(panel.model, *plan.data_facts(panel)[:2])
         for contender in panel.contenders:
-            assert costs.upload_d(panel, contender) == plan.round_cost(panel, contender)
+            algorithm = make_algorithm(**plan.algorithm_options(panel, contender, {}))
+            assert plan.upload_per_round(panel, contender, facts) == algorithm.upload_d(
+                algorithm.uplink.layout(network)
+            )
 
 
 def test_gradients_of_the_local_rule_count_in_the_cost():
@@ -199,8 +205,8 @@ def test_gradients_of_the_local_rule_count_in_the_cost():
 
 def test_mistakes_are_named():
     with pytest.raises(UserError, match="table3"):
-        command.names("tabel3")
+        command.item_names("tabel3")
     with pytest.raises(UserError, match="Known: cpu, paper, smoke"):
         command.check_scale("gpu")
-    with pytest.raises(UserError, match="NAME=OTHER"):
-        command.asked("cpu", None, data=["emnist"])
+    with pytest.raises(UserError, match=r"--data: expected NAME=OTHER, such as .*, got emnist"):
+        command.make_request("cpu", None, data=["emnist"])

@@ -103,16 +103,16 @@ def test_the_tables_entry_of_fedbcgd_plus_holds_at_its_n():
 @pytest.mark.parametrize(
     ("wrong", "words"),
     [
-        ({"epsilon": 1}, "epsilon: below 1"),
-        ({"epsilon": 0}, "epsilon: a positive number"),
-        ({"mu": 200}, "mu: a function that is β-smooth"),
-        ({"cohort": 200}, "cohort: 200 clients of 100"),
-        ({"blocks": 0}, "blocks: a whole number"),
-        ({"momentum": 1}, "momentum: below 1"),
-        ({"sigma": math.nan}, "sigma: a finite number"),
-        ({"epsilon": 1e-200}, "epsilon: between 1e-30 and"),
-        ({"sigma": 1e200}, "sigma: between"),
-        ({"beta": 0}, "beta: a positive number is wanted, given 0"),
+        ({"epsilon": 1}, "epsilon: expected less than 1"),
+        ({"epsilon": 0}, "epsilon: expected a number from 1e-30 to"),
+        ({"mu": 200}, "mu: expected at most beta = 100"),
+        ({"cohort": 200}, "cohort: expected at most clients = 100, got 200"),
+        ({"blocks": 0}, r"blocks: expected an integer from 1 to 1e\+30, got 0"),
+        ({"momentum": 1}, "momentum: expected less than 1, got 1"),
+        ({"sigma": math.nan}, "sigma: expected a number from 0 to .*, got nan"),
+        ({"epsilon": 1e-200}, "epsilon: expected a number from 1e-30 to .*, got 1e-200"),
+        ({"sigma": 1e200}, "sigma: expected a number from 0 to"),
+        ({"beta": 0}, "beta: expected a number from 1e-30 to .*, got 0"),
     ],
 )
 def test_what_makes_no_sense_is_refused(wrong, words):

@@ -18,8 +18,8 @@ DRIVER = shutil.which("chromedriver")
 ABSENT = (
     "" if CHROMIUM and DRIVER else "no chromium and chromedriver on this machine (Debian: chromium, chromium-driver)"
 )
-CLIPBOARD = (  # what is copied is kept where a test can read it
-    "window.kept = []; Object.defineProperty(navigator, 'clipboard', {value: {writeText: async t => { kept.push(t) }}})"
+CLIPBOARD = (  # puts copied texts where a test can read them
+    "window.copied = []; Object.defineProperty(navigator, 'clipboard', {value: {writeText: async t => { copied.push(t) }}})"
 )
 PATIENCE = 60.0  # seconds: a busy machine is no reason to fail
 
@@ -97,14 +97,14 @@ class Browser:
 
     def wait(self, script: str) -> Any:
         until = time.monotonic() + PATIENCE
-        while not (found := self.run(script)):
+        while not (value := self.run(script)):
             assert time.monotonic() < until, f"never came true: {script}"
             time.sleep(0.1)
-        return found
+        return value
 
-    def wait_for(self, wanted: Any, script: str) -> None:
+    def wait_for(self, expected: Any, script: str) -> None:
         """Until the script returns just that; what was there before may still be there for a while."""
         until = time.monotonic() + PATIENCE
-        while (found := self.run(script)) != wanted:
-            assert time.monotonic() < until, f"{found!r} never became {wanted!r}: {script}"
+        while (value := self.run(script)) != expected:
+            assert time.monotonic() < until, f"{value!r} never became {expected!r}: {script}"
             time.sleep(0.1)

@@ -9,16 +9,16 @@ from tests.report.runfolders import comparison
 
 @pytest.fixture(scope="session")
 def browser(tmp_path_factory):
-    made = Browser(tmp_path_factory.mktemp("chromium"))
-    yield made
-    made.close()
+    chromium = Browser(tmp_path_factory.mktemp("chromium"))
+    yield chromium
+    chromium.close()
 
 
 @pytest.fixture(scope="session")
 def address(tmp_path_factory):
-    place = tmp_path_factory.mktemp("page")
-    page.write([comparison(place / "runs")], place / "r.html")
-    return (place / "r.html").as_uri()
+    folder = tmp_path_factory.mktemp("page")
+    page.write([comparison(folder / "runs")], folder / "r.html")
+    return (folder / "r.html").as_uri()
 
 
 @pytest.fixture

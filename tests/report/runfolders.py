@@ -1,4 +1,4 @@
-"""Run folders made up for the tests of the page, as a run leaves them, and read as the page reads them."""
+"""Invented run folders for the tests of the page, and their content as the page reads it."""
 
 import json
 import re
@@ -8,7 +8,7 @@ from typing import Any
 import tomli_w
 
 from fedbcgd.report import page
-from fedbcgd.report.collect import Collector, Found, Problem
+from fedbcgd.report.collect import Collector, Problem, RunData
 
 ROUNDS = {"fedavg": 10, "scaffold": 10, "fedpaq": 40, "fedbcgd": 50}
 D = 1000  # parameters
@@ -37,8 +37,8 @@ def rows(algorithm: str, seed: int, count: int | None = None) -> list[dict[str, 
     return out
 
 
-def write_rows(folder: Path, made: list[dict[str, float]]) -> None:
-    (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in made))
+def write_rows(folder: Path, metrics: list[dict[str, float]]) -> None:
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in metrics))
 
 
 def make(
@@ -65,20 +65,27 @@ def make(
     }
     (folder / "config.toml").write_text(tomli_w.dumps(config))
     (folder / ".lock").touch()
-    made = rows(algorithm, seed, count)
-    write_rows(folder, made)
+    metrics = rows(algorithm, seed, count)
+    write_rows(folder, metrics)
     counts = [[(3 * i + 7 * label + seed) % 10 for label in range(4)] for i in range(20)]
     (folder / "holdings.json").write_text(json.dumps({"classes": ["cat", "dog", "cow", "hen"], "counts": counts}))
     if finished:
-        total = made[-1]["upload_bytes"]
-        ledger = {"dim": D, "itemsize": 4, "blocks": blocks, "refused": 0, "lost": 0, "upload_d": made[-1]["upload_d"]}
+        total = metrics[-1]["upload_bytes"]
+        ledger = {
+            "dim": D,
+            "itemsize": 4,
+            "blocks": blocks,
+            "refused": 0,
+            "lost": 0,
+            "upload_d": metrics[-1]["upload_d"],
+        }
         ledger |= {"block_bytes": [total // blocks] * blocks, "upload_bytes": total}
         summary = {
             "algorithm": algorithm,
-            "rounds": made[-1]["round"],
-            "seconds": made[-1]["seconds"],
+            "rounds": metrics[-1]["round"],
+            "seconds": metrics[-1]["seconds"],
             "stopped": stopped,
-            "final": made[-1],
+            "final": metrics[-1],
             "ledger": ledger,
             "seed": seed,
             "blocks": [D // blocks] * blocks,
@@ -91,12 +98,12 @@ def make(
     return folder
 
 
-def comparison(place: Path) -> Path:
+def comparison(folder: Path) -> Path:
     """FedAvg, FedBCGD and FedPAQ, three seeds each."""
     for algorithm in ("fedavg", "fedbcgd", "fedpaq"):
         for seed in range(3):
-            make(place / algorithm / f"seed-{seed}", algorithm, seed)
-    return place
+            make(folder / algorithm / f"seed-{seed}", algorithm, seed)
+    return folder
 
 
 def add_to_run(folder: Path, **options: Any) -> None:
@@ -105,12 +112,12 @@ def add_to_run(folder: Path, **options: Any) -> None:
     (folder / "config.toml").write_text((folder / "config.toml").read_text() + lines)
 
 
-def collect(*places: Path) -> tuple[list[Found], list[Problem]]:
-    return Collector(places).collect()
+def collect(*folders: Path) -> tuple[list[RunData], list[Problem]]:
+    return Collector(folders).collect()
 
 
-def shown(*places: Path) -> dict[str, Any]:
-    return page.content(*collect(*places))
+def shown(*folders: Path) -> dict[str, Any]:
+    return page.content(*collect(*folders))
 
 
 def embedded(html: str) -> dict[str, Any]:

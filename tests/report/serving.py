@@ -9,8 +9,8 @@ from fedbcgd.report.serve import PageServer
 
 
 @contextmanager
-def serving(*places: Path) -> Iterator[PageServer]:
-    server = PageServer(places)
+def serving(*folders: Path) -> Iterator[PageServer]:
+    server = PageServer(folders)
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True)
     thread.start()
     try:

@@ -15,7 +15,7 @@ from tests.report.serving import serving
 pytestmark = pytest.mark.skipif(bool(ABSENT), reason=ABSENT)
 
 NAMES = "return [...document.querySelectorAll('#curves-chart g[data-group]')].map(g => g.dataset.group)"
-SAID = "return document.querySelector('#said').textContent"
+ANNOUNCED = "return document.querySelector('#announcement').textContent"
 
 
 def names(browser):
@@ -66,7 +66,7 @@ def test_a_run_is_hidden_and_shown(opened):
     assert names(opened) == ["fedbcgd", "fedpaq"]
     assert opened.run("return document.activeElement.id") == "chip-0"  # the focus is where it was
     assert opened.run("return document.querySelector('#chip-0').getAttribute('aria-pressed')") == "false"
-    opened.wait_for("fedavg hidden", SAID)
+    opened.wait_for("fedavg hidden", ANNOUNCED)
     assert not any("fedavg" in t for t in opened.texts("section[aria-labelledby=outcomes-heading] tbody tr"))
     opened.click("#hide-all")
     assert "no run that is shown" in opened.text("section[aria-labelledby=curves-heading]")
@@ -87,7 +87,7 @@ def test_one_seed_is_left_out_of_the_mean(opened):
 def test_tables_are_copied(opened):
     opened.run(CLIPBOARD)
     opened.click("#copy-csv")
-    text = opened.wait("return kept[0]")
+    text = opened.wait("return copied[0]")
     table = list(csv.DictReader(io.StringIO(text)))
     assert [row["run"] for row in table] == ["fedavg", "fedbcgd", "fedpaq"]
     assert [float(row["upload_d"]) for row in table] == [10, 10, 10]
@@ -95,12 +95,12 @@ def test_tables_are_copied(opened):
     assert float(table[0]["test_accuracy_last_sd"]) == pytest.approx(0.001)
     assert float(table[1]["gradient_evaluations"]) == 5000
     opened.click("#copy-latex")
-    latex = opened.wait("return kept[1]").splitlines()
+    latex = opened.wait("return copied[1]").splitlines()
     assert latex[0] == "\\begin{tabular}{lrrrrrrrrr}"
     assert latex[-1] == "\\end{tabular}"
     assert latex[4].startswith("fedavg & 0.5010 $\\pm$ 0.0010 & 10 & 10 & ")
     assert all(line.endswith("\\\\") for line in latex[4:7])
-    opened.wait_for("LaTeX copied", SAID)
+    opened.wait_for("LaTeX copied", ANNOUNCED)
 
 
 def test_text_that_tables_must_not_take_for_something_else(opened):
@@ -148,9 +148,9 @@ def test_the_target_is_what_every_run_holds_at_its_end(opened):
     assert opened.run("return target()") == 0.5
     opened.run("DATA.runs[0].columns.test_accuracy = DATA.runs[0].columns.test_accuracy.map(() => 0.1); draw()")
     assert opened.run("return target()") == 0.501  # one that stayed at chance does not set it
-    told = opened.text("section[aria-labelledby=time-heading] > .note")
-    assert "what every finished run that is shown holds at its end" in told
-    assert "The first evaluation that meets the target counts" in told
+    note = opened.text("section[aria-labelledby=time-heading] > .note")
+    assert "the value that every finished run that is shown ends with" in note
+    assert "The first evaluation that meets the target counts" in note
 
 
 def test_what_is_not_divided_says_how_much_is_sent(opened):
@@ -167,20 +167,20 @@ def test_the_names_stay_in_sight_on_a_phone(opened):
     table = "document.querySelector('section[aria-labelledby=outcomes-heading] .scroll')"
     cells = f"{table}.querySelectorAll('tbody tr:first-child > *')"
     assert opened.run(f"return {cells}[2].getBoundingClientRect().right") <= 390
-    place = f"return {table}.querySelector('tbody th').getBoundingClientRect().left"
-    before = opened.run(place)
+    left = f"return {table}.querySelector('tbody th').getBoundingClientRect().left"
+    before = opened.run(left)
     opened.run(f"{table}.scrollLeft = 300")
-    assert opened.run(place) == before
+    assert opened.run(left) == before
 
 
 def test_the_chart_is_read_with_the_keyboard(opened):
     opened.run("document.querySelector('#curves-chart').focus()")
     opened.type("#curves-chart", "\ue010")  # End
-    said = opened.wait(
-        "const said = document.querySelector('#said').textContent; return said.startsWith('upload') && said"
+    announced = opened.wait(
+        "const text = document.querySelector('#announcement').textContent; return text.startsWith('upload') && text"
     )
-    assert said.startswith("upload of a client, in d 10: fedbcgd 0.8343")
-    assert "fedavg 0.5010 ± 0.0010" in said
+    assert announced.startswith("upload of a client, in d 10: fedbcgd 0.8343")
+    assert "fedavg 0.5010 ± 0.0010" in announced
     assert opened.run("return document.querySelector('.tip').hidden") is False
     opened.type("#curves-chart", "\ue00c")
     assert opened.run("return document.querySelector('.tip').hidden") is True
@@ -212,9 +212,9 @@ CONTRAST = """
     }
     return [255, 255, 255];
   };
-  const words = 'p, h1, h2, button, label, legend, span, th, td, summary, strong, dt, dd, li, figcaption';
+  const texts = 'p, h1, h2, button, label, legend, span, th, td, summary, strong, dt, dd, li, figcaption';
   const low = [];
-  for (const e of document.querySelectorAll(words)) {
+  for (const e of document.querySelectorAll(texts)) {
     if (!e.textContent.trim() || e.closest('.unseen') || e.offsetParent === null) continue;
     const [a, b] = [light(parse(getComputedStyle(e).color)), light(ground(e))].sort((x, y) => y - x);
     if ((a + 0.05) / (b + 0.05) < 4.5) low.push(e.textContent.trim().slice(0, 40) + ' ' + getComputedStyle(e).color);
@@ -277,8 +277,10 @@ def test_hours_on_a_networks_clock_are_an_axis_where_a_run_has_them(browser, tmp
     assert axis_words(browser) == "hours on the run's own network"
     browser.run("document.querySelector('#curves-chart').focus()")
     browser.type("#curves-chart", "\ue010")
-    said = "const said = document.querySelector('#said').textContent; return said.endsWith('2.5: fedavg 0.5') && said"
-    assert browser.wait(said)
+    announced = (
+        "const t = document.querySelector('#announcement').textContent; return t.endsWith('2.5: fedavg 0.5') && t"
+    )
+    assert browser.wait(announced)
 
 
 def test_configurations_that_differ(opened):
@@ -295,8 +297,8 @@ def test_a_folder_without_runs(browser, tmp_path):
 
 
 def test_it_refreshes_while_runs_go_on_and_keeps_what_was_chosen(browser, tmp_path):
-    place = comparison(tmp_path / "runs")
-    with serving(place) as server:
+    folder = comparison(tmp_path / "runs")
+    with serving(folder) as server:
         browser.size(1280, 900)
         browser.go(server.address)
         browser.run("pause = 100")
@@ -304,13 +306,13 @@ def test_it_refreshes_while_runs_go_on_and_keeps_what_was_chosen(browser, tmp_pa
         browser.click("label[for=axis-round]")
         browser.click("#chip-0")
         browser.run("document.querySelector('#same, details').open = true")
-        folder = make(place / "scaffold" / "seed-0", "scaffold", finished=False, count=2)
+        run = make(folder / "scaffold" / "seed-0", "scaffold", finished=False, count=2)
         browser.wait_for(["fedbcgd", "fedpaq", "scaffold"], NAMES)
         assert axis_words(browser) == "rounds"
         assert browser.run("return document.querySelector('details').open") is True
         assert browser.run("return document.activeElement.id") == "chip-0"
         before = path_of(browser, "scaffold")
-        write_rows(folder, rows("scaffold", 0, 5))
+        write_rows(run, rows("scaffold", 0, 5))
         line = "document.querySelector('#curves-chart g[data-group=scaffold] .line').getAttribute('d')"
         browser.wait(f"return {line} !== {json.dumps(before)}")
         assert "1 running" in browser.text("#lead")

@@ -15,14 +15,14 @@ from tests.report.serving import serving
 
 pytestmark = pytest.mark.skipif(bool(ABSENT), reason=ABSENT)
 
-SAID = "return document.querySelector('#said').textContent"
+ANNOUNCED = "return document.querySelector('#announcement').textContent"
 OUTCOMES = "section[aria-labelledby=outcomes-heading]"
 BACKSPACE, ENTER, LEFT = "\ue003", "\ue007", "\ue012"
 REFRESHED = "return Number(document.documentElement.dataset.refreshed || 0)"
 
 
-def show(browser, place, out):
-    page.write([place], out / "r.html")
+def show(browser, runs, out):
+    page.write([runs], out / "r.html")
     browser.dark(False)
     browser.size(1280, 900)
     browser.go((out / "r.html").as_uri())
@@ -72,13 +72,13 @@ def test_a_diverged_run_is_a_seed_that_came_to_nothing(diverged):
 def test_diverged_seeds_are_in_what_is_copied(diverged):
     diverged.run(CLIPBOARD + "; state.target = 0.5; draw()")
     diverged.click("#copy-csv")
-    table = list(csv.DictReader(io.StringIO(diverged.wait("return kept[0]"))))
+    table = list(csv.DictReader(io.StringIO(diverged.wait("return copied[0]"))))
     assert [(row["seeds"], row["diverged"]) for row in table] == [("2", "0"), ("2", "1"), ("2", "2")]
     assert [row["rounds_to_target"] for row in table] == ["10", "inf", "inf"]
     assert float(table[1]["test_accuracy_last"]) == pytest.approx(1 - 1 / 6)
     assert table[2]["test_accuracy_last"] == table[2]["rounds"] == ""
     diverged.click("#copy-latex")
-    latex = diverged.wait("return kept[1]").splitlines()
+    latex = diverged.wait("return copied[1]").splitlines()
     assert "(1 of 2 diverged)" in latex[5]
     assert latex[6].startswith("scaffold & 2 of 2 diverged & ")
 
@@ -98,7 +98,7 @@ def test_the_default_target_and_the_thick_lines_are_of_runs_that_did_not_diverge
     assert diverged.run("return [Number.isNaN(target()), document.querySelector('#target').value]") == [True, ""]
     diverged.run("document.querySelector('#curves-chart').focus()")
     diverged.type("#curves-chart", "\ue010")  # End: thin lines are read where there are no others
-    diverged.wait("return document.querySelector('#said').textContent.includes('scaffold 0.501')")
+    diverged.wait("return document.querySelector('#announcement').textContent.includes('scaffold 0.501')")
     assert drawn_whole(diverged)
 
 
@@ -116,19 +116,19 @@ ODD = {
 
 
 def test_facts_of_the_wrong_kind_blank_nothing(browser, tmp_path):
-    place = comparison(tmp_path / "runs")
-    odd = make(place / "odd", "scaffold")
+    runs = comparison(tmp_path / "runs")
+    odd = make(runs / "odd", "scaffold")
     summary = json.loads((odd / "summary.json").read_text()) | ODD
     summary["ledger"] |= {"block_bytes": "many", "lost": [1]}
     (odd / "summary.json").write_text(json.dumps(summary))
     (odd / "config.toml").write_text((odd / "config.toml").read_text() + "\n[extra]\nwhen = 2026-01-02\n")
-    bare = make(place / "bare", "fedavg", 7)
+    bare = make(runs / "bare", "fedavg", 7)
     write_rows(bare, [{"round": row["round"], "test_accuracy": row["test_accuracy"]} for row in rows("fedavg", 7)])
-    show(browser, place, tmp_path)
+    show(browser, runs, tmp_path)
     browser.run("state.target = 0.4; draw(); document.querySelectorAll('details').forEach(d => d.open = true)")
-    told = browser.text("#problems")
+    problems = browser.text("#problems")
     for fact in (*ODD, "ledger.block_bytes", "ledger.lost"):
-        assert f"summary.json {fact} is not" in told
+        assert f"summary.json {fact} is not" in problems
     assert len(browser.texts("ol.bars li")) == 4
     assert outcome(browser, 4)[:2] == ["scaffold", "0.5"]
     assert "2026-01-02" in browser.text("section[aria-labelledby=configuration-heading]")
@@ -162,7 +162,7 @@ def test_a_field_that_is_emptied_goes_back_to_what_it_began_with(opened, field, 
     opened.type(f"#{field}", BACKSPACE * 8 + typed + ENTER)
     opened.wait(f"return document.querySelector('#{field}').value === '{back}'")
     assert opened.run(f"return state.{key} === DEFAULTS.{key}") is True
-    opened.wait(f"return document.querySelector('#said').textContent.endsWith('back to {back}')")
+    opened.wait(f"return document.querySelector('#announcement').textContent.endsWith('back to {back}')")
     assert opened.run(f"return document.querySelector('#{field}').validity.badInput") is False
 
 
@@ -184,9 +184,9 @@ def grow(browser, folder, count):
 
 
 def test_it_goes_on_refreshing_around_a_field_that_has_the_focus(browser, tmp_path):
-    place = comparison(tmp_path / "runs")
-    folder = make(place / "scaffold" / "seed-0", "scaffold", finished=False, count=2)
-    with serving(place) as server:
+    runs = comparison(tmp_path / "runs")
+    folder = make(runs / "scaffold" / "seed-0", "scaffold", finished=False, count=2)
+    with serving(runs) as server:
         browser.size(1280, 900)
         browser.go(server.address)
         browser.run("pause = 100")
@@ -230,31 +230,31 @@ def test_a_slider_is_dragged_while_everything_around_it_is_drawn_again(opened):
 
 
 def test_a_place_that_was_taken_away_is_not_live(browser, tmp_path):
-    place = comparison(tmp_path / "runs")
-    with serving(place) as server:
+    runs = comparison(tmp_path / "runs")
+    with serving(runs) as server:
         browser.go(server.address)
         browser.run("pause = 100")
         browser.wait_for("live", "return document.querySelector('#live-text').textContent")
-        place.rename(tmp_path / "elsewhere")
+        runs.rename(tmp_path / "elsewhere")
         browser.wait_for("not live", "return document.querySelector('#live-text').textContent")
         assert browser.run("return document.querySelector('#live').classList.contains('lost')") is True
-        assert f"{place} is not a folder" in browser.text("#problems")
+        assert f"{runs} is not a folder" in browser.text("#problems")
         assert len(browser.texts("ol.bars li")) == 3  # what was known is still shown
-        shutil.move(tmp_path / "elsewhere", place)
+        shutil.move(tmp_path / "elsewhere", runs)
         browser.wait_for("live", "return document.querySelector('#live-text').textContent")
         assert browser.text("#problems") == ""
     browser.leave()
 
 
 def test_the_task_that_is_looked_at_stays_when_others_come(browser, tmp_path):
-    place = tmp_path / "runs"
-    make(place / "m", "fedavg", data="mine")
-    with serving(place) as server:
+    runs = tmp_path / "runs"
+    make(runs / "m", "fedavg", data="mine")
+    with serving(runs) as server:
         browser.go(server.address)
         browser.run("pause = 100")
         browser.wait_for(1, REFRESHED)
         for seed in range(2):
-            make(place / f"a{seed}", "fedavg", seed, data="other")
+            make(runs / f"a{seed}", "fedavg", seed, data="other")
         browser.wait("return DATA.tasks.length === 2 && DATA.groups.length === 2")
         assert browser.run("return DATA.tasks")[0] == "lenet5 on other"
         assert browser.text("h1") == "lenet5 on mine"
@@ -262,14 +262,14 @@ def test_the_task_that_is_looked_at_stays_when_others_come(browser, tmp_path):
 
 
 def test_what_uploads_nothing_is_not_ranked_by_the_time_of_uploads(browser, tmp_path):
-    place = comparison(tmp_path / "runs")
-    central = make(place / "central", "fedavg", 5, note="all in one place")
+    runs = comparison(tmp_path / "runs")
+    central = make(runs / "central", "fedavg", 5, note="all in one place")
     nothing = dict.fromkeys(("upload_d", "upload_bytes", "upload_max_bytes", "upload_wait_bytes"), 0)
     write_rows(central, [row | nothing for row in rows("fedavg", 0)])
     summary = json.loads((central / "summary.json").read_text())
     summary["ledger"]["block_bytes"] = [0]
     (central / "summary.json").write_text(json.dumps(summary))
-    show(browser, place, tmp_path)
+    show(browser, runs, tmp_path)
     browser.run("state.target = 0.5; draw()")
     bars = browser.texts("ol.bars li")
     assert len(bars) == 3

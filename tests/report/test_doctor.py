@@ -12,14 +12,14 @@ from fedbcgd.report import doctor
 def warnings(monkeypatch, **patched):
     for name, value in patched.items():
         monkeypatch.setattr(doctor, name, value)
-    return "\n".join(doctor.look()[1])
+    return "\n".join(doctor.inspect_machine()[1])
 
 
 def test_a_quiet_machine_has_no_complaint_about_others(monkeypatch):
     monkeypatch.setattr(doctor.psutil, "getloadavg", lambda: (0.0, 9.0, 9.0))
-    assert "wanted a core" not in warnings(monkeypatch)
+    assert "processes were busy" not in warnings(monkeypatch)
     monkeypatch.setattr(doctor.psutil, "getloadavg", lambda: (7.0, 0.0, 0.0))
-    assert "7.0 processes wanted a core" in warnings(monkeypatch)
+    assert "7.0 processes were busy" in warnings(monkeypatch)
 
 
 def test_a_containers_limit(monkeypatch, tmp_path):
@@ -68,9 +68,9 @@ def test_a_process_tied_to_a_core_and_a_gpu_left_alone(monkeypatch):
     assert "OMP_PROC_BIND" not in warnings(monkeypatch)
     monkeypatch.setitem(os.environ, "OMP_PROC_BIND", "close")
     monkeypatch.setattr(doctor.torch.cuda, "device_count", lambda: 1)
-    monkeypatch.setattr(doctor.torch.cuda, "get_device_name", lambda k: "made up")
+    monkeypatch.setattr(doctor.torch.cuda, "get_device_name", lambda k: "a GPU")
     text = warnings(monkeypatch)
-    assert "OMP_PROC_BIND ties this process to one core" in text
+    assert "OMP_PROC_BIND binds this process to one core" in text
     assert "there is a GPU" in text
 
 
@@ -95,6 +95,6 @@ def test_a_pytorch_without_its_libraries(monkeypatch):
     monkeypatch.setattr(doctor.platform, "machine", lambda: "x86_64")
     monkeypatch.setattr(doctor.torch.backends.cpu, "get_cpu_capability", lambda: "DEFAULT")
     text = warnings(monkeypatch, has_fused_step=lambda *_: False)
-    assert "no SGD step in one pass" in text
+    assert "no fused SGD step" in text
     assert "no oneDNN" in text
     assert "no AVX2" in text

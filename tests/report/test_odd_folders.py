@@ -14,7 +14,7 @@ from rich.console import Console
 from fedbcgd import UserError
 from fedbcgd.files import sealed
 from fedbcgd.report import facts, page
-from fedbcgd.report.collect import Found, read
+from fedbcgd.report.collect import RunData, read
 from fedbcgd.report.groups import group
 from fedbcgd.report.network import bias_table, hours_table
 from fedbcgd.runs.retiming import hours
@@ -91,8 +91,8 @@ def test_what_is_no_file_is_told_and_neither_followed_nor_waited_for(tmp_path):
     html = page.document(page.content(runs, problems))
     assert len(runs) == 15
     assert "a linked secret" not in html
-    told = [p for p in problems if "expected a regular file, got a link, a folder or a device" in p.what]
-    assert len(told) == 12  # traffic.jsonl is for hours alone, of which none are shown
+    not_regular = [p for p in problems if "expected a regular file, got a link, a folder or a device" in p.what]
+    assert len(not_regular) == 12  # traffic.jsonl is for hours alone, of which none are shown
 
 
 @pytest.mark.parametrize(
@@ -124,20 +124,20 @@ def test_tables_in_tables_are_shown_to_some_depth_or_told(tmp_path, depth):
     runs, problems = collect(tmp_path)
     assert len(page.document(page.content(runs, problems))) < 200_000
     for folder in tmp_path.iterdir():
-        assert any(run.place == str(folder) for run in runs) or any(str(folder) in p.where for p in problems)
+        assert any(run.folder == str(folder) for run in runs) or any(str(folder) in p.where for p in problems)
 
 
 def test_a_key_of_many_parts_costs_no_memory(tmp_path):
     """The parser keeps every beginning of a key: 30,000 parts would be 3.6 GB."""
     folder = make(tmp_path / "a")
     add_to_run(folder, **{".".join("a" * 30_000): 1})
-    (run,), (told,) = collect(tmp_path)
-    assert told.what == "cannot be read: a line has more than 2,000 dots"
+    (run,), (problem,) = collect(tmp_path)
+    assert problem.what == "cannot be read: a line has more than 2,000 dots"
     assert run.options["data.name"] == "embedded"  # from the summary
 
 
 def test_sizes_are_bounded(tmp_path, monkeypatch):
-    monkeypatch.setattr("fedbcgd.report.collect.MOST_LINES", 1000)
+    monkeypatch.setattr("fedbcgd.report.collect.MAX_LINES", 1000)
     big = make(tmp_path / "big", "fedavg", 0)
     (big / "metrics.jsonl").write_bytes((big / "metrics.jsonl").read_bytes() + b"\n" * 2000)
     (big / "config.toml").write_bytes(b"# much\n" * 100_000)
@@ -150,8 +150,8 @@ def test_sizes_are_bounded(tmp_path, monkeypatch):
     (wide / "summary.json").write_text(json.dumps(summary | {"notes": ["x"] * 10_000, "blocks": [1] * 100_000}))
     runs, problems = collect(tmp_path)
     assert [(run.seed, len(run.rows)) for run in runs] == [(0, 10), (1, 10), (2, 0)]
-    told = [(p.where.removeprefix(f"{tmp_path}/"), p.what.removeprefix("cannot be read: ")[:36]) for p in problems]
-    assert told == [
+    shortened = [(p.where.removeprefix(f"{tmp_path}/"), p.what.removeprefix("cannot be read: ")[:36]) for p in problems]
+    assert shortened == [
         ("big/config.toml", "is larger than 65,536 bytes, more th"),
         ("big/metrics.jsonl", "has more than 1,000 lines or 268,435"),
         ("big/metrics.jsonl", "990 of 1000 lines are damaged and le"),
@@ -165,30 +165,30 @@ def test_sizes_are_bounded(tmp_path, monkeypatch):
 
 def test_a_map_of_too_many_clients_is_left_out(tmp_path):
     folder = make(tmp_path / "a")
-    for clients, there in ((300_000, True), (300_001, False)):
+    for clients, expected in ((300_000, True), (300_001, False)):
         (folder / "holdings.json").write_text(json.dumps({"classes": ["x"], "counts": [[1]] * clients}))
-        assert (len(shown(tmp_path)["holdings"]) == 1) == there
+        assert (len(shown(tmp_path)["label_counts"]) == 1) == expected
 
 
 def test_a_page_holds_so_many_runs_and_no_more(tmp_path, monkeypatch):
     for seed in range(6):
         make(tmp_path / f"seed-{seed}", "fedavg", seed)
-    monkeypatch.setattr("fedbcgd.report.collect.MOST_FOLDERS", 4)
+    monkeypatch.setattr("fedbcgd.report.collect.MAX_RUNS", 4)
     runs, problems = collect(tmp_path)
     assert (len(runs), problems[0].what[:28]) == (4, "2 folders are left out: the ")
-    monkeypatch.setattr("fedbcgd.report.collect.MOST_BYTES", int(2.5 * runs[0].size))
+    monkeypatch.setattr("fedbcgd.report.collect.MAX_PAGE_BYTES", int(2.5 * runs[0].size))
     runs, problems = collect(tmp_path)
     assert (len(runs), problems[0].what[:28]) == (3, "3 folders are left out: the ")
     for seed in range(6):
         (tmp_path / f"seed-{seed}" / "holdings.json").write_text("{")
-    monkeypatch.setattr("fedbcgd.report.collect.MOST_TOLD", 2)
-    assert [p.what for p in collect(tmp_path)[1]][2:] == ["2 more of such messages"]
+    monkeypatch.setattr("fedbcgd.report.collect.MAX_PROBLEMS", 2)
+    assert [p.what for p in collect(tmp_path)[1]][2:] == ["2 more such messages"]
 
 
 def test_many_variants_are_named_without_comparing_all_with_all(tmp_path):
     """Each of 400 runs has options of its own; every one of them was once compared with every other."""
     runs = [
-        Found(f"{k}", "fedavg", 0, "finished", [], {f"algorithm.own-{k}-{j}": j for j in range(150)})
+        RunData(f"{k}", "fedavg", 0, "finished", [], {f"algorithm.own-{k}-{j}": j for j in range(150)})
         for k in range(400)
     ]
     grouped = group(runs)
@@ -200,9 +200,9 @@ def test_numbers_that_are_none(tmp_path):
     lines = ['{"round": 1e999}', '{"round": -1}', '{"round": 1, "x": 1e999}', '{"round": 2, "x": 1' + "0" * 400 + "}"]
     lines += ['{"round": 3, "round": 4, "x": NaN}', '{"round": true}', '{"round": 5, "x": "6"}', "9" * 5000]
     (folder / "metrics.jsonl").write_text("\n".join(lines) + "\n")
-    (run,), (told,) = collect(tmp_path)
+    (run,), (problem,) = collect(tmp_path)
     assert [row["round"] for row in run.rows] == [1, 4]
-    assert told.what == "6 of 8 lines are damaged and left out"
+    assert problem.what == "6 of 8 lines are damaged and left out"
     assert embedded(page.document(shown(tmp_path)))["runs"][0]["columns"]["x"] == [None, None]
 
 
@@ -210,9 +210,9 @@ def test_a_line_whose_checksum_is_wrong_is_left_out(tmp_path):
     folder = make(tmp_path / "a")
     good = sealed('{"round": 1, "test_accuracy": 0.5}')
     (folder / "metrics.jsonl").write_text(f"{good}\n{good.replace('0.5', '0.9')}\n")
-    (run,), (told,) = collect(tmp_path)
+    (run,), (problem,) = collect(tmp_path)
     assert run.rows == [{"round": 1, "test_accuracy": 0.5}]
-    assert told.what == "1 of 2 lines are damaged and left out"
+    assert problem.what == "1 of 2 lines are damaged and left out"
 
 
 def test_names_of_folders_are_shown_on_one_plain_line(tmp_path):
@@ -222,7 +222,7 @@ def test_names_of_folders_are_shown_on_one_plain_line(tmp_path):
             file.write('{"algorithm": "fedavg", "seed": []}')
     runs, problems = collect(tmp_path)
     assert len(runs) == len(problems) == 4
-    assert all(text.isprintable() for text in [*(run.place for run in runs), *(p.where for p in problems)])
+    assert all(text.isprintable() for text in [*(run.folder for run in runs), *(p.where for p in problems)])
     page.write([tmp_path], tmp_path / "r.html")
 
 

@@ -11,7 +11,7 @@ from fedbcgd.engine.run_folder import RunFolder
 from fedbcgd.files import as_csv
 from fedbcgd.report import page, reach
 from fedbcgd.report.collect import Collector
-from fedbcgd.report.network import bias_table, first_bias, hours_table, measure, networks
+from fedbcgd.report.network import bias_table, first_bias, hours_table, measure_hours, select_networks
 from fedbcgd.runs import compare
 from fedbcgd.runs.folder import finished, read_configuration
 from tests.report.odd import SECRET, copy, damage
@@ -41,7 +41,7 @@ def test_the_page_is_written_whatever_a_folder_holds(damaged, tmp_path, seeds):
         runs, problems = Collector([tmp_path / "runs"]).collect()
         html = page.document(page.content(runs, problems)).encode().decode()
         data = embedded(html)
-        assert data["runs"][-1]["place"].endswith("whole"), seed
+        assert data["runs"][-1]["folder"].endswith("whole"), seed
         assert len(data["runs"]) == 2 or any("odd" in p["where"] for p in data["problems"]), seed
         assert SECRET not in html, seed
         assert not set(html) & set("\x1b\u202e"), seed
@@ -54,8 +54,8 @@ def test_hours_are_told_or_why_there_are_none(damaged, seeds):
     for seed in seeds:
         folder = damaged(seed)
         try:
-            chosen = networks(folder, None, None)
-            found = measure(folder, chosen, None)
+            chosen = select_networks(folder, None, None)
+            found = measure_hours(folder, chosen, None)
             name, leans = first_bias(folder, chosen)
             with Console(quiet=True) as console:
                 console.print(hours_table(found), bias_table(leans, name))

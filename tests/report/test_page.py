@@ -13,7 +13,7 @@ import pytest
 from fedbcgd import UserError
 from fedbcgd.engine.run_folder import find_runs
 from fedbcgd.report import page
-from fedbcgd.report.collect import MOST_ROWS
+from fedbcgd.report.collect import MAX_ROWS
 from fedbcgd.report.serve import PageServer
 from tests.report.runfolders import collect, comparison, embedded, make, rows, shown, write_rows
 from tests.report.serving import serving
@@ -53,9 +53,9 @@ def test_a_partition_that_several_runs_share_is_there_once(tmp_path):
     make(tmp_path / "b", "fedbcgd", 0)
     make(tmp_path / "c", "fedavg", 1)
     data = shown(tmp_path)
-    assert [run["holdings"] for run in data["runs"]] == [0, 0, 1]
-    assert len(data["holdings"]) == 2
-    assert data["holdings"][0]["counts"][1] == [3, 0, 7, 4]  # (3 + 7·label) mod 10
+    assert [run["label_counts"] for run in data["runs"]] == [0, 0, 1]
+    assert len(data["label_counts"]) == 2
+    assert data["label_counts"][0]["counts"][1] == [3, 0, 7, 4]  # (3 + 7·label) mod 10
 
 
 def test_damaged_folders_are_told_and_shown_as_far_as_they_go(tmp_path):
@@ -73,14 +73,14 @@ def test_damaged_folders_are_told_and_shown_as_far_as_they_go(tmp_path):
     (tmp_path / "list" / "summary.json").write_text("[]")
     runs, problems = collect(tmp_path)
     assert [(run.seed, len(run.rows), run.status) for run in runs] == [(0, 3, "running"), (1, 2, "running")]
-    told = {(p.where.removeprefix(f"{tmp_path}/"), p.what.partition(":")[0]) for p in problems}
-    assert told == {
+    shortened = {(p.where.removeprefix(f"{tmp_path}/"), p.what.partition(":")[0]) for p in problems}
+    assert shortened == {
         ("odd/summary.json", "cannot be read"),
         ("odd/metrics.jsonl", "3 of 5 lines are damaged and left out"),
         ("odd/holdings.json", "is not what a run writes"),
-        ("empty", "says nowhere which algorithm ran"),
+        ("empty", "no file names the algorithm"),
         ("list/summary.json", "cannot be read"),
-        ("list", "says nowhere which algorithm ran"),
+        ("list", "no file names the algorithm"),
     }
     assert len(shown(tmp_path)["problems"]) == 6
 
@@ -91,7 +91,7 @@ def test_an_old_folder_without_the_newer_columns_is_shown(tmp_path):
     (old / "holdings.json").unlink()
     run = shown(tmp_path)["runs"][0]
     assert "upload_wait_bytes" not in run["columns"]
-    assert run["holdings"] is None
+    assert run["label_counts"] is None
     assert run["columns"]["upload_d"] == [float(k) for k in range(1, 11)]
 
 
@@ -112,10 +112,10 @@ def test_a_federation_on_flower_is_a_run_too(tmp_path):
 
 
 def test_what_is_no_number_and_very_long_runs(tmp_path):
-    folder = make(tmp_path / "long", "fedbcgd", count=MOST_ROWS + 500)
-    made = rows("fedbcgd", 0, MOST_ROWS + 500)
-    made[0] |= {"train_loss": None}
-    write_rows(folder, made)
+    folder = make(tmp_path / "long", "fedbcgd", count=MAX_ROWS + 500)
+    metrics = rows("fedbcgd", 0, MAX_ROWS + 500)
+    metrics[0] |= {"train_loss": None}
+    write_rows(folder, metrics)
     (run,), problems = collect(tmp_path)
     assert problems == []
     assert len(run.rows) == 1251  # every second, and the last
@@ -161,8 +161,8 @@ def test_written_to_a_file(tmp_path):
 
 @pytest.fixture
 def server(tmp_path):
-    with serving(comparison(tmp_path / "runs")) as made:
-        yield made
+    with serving(comparison(tmp_path / "runs")) as server:
+        yield server
 
 
 def ask(address, **headers):
@@ -216,7 +216,7 @@ def test_a_name_that_was_pointed_here_is_refused(server):
 
 
 def test_a_port_that_is_taken(server):
-    with pytest.raises(UserError, match=r"--port \d+: Address already in use; without it a free one is chosen"):
+    with pytest.raises(UserError, match=r"--port \d+: Address already in use; choose another, or leave it out"):
         PageServer([], server.server_address[1])
 
 

@@ -44,7 +44,7 @@ def test_upload_to_reach(results):
 
 def test_plots_are_pictures(results, tmp_path):
     plots.curves({n: r.rows for n, r in results.items()}, tmp_path / "curves.png", title="t")
-    plots.holdings(np.arange(20).reshape(5, 4), tmp_path / "holdings.png")
+    plots.label_counts(np.arange(20).reshape(5, 4), tmp_path / "holdings.png")
     for path in tmp_path.iterdir():
         assert path.read_bytes().startswith(b"\x89PNG" if path.suffix == ".png" else b"<?xml")
         assert path.stat().st_size > 5000

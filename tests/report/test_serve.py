@@ -13,10 +13,10 @@ from tests.report.serving import serving
 @pytest.fixture
 def server(tmp_path, monkeypatch):
     monkeypatch.setattr(serve, "REQUEST_SECONDS", 0.4)
-    monkeypatch.setattr(serve, "MOST_CONNECTIONS", 3)
+    monkeypatch.setattr(serve, "MAX_CONNECTIONS", 3)
     make(tmp_path / "runs" / "a")
-    with serving(tmp_path / "runs") as made:
-        yield made
+    with serving(tmp_path / "runs") as server:
+        yield server
 
 
 def connect(server):
@@ -116,7 +116,7 @@ def test_nonsense_is_answered_with_its_code(server, sent, code, capfd):
 
 
 def test_whoever_takes_no_answer_is_given_up(server, monkeypatch, capfd):
-    monkeypatch.setattr(serve, "ANSWER_SECONDS", 0.2)
+    monkeypatch.setattr(serve, "RESPONSE_SECONDS", 0.2)
     monkeypatch.setattr(server, "content", lambda: {"much": "x" * 30_000_000})
     left = threading.Event()
     handled = server.process_request_thread

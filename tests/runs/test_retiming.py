@@ -11,7 +11,7 @@ from fedbcgd.engine.run_folder import RunFolder
 from fedbcgd.network.links import Links
 from fedbcgd.network.traffic import Round
 from fedbcgd.report import reach
-from fedbcgd.report.network import first_bias, hours_table, measure, networks, told
+from fedbcgd.report.network import first_bias, format_hours, hours_table, measure_hours, select_networks
 from fedbcgd.runs import config as configuration
 from fedbcgd.runs.bias import leans
 from fedbcgd.runs.execute import execute
@@ -142,28 +142,28 @@ def test_one_damaged_record_leaves_the_others_their_hours(run, tmp_path):
     ("time", "words"), [(59 / 3600, "59 s"), (0.000001, "0.0036 s"), (0.02, "0.02 h"), (123.4, "123 h")]
 )
 def test_times_as_a_person_says_them(time, words):
-    assert told(time) == words
+    assert format_hours(time) == words
 
 
 def test_a_problem_without_accuracy_has_hours_and_no_target(tmp_path):
     raw = {"data": {"name": "quadratics", "clients": 6}, "model": {"name": "point"}, "algorithm": {"name": "fedavg"}}
     raw["run"] = {"rounds": 2, "cohort": 3, "workers": 0}
     execute(configuration.check(raw, "test"), tmp_path)
-    chosen = networks(tmp_path, None, None)
+    chosen = select_networks(tmp_path, None, None)
     assert list(chosen) == ["4g", "broadband", "datacentre", "mix"]
-    found = measure(tmp_path, chosen, None)
+    found = measure_hours(tmp_path, chosen, None)
     assert all(set(row) == {"network", "hours"} for row in found)
     assert [str(column.header) for column in hours_table(found).columns] == ["network", "whole run"]
-    with pytest.raises(UserError, match="measured no accuracy"):
-        measure(tmp_path, chosen, 0.5)
+    with pytest.raises(UserError, match="--target: expected a run with an accuracy"):
+        measure_hours(tmp_path, chosen, 0.5)
 
 
 def test_the_own_network_comes_first_and_measurements_before_it(run, tmp_path):
     csv = tmp_path / "links.csv"
     csv.write_text("uplink_mbit,downlink_mbit,latency_ms,gradient_ms\n1,1,1,1\n")
-    assert list(networks(run, None, None))[:2] == ["own", "4g"]
-    assert list(networks(run, "4g,own", csv)) == [str(csv), "own", "4g"]
-    assert first_bias(run, networks(run, None, csv))[0] == str(csv)
+    assert list(select_networks(run, None, None))[:2] == ["own", "4g"]
+    assert list(select_networks(run, "4g,own", csv)) == [str(csv), "own", "4g"]
+    assert first_bias(run, select_networks(run, None, csv))[0] == str(csv)
 
 
 def test_bias_by_hand():

@@ -12,20 +12,21 @@ from fedbcgd.version import __version__
 
 
 class Commands(TyperGroup):
-    """A user's mistake is one message and exit code 2, never a traceback."""
+    """A group of commands that reports a user's mistake as one message and exit code 2, without a traceback."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Print the help if there are no arguments."""
         if not args and self.no_args_is_help and not ctx.resilient_parsing:
             print(ctx.get_help())
             ctx.exit(2)
         return super().parse_args(ctx, args)
 
     def format_help(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """As click writes it: what typer draws frames with takes longer to import than everything else here."""
+        """Write the help as click does: typer's frames need rich, which takes longer to import than all the rest."""
         click.Group.format_help(self, ctx, formatter)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Each with the first line of its description, whole."""
+        """List the commands, each with the whole first paragraph of its description."""
         commands = ((name, self.get_command(ctx, name)) for name in self.list_commands(ctx))
         rows = [
             (name, (c.help or "").split("\n\n")[0].replace("\n", " ")) for name, c in commands if c and not c.hidden
@@ -34,6 +35,7 @@ class Commands(TyperGroup):
             formatter.write_dl(rows)
 
     def invoke(self, ctx: Any) -> Any:
+        """Run a command; exit with 2 after a user's mistake, 1 after a failure, 130 or 129 after an interruption."""
         from fedbcgd.engine.signals import HungUp
         from fedbcgd.errors import Diverged, UserError, WorkerLost
 
@@ -43,11 +45,11 @@ class Commands(TyperGroup):
             code, message = 2, str(error)
         except (Diverged, WorkerLost) as error:
             code, message = 1, str(error)
-        except KeyboardInterrupt as stopped:
-            code, message = 129 if isinstance(stopped, HungUp) else 130, str(stopped) or "interrupted"
+        except KeyboardInterrupt as interrupt:
+            code, message = 129 if isinstance(interrupt, HungUp) else 130, str(interrupt) or "interrupted"
         from fedbcgd.core.reading import shorten
 
-        lines = [shorten(line, 5000) for line in message.split("\n")[:200]]  # names in it may come from anywhere
+        lines = [shorten(line, 5000) for line in message.split("\n")[:200]]  # it may contain names from untrusted files
         print("fedbcgd:", "\n".join(lines), file=sys.stderr)
         sys.exit(code)
 
@@ -63,8 +65,8 @@ app = typer.Typer(
 )
 
 
-def _version(asked: bool) -> None:
-    if asked:
+def _version(requested: bool) -> None:
+    if requested:
         print(f"fedbcgd {__version__}")
         raise typer.Exit
 
@@ -72,16 +74,17 @@ def _version(asked: bool) -> None:
 @app.callback()
 def _root(
     version: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and leave.")
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
     ] = False,
 ) -> None:
     pass
 
 
 def main() -> None:
+    """Run the command line; the exit code is 1 if output could not be written."""
     make_lasting()
     try:
-        # Each registers its commands.
+        # Importing a module registers its commands.
         from fedbcgd.cli import (  # noqa: F401
             blocks,
             check,
@@ -102,7 +105,7 @@ def main() -> None:
     except Exception as error:
         from fedbcgd.errors import shortage
 
-        if not (said := shortage(error)):
+        if not (message := shortage(error)):
             raise
-        print(f"fedbcgd: {said}", file=sys.stderr)
+        print(f"fedbcgd: {message}", file=sys.stderr)
         raise SystemExit(1) from None

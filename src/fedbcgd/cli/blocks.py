@@ -1,4 +1,4 @@
-"""`fedbcgd blocks`: how a model would be divided, and what an upload would cost."""
+"""`fedbcgd blocks`: how a model is divided into blocks, and the size of an upload."""
 
 from typing import Annotated
 
@@ -18,7 +18,7 @@ def blocks(
         ),
     ],
     blocks: Annotated[
-        int | None, typer.Option("--blocks", help="N, the shared block not counted. Default 5, or the paper's.")
+        int | None, typer.Option("--blocks", help="N, without the shared block. Default 5, or the paper's.")
     ] = None,
     divider: Annotated[
         str, typer.Option(help="auto, layers, even, paper (its table for its networks), or relative sizes: 1,2,4,8.")
@@ -28,7 +28,7 @@ def blocks(
         str | None, typer.Option(help="Input shape: channels,height,width. Default: the paper's for the model.")
     ] = None,
     classes: Annotated[int | None, typer.Option(min=1, help="Outputs of the last layer. Default 10.")] = None,
-    width: Annotated[float | None, typer.Option(help="Scales a convolutional network.")] = None,
+    width: Annotated[float | None, typer.Option(help="Factor on the channels of a convolutional network.")] = None,
     norm: Annotated[str | None, typer.Option(help="none, group or batch, for resnet18 and vgg.")] = None,
     codec: Annotated[str, typer.Option(help="plain, float16, qsgd or topk.")] = "plain",
 ) -> None:
@@ -53,7 +53,7 @@ def blocks(
 
 
 def _numbers(text: str) -> list[float]:
-    """Of a text such as 1,2,4,8; nothing if it is another one."""
+    """Return the numbers of a text such as 1,2,4,8; none if it is another text."""
     try:
         return [float(part) for part in text.split(",")]
     except ValueError:

@@ -1,4 +1,4 @@
-"""`fedbcgd check`: which files of runs are whole."""
+"""`fedbcgd check`: which files of runs are intact."""
 
 from pathlib import Path
 from typing import Annotated
@@ -17,16 +17,15 @@ def check(
 ) -> None:
     """Say which files of a run are whole, damaged, missing or, as those of earlier versions, without a checksum.
 
-    The exit code is 0 where nothing is damaged or missing, 1 where something is. `fedbcgd data check` does the same for
-    data sets.
+    The exit code is 1 if a file is damaged or missing, else 0. `fedbcgd data check` does the same for data sets.
     """
     from fedbcgd.runs import check as checks
 
     bad = False
     for folder in checks.find(folders):
         print(folder)
-        for found in checks.check(folder):
-            bad |= found.bad
-            note = f": {found.note}" if found.note else ""
-            print(f"  {found.file:<31} {found.state}{note}")
+        for result in checks.check(folder):
+            bad |= result.bad
+            note = f": {result.note}" if result.note else ""
+            print(f"  {result.file:<31} {result.state}{note}")
     raise typer.Exit(int(bad))

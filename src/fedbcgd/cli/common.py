@@ -1,4 +1,4 @@
-"""What commands share: options, and how workers are prepared."""
+"""Options that commands share, and the early start of worker processes."""
 
 import tomllib
 from contextlib import suppress
@@ -8,15 +8,21 @@ from typing import Annotated
 import typer
 
 ConfigFile = Annotated[Path, typer.Argument(help="A TOML file; `fedbcgd init` writes one.", show_default=False)]
-Out = Annotated[Path, typer.Option("--out", help="Folder for everything the run leaves.", show_default=False)]
+Out = Annotated[Path, typer.Option("--out", help="Folder for the files of the run.", show_default=False)]
 Sets = Annotated[
     list[str] | None, typer.Option("--set", help="Change a value of the file: section.key=value. May be repeated.")
 ]
 
 
 def expect_workers(config: Path, sets: list[str] | None) -> None:
-    """Have worker processes prepared while this one imports what it needs, if the file looks like a run that has some.
-    Whatever is wrong with it is said later."""
+    """Start worker processes early, while this process imports its modules, if the configuration seems to need some.
+
+    Errors in the configuration are ignored here; loading it reports them.
+
+    Args:
+        config: The configuration file.
+        sets: Values of --set.
+    """
     from fedbcgd.backends.placement import Placement
     from fedbcgd.errors import UserError
 
@@ -26,8 +32,8 @@ def expect_workers(config: Path, sets: list[str] | None) -> None:
         return
     if not isinstance(run, dict):
         return
-    given = {key.strip(): value.strip(" '\"") for key, _, value in (text.partition("=") for text in sets or [])}
-    chosen = {key: given.get(f"run.{key}", str(run.get(key, ""))) for key in ("workers", "backend", "device")}
+    overrides = {key.strip(): value.strip(" '\"") for key, _, value in (text.partition("=") for text in sets or [])}
+    chosen = {key: overrides.get(f"run.{key}", str(run.get(key, ""))) for key in ("workers", "backend", "device")}
     workers = 0 if chosen["workers"] == "0" else None
     with suppress(UserError):
         Placement(chosen["backend"] or "workers", workers, device=chosen["device"] or "cpu").entry.start_early()

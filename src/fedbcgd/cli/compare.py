@@ -1,4 +1,4 @@
-"""`fedbcgd compare` and `fedbcgd sweep`: several runs with one configuration."""
+"""`fedbcgd compare` and `fedbcgd sweep`: several runs of one configuration."""
 
 from pathlib import Path
 from typing import Annotated
@@ -7,7 +7,7 @@ import typer
 
 from fedbcgd.cli import app
 from fedbcgd.cli.common import ConfigFile, Out, Sets, expect_workers
-from fedbcgd.display.terminal import Json, Quiet, display, say_json, terminable
+from fedbcgd.display.terminal import Json, Quiet, display, print_json, terminable
 
 
 @app.command()
@@ -17,9 +17,9 @@ def compare(
     out: Out,
     budget: Annotated[
         float | None,
-        typer.Option(help="Upload budget for each, in d, in the place of the file's run.budget, rounds and target."),
+        typer.Option(help="Upload budget for each, in d; replaces the file's run.budget, rounds and target."),
     ] = None,
-    seeds: Annotated[int, typer.Option(min=1, help="So many seeds, from run.seed on.")] = 1,
+    seeds: Annotated[int, typer.Option(min=1, help="Number of seeds, from run.seed on.")] = 1,
     target: Annotated[
         float | None,
         typer.Option(help="An accuracy to reach, for hours and rounds. Default: the highest that every run reached."),
@@ -30,9 +30,9 @@ def compare(
 ) -> None:
     """Run several algorithms on the same data under the same budget, and put them side by side.
 
-    Each algorithm takes the options of [algorithm] that it has, and those of [compare.NAME] for itself alone. Finished runs
-    in the folder are kept and not run again; unfinished ones go on where they stopped. Writes compare.csv, compare.png and
-    reach.csv: what it took to reach an accuracy, in rounds, upload, and hours under each network profile.
+    Each algorithm takes the options of [algorithm] that it has, and those of [compare.NAME], which apply to it alone.
+    Finished runs in the folder are kept and not run again; unfinished ones continue where they stopped. Writes compare.csv,
+    compare.png and reach.csv: the rounds, upload, and hours under each network profile to reach an accuracy.
     """
     expect_workers(config, set_)
     from fedbcgd.display.progress import printable, wide_console
@@ -58,16 +58,16 @@ def compare(
         write_text(folder / "reach.csv", as_csv(reached))
     if as_json:
         for row in experiment.rows(outcomes):
-            say_json(**row)
+            print_json(**row)
         for row in reached:
-            say_json(reach=row)
+            print_json(reach=row)
     else:
         console = wide_console()
         console.print(experiment.table(outcomes))
         if reached:
             console.print(reach.table(reached))
-        for why in untimed:
-            console.print(printable(f"no hours under the profiles: {why}", 5000), soft_wrap=True)
+        for reason in untimed:
+            console.print(printable(f"no hours under the profiles: {reason}", 5000), soft_wrap=True)
         files = ", ".join(f"{folder}/{name}" for name in ("compare.csv", "compare.png", *["reach.csv"][: len(reached)]))
         console.print(printable(f"{files}, and a folder for each run", 5000))
 
@@ -78,7 +78,7 @@ def sweep(
     grid: Annotated[
         list[str], typer.Option(help="option=value,value,… of the algorithm. May be repeated.", show_default=False)
     ],
-    out: Annotated[Path, typer.Option("--out", help="Folder for everything the runs leave.")] = Path("runs/sweep"),
+    out: Annotated[Path, typer.Option("--out", help="Folder for the files of the runs.")] = Path("runs/sweep"),
     validation: Annotated[float, typer.Option(min=0.001, max=0.9, help="Share of the training set held out.")] = 0.1,
     set_: Sets = None,
     quiet: Quiet = False,
@@ -86,7 +86,7 @@ def sweep(
 ) -> None:
     """Try every combination of some hyper-parameters and choose the best on data held out of the training set.
 
-    The test set is never looked at. Writes sweep.csv and best.toml, which `fedbcgd run` takes. Finished runs are kept.
+    The test set is not used. Writes sweep.csv and best.toml, which `fedbcgd run` takes. Finished runs are kept.
     """
     expect_workers(config, set_)
     from fedbcgd.display.progress import printable, wide_console
@@ -104,8 +104,8 @@ def sweep(
     best = experiment.write(runs, outcomes, folder)
     if as_json:
         for row in experiment.rows(runs, outcomes):
-            say_json(**row)
-        say_json(best=best.label, config=f"{folder}/best.toml")
+            print_json(**row)
+        print_json(best=best.label, config=f"{folder}/best.toml")
     else:
         console = wide_console()
         console.print(experiment.table(runs, outcomes))

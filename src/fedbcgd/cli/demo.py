@@ -34,5 +34,5 @@ def demo(
     try:
         results = experiment.run(budget, seed, folder)
     except KeyboardInterrupt:
-        raise KeyboardInterrupt(f"interrupted; what was measured until then is in {folder}") from None
+        raise KeyboardInterrupt(f"interrupted; the measurements so far are in {folder}") from None
     experiment.conclude(console, results, budget, folder)

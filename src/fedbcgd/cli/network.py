@@ -1,4 +1,4 @@
-"""`fedbcgd hours`: what time a finished run would have taken, on any network."""
+"""`fedbcgd hours`: how long a finished run would have taken on any network."""
 
 from pathlib import Path
 from typing import Annotated
@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from fedbcgd.cli import app
-from fedbcgd.display.terminal import Json, say_json
+from fedbcgd.display.terminal import Json, print_json
 
 
 @app.command()
@@ -19,25 +19,26 @@ def hours(
             show_default=False,
         ),
     ] = None,
-    csv: Annotated[Path | None, typer.Option(help="Your measurements, as in docs/network.md.")] = None,
+    csv: Annotated[Path | None, typer.Option(help="Measured links, as in docs/network.md.")] = None,
     target: Annotated[float | None, typer.Option(help="An accuracy. Default: the best that the run reached.")] = None,
     as_json: Json = False,
 ) -> None:
-    """Hours of a run on the clock of a network, whole and to a target; and whether its blocks lean to fast clients, by the
-    links of the CSV, of the run's own network or of the first profile, whichever of these comes first."""
+    """Show how many hours a run takes on each network, in all and to a target, and whether fast clients serve some blocks
+    more often than others. Clients' speeds are those of the CSV, else of the run's own network, else of the first
+    profile."""
     from fedbcgd.display.progress import printable, wide_console
-    from fedbcgd.report.network import bias_table, first_bias, hours_table, measure, networks
+    from fedbcgd.report.network import bias_table, first_bias, hours_table, measure_hours, select_networks
 
-    chosen = networks(folder, network, csv)
-    found = measure(folder, chosen, target)
+    chosen = select_networks(folder, network, csv)
+    rows = measure_hours(folder, chosen, target)
     name, leans = first_bias(folder, chosen)
     if as_json:
-        for row in found:
-            say_json(**row)
-        say_json(network=name, bias=[lean.row() for lean in leans])
+        for row in rows:
+            print_json(**row)
+        print_json(network=name, bias=[lean.row() for lean in leans])
         return
     console = wide_console()
-    console.print(hours_table(found))
-    for why in dict.fromkeys(row["why"] for row in found if "why" in row):
-        console.print(printable(f"– {why}", 5000), soft_wrap=True)
+    console.print(hours_table(rows))
+    for reason in dict.fromkeys(row["why"] for row in rows if "why" in row):
+        console.print(printable(f"– {reason}", 5000), soft_wrap=True)
     console.print(bias_table(leans, name))

@@ -1,4 +1,4 @@
-"""The commands about the paper; `fedbcgd.paper.cli` has them."""
+"""`fedbcgd reproduce` and `fedbcgd theory`, which are in `fedbcgd.paper.cli`."""
 
 from fedbcgd.cli import app
 from fedbcgd.paper.cli import register

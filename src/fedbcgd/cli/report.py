@@ -23,19 +23,19 @@ def report(
 ) -> None:
     """Make a page of runs: one HTML file with everything in it, that opens without a network.
 
-    Accuracy against upload, rounds, gradient evaluations and time; time to a target under an uplink of your choice; traffic
-    per block; labels of the clients; configurations and how they differ; tables to copy as CSV and LaTeX. A folder that is
-    damaged or still being written is shown as far as it can be read, and the page says what is missing.
+    It shows accuracy against upload, rounds, gradient evaluations and time; time to a target under an uplink of your
+    choice; traffic per block; labels of the clients; configurations and how they differ; tables to copy as CSV and LaTeX. A
+    folder that is damaged or still being written is shown as far as it can be read, and the page says what is missing.
     """
     import sys
     import webbrowser
 
     from fedbcgd.core.reading import shorten
-    from fedbcgd.engine.run_folder import find_runs as find
+    from fedbcgd.engine.run_folder import find_runs
     from fedbcgd.errors import UserError
     from fedbcgd.report import page
 
-    found = find(folders)  # a place that is not there is said at once
+    runs = find_runs(folders)  # a missing folder is an error, also with --watch
     if watch:
         from fedbcgd.report.serve import PageServer
 
@@ -48,9 +48,9 @@ def report(
             except KeyboardInterrupt:
                 print("ended", file=sys.stderr)
         return
-    if not found:
+    if not runs:
         where = ", ".join(map(str, folders))
-        raise UserError(f"{where}: no run is in there; `fedbcgd run` makes one, and --watch waits for one")
+        raise UserError(f"{where}: expected runs, got none; `fedbcgd run` makes one, and --watch waits for one")
     count, problems = page.write(folders, out)
     for problem in problems:
         print(f"fedbcgd: {problem.where}: {problem.what}", file=sys.stderr)

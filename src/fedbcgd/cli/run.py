@@ -7,7 +7,7 @@ import typer
 
 from fedbcgd.cli import app
 from fedbcgd.cli.common import ConfigFile, Out, Sets, expect_workers
-from fedbcgd.display.terminal import Json, Quiet, display, say_json, terminable
+from fedbcgd.display.terminal import Json, Quiet, display, print_json, terminable
 
 
 @app.command()
@@ -15,22 +15,20 @@ def run(
     config: ConfigFile,
     out: Out,
     set_: Sets = None,
-    resume: Annotated[
-        bool, typer.Option("--resume", help="Go on with the run in the folder, to the same bits.")
-    ] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Continue the run in the folder, to the same bits.")] = False,
     quiet: Quiet = False,
     as_json: Json = False,
 ) -> None:
     """Train as a configuration file says, in a folder of its own.
 
     The folder gets config.toml (complete: it reproduces the run), metrics.jsonl, summary.json, model.safetensors, curve.png
-    and checkpoint/. After Ctrl-C, a crash or a power cut, --resume goes on to the same model as an undisturbed run. With
-    --resume, run.rounds, run.budget and run.target may be extended.
+    and checkpoint/. After Ctrl-C, a crash or a power cut, --resume continues to the same model as an uninterrupted run.
+    With --resume, run.rounds, run.budget and run.target may be extended.
     """
     expect_workers(config, set_)
     from fedbcgd.display.progress import wide_console
     from fedbcgd.display.tables import table
-    from fedbcgd.report.network import told
+    from fedbcgd.report.network import format_hours
     from fedbcgd.runs import config as configuration
     from fedbcgd.runs.execute import execute
 
@@ -40,19 +38,19 @@ def run(
         shown.begin(0)
         outcome = execute(settings, out, resume=resume, callbacks=[shown], say=shown.say)
     if as_json:
-        say_json(run=name, out=str(out), stopped=outcome.stopped, rounds=outcome.rounds, final=outcome.final)
+        print_json(run=name, out=str(out), stopped=outcome.stopped, rounds=outcome.rounds, final=outcome.final)
         return
     console = wide_console()
     console.print(table({name: outcome}))
     hours = outcome.final.get("hours")
-    after = f" after {told(hours)} on the clock of its network" if hours is not None else ""
+    after = f" after {format_hours(hours)} on the clock of its network" if hours is not None else ""
     console.print(f"stopped by {outcome.stopped}{after}; everything is in {out}", highlight=False, markup=False)
 
 
 @app.command()
 def init(
     path: Annotated[Path, typer.Argument(help="The file to write.")] = Path("run.toml"),
-    force: Annotated[bool, typer.Option("--force", help="Overwrite a file that is there.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Overwrite an existing file.")] = False,
 ) -> None:
     """Write a commented configuration file to start from."""
     from fedbcgd.errors import UserError
@@ -60,6 +58,6 @@ def init(
     from fedbcgd.runs.config import template
 
     if path.exists() and not force:
-        raise UserError(f"{path} exists; --force overwrites it")
+        raise UserError(f"{path}: expected a new file, got one that exists; --force overwrites it")
     write_text(path, template())
     print(f"{path} written; run it with: fedbcgd run {path} --out runs/first")

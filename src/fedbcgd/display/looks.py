@@ -1,7 +1,7 @@
-"""One look for an algorithm everywhere: in figures, on the page, in print.
+"""One look for each algorithm: in figures, on the page, in print.
 
-A look is a colour, a dash and a marker. Dash and marker together belong to one algorithm alone, so a figure survives a
-grey printer and any colour vision; the colours are those of Okabe and Ito and of Tol, some of them darkened, each with a
+A look is a colour, a dash and a marker. Each algorithm has its own pair of dash and marker, so lines can be told apart
+without colours; the colours are those of Okabe and Ito and of Tol, some of them darkened, each with a
 contrast of at least 3 to 1 against its background.
 """
 
@@ -16,10 +16,12 @@ MIXED = (5.0, 1.4, 1.0, 1.4)
 
 @dataclass(frozen=True)
 class Look:
+    """How a line is drawn."""
+
     colour: str  # on white
     dark: str  # on a dark background
-    dash: tuple[float, ...]  # on and off, in widths of the line; nothing for a solid one
-    marker: str  # in matplotlib's letters
+    dash: tuple[float, ...]  # lengths on and off, in widths of the line; empty for a solid line
+    marker: str  # matplotlib's name of it
 
 
 _BLACK = ("#222222", "#e8e8e8")
@@ -53,7 +55,7 @@ LOOKS = {
     "topk": Look(*_SKY, SOLID, "X"),
 }
 _DASHES = (SOLID, DASHED, DOTTED, MIXED)
-_MARKERS = ("<", ">", "p", "h", "*", "d", "H", "8")  # of no algorithm
+_MARKERS = ("<", ">", "p", "h", "*", "d", "H", "8")  # that no algorithm has
 _OTHERS = [
     Look(*colours, dash, marker)
     for dash in _DASHES
@@ -65,28 +67,36 @@ _OTHERS = [
 ]
 
 
-# Every dash with every marker: as many lines as a figure can tell apart without colours. Variants of an algorithm take
-# markers of no algorithm that the eye tells apart at once, then shapes of no algorithm, then markers that are all nearly
-# round, and those of algorithms at last.
-_CLEAR = [(dash, marker) for dash in _DASHES for marker in "<>*d"]
-_TAKEN = [(look.dash, look.marker) for look in LOOKS.values()]
-_OWNED = [(dash, marker) for dash in _DASHES for marker in dict.fromkeys(marker for _, marker in _TAKEN)]
-_ROUND = [(dash, marker) for dash in _DASHES for marker in "phH8"]
-_REST = [*(shape for shape in _OWNED if shape not in _TAKEN), *_ROUND, *_TAKEN]
-MOST = len(_CLEAR) + len(_REST)
+# A shape is a pair of dash and marker. Variants of an algorithm take, in this order: clearly different markers that no
+# algorithm has, unused pairs with an algorithm's marker, nearly round markers, and pairs of other algorithms.
+_CLEAR_SHAPES = [(dash, marker) for dash in _DASHES for marker in "<>*d"]
+_ALGORITHM_SHAPES = [(look.dash, look.marker) for look in LOOKS.values()]
+_ALGORITHM_MARKERS = [
+    (dash, marker) for dash in _DASHES for marker in dict.fromkeys(marker for _, marker in _ALGORITHM_SHAPES)
+]
+_ROUND_SHAPES = [(dash, marker) for dash in _DASHES for marker in "phH8"]
+_OTHER_SHAPES = [
+    *(shape for shape in _ALGORITHM_MARKERS if shape not in _ALGORITHM_SHAPES),
+    *_ROUND_SHAPES,
+    *_ALGORITHM_SHAPES,
+]
+MAX_SHAPES = len(_CLEAR_SHAPES) + len(_OTHER_SHAPES)
 
 
 def look(name: str, position: int = 0) -> Look:
-    """The look of an algorithm; of anything else the one of its position among what has none of its own."""
+    """Return the look of an algorithm; for another name, the one at `position` in the list of other looks."""
     return LOOKS.get(name) or _OTHERS[position % len(_OTHERS)]
 
 
 def families(algorithms: Sequence[str]) -> list[Look]:
-    """A look for each of several lines, given the algorithm of each. Where algorithms are compared, variants of one have
-    shades of its colour and differ in dash and marker; where all lines are of one algorithm, the first has its look and the
-    others differ from it in everything.
+    """Return a look for each of several lines.
 
-    No two of up to MOST = 60 lines have the same dash and marker. Of more, the first 60 have; the others repeat shapes.
+    Where algorithms are compared, variants of one have shades of its colour and differ in dash and marker. Where all lines
+    are of one algorithm, the first has its look and the others differ from it in everything. No two of the first
+    `MAX_SHAPES` lines have the same dash and marker.
+
+    Args:
+        algorithms: The algorithm of each line.
     """
     if len(set(algorithms)) == 1 and len(algorithms) > 1:
         name = algorithms[0]
@@ -105,8 +115,10 @@ def families(algorithms: Sequence[str]) -> list[Look]:
 
 
 def looks(names: Iterable[str]) -> dict[str, Look]:
-    """A look for each name: algorithms have theirs, the others take theirs in turn. No two of up to 60 names that are there
-    have the same dash and marker."""
+    """Return a look for each name: an algorithm's own, or the next of the other looks.
+
+    No two of the first `MAX_SHAPES` names have the same dash and marker.
+    """
     names = list(dict.fromkeys(names))
     used = {(LOOKS[name].dash, LOOKS[name].marker) for name in names if name in LOOKS}
     out: dict[str, Look] = {}
@@ -121,26 +133,26 @@ def looks(names: Iterable[str]) -> dict[str, Look]:
     return out
 
 
-def _reshaped(own: Look, used: Collection[tuple[tuple[float, ...], str]], start: int) -> Look:
-    """This look with the first dash and marker from there on that are free; where none is, with those of its turn."""
-    start %= len(_CLEAR)
-    turned = [*_CLEAR[start:], *_CLEAR[:start], *_REST]
+def _reshaped(base: Look, used: Collection[tuple[tuple[float, ...], str]], start: int) -> Look:
+    """Return this look with the first unused dash and marker from position `start` on, or those at `start`."""
+    start %= len(_CLEAR_SHAPES)
+    turned = [*_CLEAR_SHAPES[start:], *_CLEAR_SHAPES[:start], *_OTHER_SHAPES]
     dash, marker = next((shape for shape in turned if shape not in used), turned[0])
-    return replace(own, dash=dash, marker=marker)
+    return replace(base, dash=dash, marker=marker)
 
 
-def _shaded(own: Look, turn: int) -> Look:
-    """A shade of its colour: further from the background, or for what is nearly black nearer to grey."""
+def _shaded(base: Look, turn: int) -> Look:
+    """Return this look in a shade of its colour: farther from the background, or for black nearer to grey."""
     share = _SHADES[(turn - 1) % len(_SHADES)]
-    black = own.colour == _BLACK[0]
-    colour = _mixed(own.colour, _GREY[0] if black else "#000000", share)
-    dark = _mixed(own.dark, _GREY[1] if black else "#ffffff", share)
-    return replace(own, colour=colour, dark=dark)
+    black = base.colour == _BLACK[0]
+    colour = _mix(base.colour, _GREY[0] if black else "#000000", share)
+    dark = _mix(base.dark, _GREY[1] if black else "#ffffff", share)
+    return replace(base, colour=colour, dark=dark)
 
 
 _SHADES = (0.3, 0.5, 0.65)
 
 
-def _mixed(colour: str, other: str, share: float) -> str:
+def _mix(colour: str, other: str, share: float) -> str:
     pairs = ((int(colour[at : at + 2], 16), int(other[at : at + 2], 16)) for at in (1, 3, 5))
     return "#" + "".join(f"{round(a + (b - a) * share):02x}" for a, b in pairs)

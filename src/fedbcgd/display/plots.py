@@ -1,4 +1,4 @@
-"""Figures, each written as PNG and SVG by one function."""
+"""Figures, each written as PNG and SVG."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -10,13 +10,16 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from fedbcgd.display.looks import Look, looks
+from fedbcgd.display.metrics import main_metric
 from fedbcgd.engine.loop import Row
 from fedbcgd.files import write_whole
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
     from fedbcgd.data.store import DataSet
 
-# Fit for a paper: text of 8 points at the width of a page, and text that stays text in an SVG.
+# For a paper: text of 8 points at the width of a page, and text that stays text in an SVG.
 STYLE: dict[Any, Any] = {
     "font.size": 8,
     "axes.titlesize": 8,
@@ -37,9 +40,9 @@ STYLE: dict[Any, Any] = {
     "legend.frameon": False,
     "legend.handlelength": 2.8,  # room for a dash
     "svg.fonttype": "none",
-    "svg.hashsalt": "fedbcgd",  # the same figure is the same file
+    "svg.hashsalt": "fedbcgd",  # the same figure gives the same file
 }
-PAGE = 7.0  # inches: the text width of a page, and so of a figure
+PAGE = 7.0  # inches: the text width of a page, and of a figure
 DPI = 220
 AXES = {
     "upload_d": "upload (in d)",
@@ -49,7 +52,7 @@ AXES = {
 
 
 def line(look: Look) -> dict[str, Any]:
-    """A look as arguments for matplotlib's plot. Markers stand apart, so that they mark a line and do not hide it."""
+    """Return a look as arguments of matplotlib's `plot`, with markers far enough apart not to hide the line."""
     return {
         "color": look.colour,
         "linestyle": (0, look.dash) if look.dash else "-",
@@ -60,7 +63,13 @@ def line(look: Look) -> dict[str, Any]:
 
 
 def save(figure: Figure, path: Path) -> None:
-    """Write a figure as PNG and as SVG, under one name. Another suffix, such as .pdf, is written beside them."""
+    """Write a figure as PNG and as SVG.
+
+    Args:
+        figure: The figure.
+        path: A file name; its suffix is replaced by .png and .svg. A file with another suffix, such as .pdf, is written
+            as well.
+    """
     for suffix in dict.fromkeys((".png", ".svg", path.suffix or ".png")):
         metadata = {"Date": None} if suffix == ".svg" else None
 
@@ -72,31 +81,54 @@ def save(figure: Figure, path: Path) -> None:
 
 
 def curves(runs: Mapping[str, Sequence[Row]], path: Path, title: str = "") -> None:
-    """One run of each name."""
+    """Draw one run of each name, as `bands` does."""
     bands({name: [rows] for name, rows in runs.items()}, path, title)
 
 
+def draw_band(
+    panel: "Axes", runs: Sequence[Sequence[Row]], axis: str, metric: str, label: str, look: Look, clip: bool = False
+) -> None:
+    """Draw the mean of runs and, of several, a band of ± one standard deviation, at the rounds that all of them have.
+
+    Args:
+        panel: Where to draw.
+        runs: The rows of each run.
+        axis: The column on the x axis.
+        metric: The column on the y axis.
+        label: The name in the legend.
+        look: Colour, dash and marker.
+        clip: Whether the band ends at 0 and 1.
+    """
+    shared = set.intersection(*({row["round"] for row in rows if metric in row} for rows in runs))
+    x = np.array([[row[axis] for row in rows if row["round"] in shared] for rows in runs]).mean(0)
+    y = np.array([[row[metric] for row in rows if row["round"] in shared] for rows in runs])
+    mean = y.mean(0)
+    panel.plot(x, mean, label=label, **line(look))
+    if len(runs) > 1:
+        spread = y.std(0, ddof=1)
+        low, high = mean - spread, mean + spread
+        if clip:
+            low, high = np.clip(low, 0, 1), np.clip(high, 0, 1)
+        panel.fill_between(x, low, high, color=look.colour, alpha=0.15, linewidth=0)
+
+
 def bands(groups: Mapping[str, Sequence[Sequence[Row]]], path: Path, title: str = "") -> None:
-    """Mean and band (± one standard deviation) over the seeds of each group, against upload, rounds and gradients:
-    what is cheap on one axis may be dear on another."""
-    first = next(iter(groups.values()))[0][-1]
-    metric = next(m for m in ("test_accuracy", "validation_accuracy", "test_loss", "train_loss") if m in first)
+    """Draw mean and band over the seeds of each group, against upload, rounds and gradient evaluations.
+
+    Args:
+        groups: The rows of each run, by the name of the group.
+        path: A file name, as for `save`.
+        title: Title of the figure.
+    """
+    metric = main_metric(next(iter(groups.values()))[0][-1])
+    assert metric is not None
     with matplotlib.rc_context(STYLE):
         figure = Figure(figsize=(PAGE, 2.6), layout="constrained")
         panels = figure.subplots(1, len(AXES), sharey=True)
         styles = looks(groups)
         for panel, (axis, label) in zip(panels, AXES.items(), strict=True):
             for name, runs in groups.items():
-                shared = set.intersection(*({row["round"] for row in rows if metric in row} for rows in runs))
-                x = np.array([[row[axis] for row in rows if row["round"] in shared] for rows in runs]).mean(0)
-                y = np.array([[row[metric] for row in rows if row["round"] in shared] for rows in runs])
-                panel.plot(x, y.mean(0), label=name, **line(styles[name]))
-                if len(runs) > 1:
-                    spread = y.std(0, ddof=1)
-                    low, high = y.mean(0) - spread, y.mean(0) + spread
-                    if metric.endswith("accuracy"):
-                        low, high = np.clip(low, 0, 1), np.clip(high, 0, 1)
-                    panel.fill_between(x, low, high, color=styles[name].colour, alpha=0.15, linewidth=0)
+                draw_band(panel, runs, axis, metric, name, styles[name], clip=metric.endswith("accuracy"))
             panel.set_xlabel(label)
             panel.grid(True)
         panels[0].set_ylabel(metric.replace("_", " "))
@@ -111,19 +143,26 @@ def bands(groups: Mapping[str, Sequence[Sequence[Row]]], path: Path, title: str 
         save(figure, path)
 
 
-def holdings(counts: np.ndarray, path: Path, labels: Sequence[str] | None = None, title: str = "") -> None:
-    """Who holds what: a column per client, a row per label, darker for more examples."""
-    clients, kinds = counts.shape
-    height = min(7.0, 1.2 + kinds * 0.14)
+def label_counts(counts: np.ndarray, path: Path, labels: Sequence[str] | None = None, title: str = "") -> None:
+    """Draw how many examples of each label each client has: a column per client, a row per label.
+
+    Args:
+        counts: Examples by client and label.
+        path: A file name, as for `save`.
+        labels: Names of the labels.
+        title: Title of the figure.
+    """
+    clients, classes = counts.shape
+    height = min(7.0, 1.2 + classes * 0.14)
     with matplotlib.rc_context(STYLE):
         figure = Figure(figsize=(min(PAGE, 2.4 + clients * 0.06), height), layout="constrained")
         panel = figure.subplots()
         image = panel.imshow(counts.T, aspect="auto", cmap="Blues", interpolation="nearest")
         panel.set_xlabel("client")
         panel.set_ylabel("label")
-        named = labels if labels is not None and len(labels) == kinds else [str(c) for c in range(kinds)]
-        every = max(1, round(kinds / (height * 7)))  # as many names as can be read
-        panel.set_yticks(range(0, kinds, every), named[::every], fontsize=6 if kinds > 20 else 8)
+        names = labels if labels is not None and len(labels) == classes else [str(c) for c in range(classes)]
+        every = max(1, round(classes / (height * 7)))  # as many names as can be read
+        panel.set_yticks(range(0, classes, every), names[::every], fontsize=6 if classes > 20 else 8)
         panel.xaxis.set_major_locator(MaxNLocator(integer=True))
         figure.colorbar(image, ax=panel, label="examples")
         if title:
@@ -132,17 +171,24 @@ def holdings(counts: np.ndarray, path: Path, labels: Sequence[str] | None = None
 
 
 def gallery(data: "DataSet", path: Path, rows: int = 20, columns: int = 12) -> None:
-    """The first training images of each class; of many classes some."""
+    """Draw the first training images of each class.
+
+    Args:
+        data: The data set.
+        path: A file name, as for `save`.
+        rows: How many classes to draw at most.
+        columns: How many images of each.
+    """
     labels = data.train.labels.numpy()
     chosen = np.unique(np.linspace(0, len(data.classes) - 1, min(rows, len(data.classes))).astype(int))
     figure = Figure(figsize=(2 + columns * 0.55, 0.6 + len(chosen) * 0.55), layout="constrained")
     panels = figure.subplots(len(chosen), columns, squeeze=False)
     for line, label in zip(panels, chosen, strict=True):
-        found = np.flatnonzero(labels == label)[:columns]
+        indices = np.flatnonzero(labels == label)[:columns]
         for k, panel in enumerate(line):
             panel.set_axis_off()
-            if k < len(found):
-                pixels = data.train.images[found[k]].permute(1, 2, 0).numpy()
+            if k < len(indices):
+                pixels = data.train.images[indices[k]].permute(1, 2, 0).numpy()
                 panel.imshow(pixels, cmap="gray", vmin=0, vmax=255, interpolation="nearest")
         line[0].text(-0.15, 0.5, data.classes[label], ha="right", va="center", transform=line[0].transAxes, fontsize=8)
     figure.suptitle(f"{data.name}: {len(data.train):,} train, {len(data.test):,} test, {len(data.classes)} classes")

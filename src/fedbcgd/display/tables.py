@@ -1,14 +1,16 @@
-"""Finished runs side by side: the table that is printed, and the rows that are kept."""
+"""Finished runs side by side, as a table for the terminal."""
 
 from collections.abc import Mapping
 
 from rich.table import Table
 
+from fedbcgd.display.metrics import accuracy_column
 from fedbcgd.display.progress import printable
 from fedbcgd.engine.loop import Outcome
 
 
 def table(results: Mapping[str, Outcome], title: str = "") -> Table:
+    """Return a row for each run, by name: its accuracy and its costs."""
     out = Table(title=title or None, title_justify="left")
     out.add_column("algorithm", no_wrap=True)
     for column in (
@@ -37,9 +39,10 @@ def table(results: Mapping[str, Outcome], title: str = "") -> Table:
 
 
 def _accuracy(outcome: Outcome) -> float:
-    return outcome.final.get("test_accuracy", outcome.final.get("validation_accuracy", float("nan")))
+    name = accuracy_column(outcome.final)
+    return float("nan") if name is None else outcome.final[name]
 
 
 def upload_to_reach(result: Outcome, metric: str, value: float) -> float | None:
-    """The upload (in d) at the first row that reached the value, or None."""
+    """Return the upload in d at the first evaluation whose metric is at least `value`, or None."""
     return next((row["upload_d"] for row in result.rows if row.get(metric, -1.0) >= value), None)

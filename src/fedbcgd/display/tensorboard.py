@@ -7,14 +7,21 @@ from fedbcgd.errors import UserError
 
 
 class TensorBoard:
-    """A callback: every metric over the rounds. Rows written again after a resume purge the ones they replace."""
+    """A callback that writes every metric over the rounds; after a resume, repeated rounds replace earlier ones.
+
+    Args:
+        folder: For the event files.
+
+    Raises:
+        UserError: TensorBoard is not installed.
+    """
 
     def __init__(self, folder: Path):
         try:
             from torch.utils.tensorboard import SummaryWriter
         except ImportError:
             raise UserError("run.tensorboard needs the extra: pip install 'fedbcgd[tensorboard]'") from None
-        self._make = SummaryWriter
+        self._writer_class = SummaryWriter
         self._folder = folder
         self._writer: SummaryWriter | None = None
 
@@ -22,7 +29,7 @@ class TensorBoard:
         for row in info.rows:
             step = int(row["round"])
             if self._writer is None:
-                self._writer = self._make(str(self._folder), purge_step=step)
+                self._writer = self._writer_class(str(self._folder), purge_step=step)
             for name, value in row.items():
                 if name != "round":
                     self._writer.add_scalar(name, value, step)

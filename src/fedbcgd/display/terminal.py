@@ -1,4 +1,4 @@
-"""How commands tell of runs: progress and results for people or as JSON, and what ends a run."""
+"""What commands share for showing runs: progress and results for people or as JSON, and signals that end a run."""
 
 import signal
 from collections.abc import Iterator
@@ -27,13 +27,15 @@ class JsonLines:
         self._now = 0
 
     def begin(self, index: int) -> None:
+        """Report run number `index` from now on."""
         self._now = index
 
     def skip(self, index: int, why: str) -> None:
+        """Report that run number `index` is not run, and why."""
         print(as_json({"run": self._names[index], "skipped": why}), flush=True)
 
     def say(self, line: str) -> None:
-        pass  # it is in summary.json
+        """Do nothing: notes are in summary.json."""
 
     def __call__(self, info: "RoundInfo") -> None:
         for row in info.rows:
@@ -41,14 +43,16 @@ class JsonLines:
 
 
 class Silent:
+    """A display that shows nothing."""
+
     def begin(self, index: int) -> None:
-        pass
+        """Do nothing."""
 
     def say(self, line: str) -> None:
-        pass
+        """Do nothing."""
 
     def skip(self, index: int, why: str) -> None:
-        pass
+        """Do nothing."""
 
     def __call__(self, info: "RoundInfo") -> None:
         pass
@@ -56,21 +60,35 @@ class Silent:
 
 @contextmanager
 def display(names: list[str], quiet: bool, as_json: bool) -> Iterator["ProgressDisplay | JsonLines | Silent"]:
-    """Progress of these runs, as asked for."""
+    """Show the progress of runs.
+
+    Args:
+        names: The name of each run.
+        quiet: Show nothing.
+        as_json: Print lines of JSON on standard output.
+
+    Yields:
+        A callback of runs, with `begin(index)` and `skip(index, why)`.
+    """
     if as_json:
         yield JsonLines(names)
     elif quiet:
         yield Silent()
     else:
-        from fedbcgd.display.progress import watch
+        from fedbcgd.display.progress import progress_display
 
-        with watch(names) as shown:
+        with progress_display(names) as shown:
             yield shown
 
 
 @contextmanager
 def terminable() -> Iterator[None]:
-    """`kill PID` and a closed terminal end a run as Ctrl-C does: with a checkpoint."""
+    """Let SIGTERM and a closed terminal end a run as Ctrl-C does: with a checkpoint.
+
+    Raises:
+        KeyboardInterrupt: the run was ended by SIGTERM or Ctrl-C.
+        HungUp: the terminal was closed.
+    """
     hung_up = False
 
     def stop(number: int, frame: FrameType | None) -> None:
@@ -78,21 +96,22 @@ def terminable() -> Iterator[None]:
         hung_up = hung_up or number != signal.SIGTERM
         raise KeyboardInterrupt
 
-    # Whoever ignores a signal (nohup) wants the run to go on.
+    # A signal that is ignored (nohup) stays ignored: the run is to go on.
     before = {number: signal.getsignal(number) for number in ENDING if number != signal.SIGINT}
-    taken = [number for number, handler in before.items() if handler != signal.SIG_IGN]
-    for number in taken:
+    handled = [number for number, handler in before.items() if handler != signal.SIG_IGN]
+    for number in handled:
         signal.signal(number, stop)
     try:
         yield
-    except KeyboardInterrupt as stopped:
+    except KeyboardInterrupt as interrupt:
         if hung_up:
-            raise HungUp(str(stopped)) from None
+            raise HungUp(str(interrupt)) from None
         raise
     finally:
-        for number in taken:
+        for number in handled:
             signal.signal(number, before[number])
 
 
-def say_json(**values: Any) -> None:
+def print_json(**values: Any) -> None:
+    """Print a JSON object on a line of standard output."""
     print(as_json(values), flush=True)

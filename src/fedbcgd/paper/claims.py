@@ -1,4 +1,4 @@
-"""Verdicts on the claims of Section 5, from what was measured and nothing else."""
+"""Verdicts on the claims of Section 5, from measured results alone."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -8,57 +8,66 @@ from fedbcgd.paper.spec import (
     FAILS,
     HOLDS,
     NOT_RUN,
-    ONCE,
+    ONE_SEED,
     PARTLY,
     UNTESTABLE,
     Claim,
     Item,
     Scale,
     Verdict,
-    left_out,
+    omitted_panels,
 )
 
 Test = Callable[[Results], Verdict]
 
 
 @dataclass(frozen=True)
-class Seen:
-    """What a test saw in a panel."""
+class Observation:
+    """The comparisons of a claim in one panel."""
 
-    marks: tuple[bool, ...]  # of each comparison, whether it came out as claimed; none where nothing can be decided
+    confirmed: tuple[bool, ...]  # for each comparison, whether it came out as claimed; empty if nothing is decided
     text: str
     level: int = 0  # comparisons without a winner
 
 
-Look = Callable[[PanelResult, Sequence[str]], Seen]
+Observe = Callable[[PanelResult, Sequence[str]], Observation]
 
 
 def judge(item: Item, claim: Claim, results: Results, scale: Scale) -> Verdict:
-    """The verdict at this scale. Where a claim cannot be tested, what was measured is told all the same."""
-    spoken_of = {key: result for key, result in results.items() if claim.panels in key}
-    verdict = claim.test(spoken_of)
+    """Test a claim at a scale.
+
+    Args:
+        item: The item that makes the claim.
+        claim: The claim.
+        results: The results of the item's panels.
+        scale: The scale at which they were measured.
+
+    Returns:
+        The verdict. Where the scale cannot test the claim, it still has the measured numbers as evidence.
+    """
+    verdict = claim.test({key: result for key, result in results.items() if claim.panels in key})
     if verdict.status == NOT_RUN and scale in claim.scales:
         return verdict
-    absent = left_out(item, [result.panel for result in results.values()]) if results else []
-    missing = [*verdict.missing, *(panel.title for panel in absent if claim.panels in panel.key)]
+    omitted = omitted_panels(item, [result.panel for result in results.values()]) if results else []
+    missing = [*verdict.missing, *(panel.title for panel in omitted if claim.panels in panel.key)]
     evidence = verdict.evidence
     if missing and evidence:
         evidence += f" Not run: {'; '.join(missing)}."
     if scale in claim.scales and verdict.status != UNTESTABLE:
         status = PARTLY if missing and verdict.status == HOLDS else verdict.status
-        return Verdict(status + ONCE if verdict.once else status, evidence, verdict.once)
+        return Verdict(status + ONE_SEED if verdict.one_seed else status, evidence, verdict.one_seed)
     if verdict.measured and evidence:
-        evidence = f"Measured {'with one seed' if verdict.once else 'all the same'}: {evidence}"
-    return Verdict(UNTESTABLE, evidence, verdict.once)
+        evidence = f"Measured {'with one seed' if verdict.one_seed else 'all the same'}: {evidence}"
+    return Verdict(UNTESTABLE, evidence, verdict.one_seed)
 
 
-def every(*tests: Test) -> Test:
-    """All of them."""
+def all_of(*tests: Test) -> Test:
+    """Return a test that holds if all these tests hold."""
 
     def test(results: Results) -> Verdict:
         verdicts = [t(results) for t in tests]
         ran = [v for v in verdicts if v.status != NOT_RUN]
-        missing = tuple(dict.fromkeys(m for v in verdicts for m in v.missing))
+        missing = tuple(dict.fromkeys(panel for v in verdicts for panel in v.missing))
         if not ran:
             return Verdict(NOT_RUN, "", missing=missing)
         statuses = {v.status for v in verdicts}
@@ -68,68 +77,77 @@ def every(*tests: Test) -> Test:
             status = UNTESTABLE
         else:
             status = HOLDS if statuses == {HOLDS} else PARTLY
-        return Verdict(status, " ".join(v.evidence for v in ran), any(v.once for v in ran), missing)
+        return Verdict(status, " ".join(v.evidence for v in ran), any(v.one_seed for v in ran), missing)
 
     return test
 
 
 def never_measured(why: str) -> Test:
-    """What nothing here looks at, whatever the scale."""
+    """Return a test for a claim about something that is measured at no scale."""
     return lambda results: Verdict(UNTESTABLE, why, measured=False)
 
 
 def on_train_loss(test: Test) -> Test:
-    """The same, of the loss in training instead of the panel's metric."""
-    return lambda results: test({key: replace(r, measured="train_loss") for key, r in results.items()})
+    """Return the same test on the training loss instead of the panel's metric."""
+    return lambda results: test({key: replace(r, other_metric="train_loss") for key, r in results.items()})
 
 
-def over_panels(needed: Sequence[str], others: Sequence[str], look: Look, counted: bool = False) -> Test:
-    """Whether it is so in every panel. `look` is asked where all that are needed were run, and one of the others; it gets
-    those of the others that were. What was not run is named, and a panel near chance decides nothing."""
+def over_panels(needed: Sequence[str], others: Sequence[str], observe: Observe, counted: bool = False) -> Test:
+    """Return a test that holds if a comparison comes out as claimed in every panel.
+
+    Contenders that were not run are named in the verdict, and a panel near chance decides nothing.
+
+    Args:
+        needed: Contenders without which a panel is not observed.
+        others: Further contenders; if there are any, at least one must have been run.
+        observe: Gets the result of a panel and those of `others` that were run.
+        counted: Whether the evidence begins with the number of confirmed comparisons.
+    """
 
     def test(results: Results) -> Verdict:
-        seen: list[tuple[PanelResult, list[str], Seen]] = []
+        observed: list[tuple[PanelResult, list[str], Observation]] = []
         missing = []
         for r in results.values():
-            there = [key for key in others if r.has(key)]
+            available = [key for key in others if r.has(key)]
             absent = [key for key in (*needed, *others) if not r.has(key)]
             if absent:
                 some = len(absent) < len(needed) + len(others)
                 missing.append(f"{r.panel.title}: {', '.join(map(r.title, absent))}" if some else r.panel.title)
-            if r.has(*needed) and (there or not others):
-                compared = [*needed, *there]
-                seen.append((r, compared, _at_chance(r, compared, look(r, there))))
-        return _verdict(seen, tuple(missing), counted)
+            if r.has(*needed) and (available or not others):
+                compared = [*needed, *available]
+                observed.append((r, compared, _note_chance(r, compared, observe(r, available))))
+        return _verdict(observed, tuple(missing), counted)
 
     return test
 
 
-def _at_chance(r: PanelResult, compared: Sequence[str], seen: Seen) -> Seen:
-    """What was seen, without marks where it decides nothing; searches that found nothing are told."""
-    if r.near_chance(compared) or not seen.marks:
-        return Seen((), f"{seen.text} (near chance, which is {r.chance:g} %: decides nothing)")
-    lost = [r.title(key) for key in compared if r.searched_in_vain(key)]
-    told = f" (no learning rate tried took {', '.join(lost)} away from chance)" if lost else ""
-    return replace(seen, text=seen.text + told)
+def _note_chance(r: PanelResult, compared: Sequence[str], observation: Observation) -> Observation:
+    """Drop comparisons that are near chance, and add to the text whose search found nothing better than chance."""
+    if r.near_chance(compared) or not observation.confirmed:
+        return Observation((), f"{observation.text} (near chance, which is {r.chance:g} %: decides nothing)")
+    failed = [r.title(key) for key in compared if r.search_failed(key)]
+    note = f" (no learning rate tried took {', '.join(failed)} away from chance)" if failed else ""
+    return replace(observation, text=observation.text + note)
 
 
 def _verdict(
-    seen: Sequence[tuple[PanelResult, Sequence[str], Seen]], missing: tuple[str, ...], counted: bool
+    observed: Sequence[tuple[PanelResult, Sequence[str], Observation]], missing: tuple[str, ...], counted: bool
 ) -> Verdict:
-    if not seen:
+    if not observed:
         return Verdict(NOT_RUN, "", missing=missing)
-    marks = [mark for _, _, panel in seen for mark in panel.marks]
-    level = sum(panel.level for _, _, panel in seen)
-    text = "; ".join(panel.text for _, _, panel in seen) + "."
-    if counted and marks:
+    observations = [observation for _, _, observation in observed]
+    confirmed = [ok for observation in observations for ok in observation.confirmed]
+    level = sum(observation.level for observation in observations)
+    text = "; ".join(observation.text for observation in observations) + "."
+    if counted and confirmed:
         tied = f", {level} level" if level else ""
-        text = f"In {sum(marks)} of {len(marks)} comparisons{tied}. {text}"
-    whole = not missing and all(panel.marks for _, _, panel in seen)
-    status = UNTESTABLE if not marks else FAILS if not all(marks) else HOLDS if whole else PARTLY
-    once = any(len(r.outcomes[key]) < 2 for r, compared, _ in seen for key in compared)
-    return Verdict(status, text, once, missing)
+        text = f"In {sum(confirmed)} of {len(confirmed)} comparisons{tied}. {text}"
+    complete = not missing and all(observation.confirmed for observation in observations)
+    status = UNTESTABLE if not confirmed else FAILS if not all(confirmed) else HOLDS if complete else PARTLY
+    one_seed = any(len(r.outcomes[key]) < 2 for r, compared, _ in observed for key in compared)
+    return Verdict(status, text, one_seed, missing)
 
 
-def told(result: PanelResult, keys: Sequence[str], write: Callable[[PanelResult, str], str]) -> Mapping[str, str]:
-    """The title and the number of each."""
-    return {key: f"{result.title(key)} {write(result, key)}" for key in keys}
+def labelled(result: PanelResult, keys: Sequence[str], number: Callable[[PanelResult, str], str]) -> Mapping[str, str]:
+    """Return title and number of each contender, by key."""
+    return {key: f"{result.title(key)} {number(result, key)}" for key in keys}

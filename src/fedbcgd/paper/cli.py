@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fedbcgd.display.terminal import Json, Quiet, display, say_json, terminable
+from fedbcgd.display.terminal import Json, Quiet, display, print_json, terminable
 
 if TYPE_CHECKING:
     from fedbcgd.paper.theory import Setting
@@ -24,16 +24,16 @@ def reproduce(
     out: Annotated[
         Path | None, typer.Option(help="Folder for everything; runs/reproduce-SCALE if not given.", show_default=False)
     ] = None,
-    only: Annotated[str, typer.Option(help="Only panels whose name has this in it: cifar10-lenet5.")] = "",
-    seeds: Annotated[int | None, typer.Option(min=1, help="So many seeds instead of the scale's.")] = None,
+    only: Annotated[str, typer.Option(help="Only panels whose name contains this: cifar10-lenet5.")] = "",
+    seeds: Annotated[int | None, typer.Option(min=1, help="Number of seeds, instead of the scale's.")] = None,
     data: Annotated[
         list[str] | None,
-        typer.Option(help="Another data set in the place of one: emnist-byclass=mine. May be repeated."),
+        typer.Option(help="Replace a data set by another: emnist-byclass=mine. May be repeated."),
     ] = None,
     workers: Annotated[int | None, typer.Option(min=0, help="Processes; one per core if not given.")] = None,
     device: Annotated[str, typer.Option(help="Where clients compute: cpu, cuda, mps.")] = "cpu",
-    show: Annotated[bool, typer.Option("--show", help="Run nothing: write the tables from what is finished.")] = False,
-    list_: Annotated[bool, typer.Option("--list", help="The items, and what each costs at this scale.")] = False,
+    show: Annotated[bool, typer.Option("--show", help="Run nothing: write the tables from finished runs.")] = False,
+    list_: Annotated[bool, typer.Option("--list", help="List the items and what each costs at this scale.")] = False,
     quiet: Quiet = False,
     as_json: Json = False,
 ) -> None:
@@ -50,16 +50,16 @@ def reproduce(
     if list_ or not item:
         command.show_list(console, scale)
         return
-    asked = command.asked(scale, out, only, seeds, data or [], workers, device)
-    wanted = command.names(item, scale, only)
-    command.check(wanted, asked, run=not show)
+    request = command.make_request(scale, out, only, seeds, data or [], workers, device)
+    names = command.item_names(item, scale, only)
+    command.check(names, request, run=not show)
     with terminable():
-        for name in wanted:
+        for name in names:
             verdicts = command.reproduce(
-                name, asked, lambda labels: display(labels, quiet, as_json), console, run=not show
+                name, request, lambda labels: display(labels, quiet, as_json), console, run=not show
             )
             if as_json:
-                say_json(item=name, claims=verdicts)
+                print_json(item=name, claims=verdicts)
 
 
 def theory(
@@ -79,7 +79,7 @@ def theory(
         bool, typer.Option("--measure", help="Measure the floats to ε on quadratics too, over N (minutes).")
     ] = False,
     up_to: Annotated[int, typer.Option("--up-to", min=2, help="With --measure: the largest N, by doubling.")] = 8,
-    seeds: Annotated[int, typer.Option(min=1, help="With --measure: seeds.")] = 3,
+    seeds: Annotated[int, typer.Option(min=1, help="With --measure: number of seeds.")] = 3,
     out: Annotated[
         Path | None, typer.Option("--out", help="Folder for CSV and figures (PNG, SVG).", show_default=False)
     ] = None,
@@ -90,91 +90,97 @@ def theory(
 
     Every constant that the O hides is taken as 1. --out draws the floats over N and over G. --measure runs FedBCGD+,
     FedBCGD, FedAvg and SCAFFOLD on quadratics with these very β, μ, σ and G until f(x) − f* stays at ε, each at the best
-    learning rate of a ladder, and says whether what N does agrees with the theorem. With --out every point that was
-    measured is kept, and the same command goes on after an interruption.
+    learning rate of a ladder, and says whether measured and theorem agree on the effect of N. With --out every
+    measurement is kept, and the same command continues after an interruption.
     """
-    from fedbcgd.display.progress import wide_console
-    from fedbcgd.paper import theory as tables
+    from fedbcgd.paper.theory import Setting
 
-    small = measure
-    setting = tables.Setting(
+    default_clients, default_cohort, default_steps = (16, 8, 4) if measure else (100, 10, 10)
+    setting = Setting(
         beta,
         mu,
         sigma,
         heterogeneity,
-        clients if clients is not None else 16 if small else 100,
-        cohort if cohort is not None else 8 if small else 10,
+        default_clients if clients is None else clients,
+        default_cohort if cohort is None else cohort,
         blocks,
-        steps if steps is not None else 4 if small else 10,
+        default_steps if steps is None else steps,
         epsilon,
         momentum,
         gap,
         tau,
     )
-    console = wide_console()
-    for case in tables.CASES:
-        if as_json:
-            for o in tables.orders(setting, case):
-                say_json(
-                    algorithm=o.name, case=case, rounds=o.rounds, terms=o.terms, floats_d=o.floats, source=o.source
-                )
-        else:
-            from fedbcgd.paper import theory_figures as report
-
-            console.print(report.table(setting, case))
-    if not as_json:
-        for note in (*tables.notes(setting), *tables.NOTES):
-            console.print(f"- {note}", highlight=False)
+    _print_orders(setting, as_json)
     if out is not None:
-        from fedbcgd.files import as_csv, make_folder, write_text
-        from fedbcgd.paper import theory_figures as report
-
-        rows = report.sweep(setting)
-        write_text(make_folder(out) / "theory.csv", as_csv(rows))
-        report.figure(rows, out / "theory.png")
+        _write_orders(setting, out)
     if measure:
         _measure(setting, up_to, seeds, out, quiet, as_json)
     if out is not None and not as_json:
-        console.print(f"everything is in {out}", highlight=False, markup=False)
+        _print(f"everything is in {out}")
+
+
+def _print(line: str) -> None:
+    from fedbcgd.display.progress import wide_console
+
+    wide_console().print(line, highlight=False, markup=False)
+
+
+def _print_orders(setting: "Setting", as_json: bool) -> None:
+    from fedbcgd.paper import theory
+
+    if as_json:
+        for order in (order for case in theory.CASES for order in theory.orders(setting, case)):
+            print_json(
+                algorithm=order.name,
+                case=order.case,
+                rounds=order.rounds,
+                terms=order.terms,
+                floats_d=order.floats,
+                source=order.source,
+            )
+        return
+    from fedbcgd.display.progress import wide_console
+    from fedbcgd.paper import theory_figures
+
+    for case in theory.CASES:
+        wide_console().print(theory_figures.table(setting, case))
+    for note in (*theory.notes(setting), *theory.NOTES):
+        _print(f"- {note}")
+
+
+def _write_orders(setting: "Setting", out: Path) -> None:
+    from fedbcgd.files import as_csv, make_folder, write_text
+    from fedbcgd.paper import theory_figures
+
+    rows = theory_figures.sweep(setting)
+    write_text(make_folder(out) / "theory.csv", as_csv(rows))
+    theory_figures.figure(rows, out / "theory.png")
 
 
 def _measure(setting: "Setting", up_to: int, seeds: int, out: Path | None, quiet: bool, as_json: bool) -> None:
-    from dataclasses import asdict, replace
+    from dataclasses import replace
 
-    from fedbcgd import files
     from fedbcgd.display.progress import wide_console
-    from fedbcgd.files import as_csv
-    from fedbcgd.paper import quadratics
-    from fedbcgd.paper import theory_figures as report
-    from fedbcgd.paper.origin import commit
-    from fedbcgd.paper.points import Points
+    from fedbcgd.paper import quadratics, table1, theory_figures
     from fedbcgd.version import __version__
 
-    ladder = tuple(2**k for k in range(up_to.bit_length()))
-    size = quadratics.Size(replace(setting, blocks=1, momentum=0.0), ladder, seeds=seeds)
+    numbers_of_blocks = tuple(2**k for k in range(up_to.bit_length()))
+    size = quadratics.Size(replace(setting, blocks=1, momentum=0.0), numbers_of_blocks, seeds=seeds)
 
-    def say(line: str) -> None:
+    def log(line: str) -> None:
         if not quiet and not as_json:
             print(line, file=sys.stderr, flush=True)
 
-    kept = Points(None if out is None else out / "points", commit())
-    measured = quadratics.measure(size, say, kept)
-    rows = quadratics.compare(size, measured)
+    about = {"command": " ".join(["fedbcgd", *sys.argv[1:]]), "version": __version__}
+    rows = table1.measure(out, size, log, about).rows
     verdicts = quadratics.verdicts(rows)
     if out is not None:
-        files.write_text(out / "search.csv", as_csv(measured.search))
-        files.write_text(out / "runs.csv", as_csv(measured.runs))
-        files.write_text(out / "measured.csv", as_csv(rows))
-        told = {"command": " ".join(["fedbcgd", *sys.argv[1:]]), "version": __version__, "size": asdict(size)}
-        about = told | {"commits": sorted(kept.commits), "hours": kept.hours, "verdicts": verdicts}
-        files.write_text(out / "measured.json", files.as_json(about, indent=1) + "\n")
-        report.measured_figure(rows, out / "measured.png")
+        theory_figures.measured_figure(rows, out / "measured.png")
     if as_json:
         for row in rows:
-            say_json(**row)
-        say_json(verdicts=verdicts)
+            print_json(**row)
+        print_json(verdicts=verdicts)
         return
-    console = wide_console()
-    console.print(report.measured_table(rows))
+    wide_console().print(theory_figures.measured_table(rows))
     for name, verdict in verdicts.items():
-        console.print(f"{name}: {verdict}", highlight=False)
+        _print(f"{name}: {verdict}")

@@ -1,4 +1,4 @@
-"""What `fedbcgd reproduce` does, step by step."""
+"""The steps of `fedbcgd reproduce`."""
 
 import csv
 from collections.abc import Sequence
@@ -9,75 +9,100 @@ from rich.table import Table
 
 from fedbcgd.errors import UserError, unknown
 from fedbcgd.files import make_folder, write_text
-from fedbcgd.paper import engine, table1, tables
+from fedbcgd.paper import engine, pages, table1
 from fedbcgd.paper.costs import cost
-from fedbcgd.paper.engine import Asked, Display
+from fedbcgd.paper.engine import Display, Request
 from fedbcgd.paper.items import ITEMS
 from fedbcgd.paper.plan import Machine
 from fedbcgd.paper.reductions import reductions
-from fedbcgd.paper.results import PanelResult, shown_final, shown_floats
+from fedbcgd.paper.results import PanelResult, format_final, format_floats, format_printed
 from fedbcgd.paper.spec import SCALES, Item, Scale
 
 ALL = "all"
 
 
 def check_scale(scale: str) -> Scale:
+    """Return the scale.
+
+    Raises:
+        UserError: there is no such scale.
+    """
     for known in SCALES:
         if known == scale:
             return known
     raise unknown("scale", scale, SCALES)
 
 
-def names(item: str, scale: str = "cpu", only: str = "") -> list[str]:
-    """The items that are meant; of all, those with a panel that is wanted."""
-    if item != ALL and item not in ITEMS:
-        raise unknown("item", item, [*ITEMS, ALL])
-    if item != ALL or not only:
-        return list(ITEMS) if item == ALL else [item]
-    found = [name for name, it in ITEMS.items() if any(only in panel.key for panel in it.panels[check_scale(scale)])]
-    if not found:
-        keys = dict.fromkeys(panel.key for it in ITEMS.values() for panel in it.panels[check_scale(scale)])
-        raise UserError(f"--only {only}: no panel is called so; there are {', '.join(keys)}")
-    return found
+def item_names(item: str, scale: str = "cpu", only: str = "") -> list[str]:
+    """Return the names of the requested items.
+
+    Args:
+        item: The name of an item, or "all".
+        scale: The scale.
+        only: With "all": leave out items without a panel whose key contains this.
+
+    Raises:
+        UserError: there is no such item, scale or panel.
+    """
+    if item != ALL:
+        if item not in ITEMS:
+            raise unknown("item", item, [*ITEMS, ALL])
+        return [item]
+    if not only:
+        return list(ITEMS)
+    keys = {name: [panel.key for panel in it.panels[check_scale(scale)]] for name, it in ITEMS.items()}
+    names = [name for name, own in keys.items() if any(only in key for key in own)]
+    if not names:
+        raise engine.no_panel(only, dict.fromkeys(key for own in keys.values() for key in own))
+    return names
 
 
-def check(wanted: Sequence[str], asked: Asked, run: bool = True) -> None:
-    """Before hours of work: that the folder is of this scale, that data sets have the names of some, and that those which
-    are needed are here."""
-    for path in sorted(asked.out.glob("*/about.json")):
-        found = tables.read_about(path.parent)["scale"]
-        if found != asked.scale:
+def check(names: Sequence[str], request: Request, run: bool = True) -> None:
+    """Check a request before hours of work.
+
+    Args:
+        names: Names of the items.
+        request: What was asked for.
+        run: Whether runs are to be computed, which needs their data sets.
+
+    Raises:
+        UserError: the folder has results of another scale, or a data set or panel is unknown or missing.
+    """
+    for path in sorted(request.out.glob("*/about.json")):
+        about = pages.read_about(path.parent)
+        if about is not None and about.scale != request.scale:
             raise UserError(
-                f"--out {asked.out}: it holds results of scale {found}; take another folder for {asked.scale}"
+                f"--out {request.out}: expected results of scale {request.scale}, got results of scale {about.scale}; "
+                "choose another folder"
             )
-    used = {panel.data["name"] for name in wanted for panel in ITEMS[name].panels[asked.scale]}
-    for name in asked.data:
+    used = {panel.data["name"] for name in names for panel in ITEMS[name].panels[request.scale]}
+    for name in request.data:
         if name not in used:
             raise unknown("data set in --data", name, sorted(used))
-    if table1.NAME in wanted:
-        table1.check(asked)
-    for name in wanted:
+    if table1.NAME in names and request.only:
+        raise UserError(f"--only {request.only}: {table1.NAME} has no panels; leave --only out")
+    for name in names:
         if run:
-            engine.check(ITEMS[name], asked)
-        _keeps(name, asked)
+            engine.check(ITEMS[name], request)
+        _check_keeps_results(name, request)
 
 
-def _keeps(name: str, asked: Asked) -> None:
-    """A page must not lose what it has because a data set is missing, without which a run cannot be told from others."""
-    path = asked.out / name / "scores.csv"
+def _check_keeps_results(name: str, request: Request) -> None:
+    """Refuse to rewrite a page without a panel it has: without the data set, its runs cannot be identified."""
+    path = request.out / name / "scores.csv"
     if not path.exists():
         return
     with path.open(encoding="utf-8", newline="") as file:
-        there = {row["panel"] for row in csv.DictReader(file)}
-    for result in engine.gather(engine.panels(ITEMS[name], asked), asked):
-        if result.unknown and result.panel.key in there:
+        on_page = {row["panel"] for row in csv.DictReader(file)}
+    for result in engine.gather(engine.panels_for(ITEMS[name], request), request):
+        if result.unavailable and result.panel.key in on_page:
             raise UserError(
-                f"{path.parent} has results of {result.panel.title}, which cannot be told again: {result.unknown}. "
-                "With another data set in its place, say so with --data"
+                f"{path.parent} has results of {result.panel.title}, which would be lost: {result.unavailable}. "
+                "If another data set takes its place, name it with --data"
             )
 
 
-def asked(
+def make_request(
     scale: str,
     out: Path | None,
     only: str = "",
@@ -85,85 +110,111 @@ def asked(
     data: Sequence[str] = (),
     workers: int | None = None,
     device: str = "cpu",
-) -> Asked:
-    other = {}
+) -> Request:
+    """Return the request of these command-line options; `data` has texts such as "emnist-byclass=mine".
+
+    Raises:
+        UserError: the scale is unknown, or a text in `data` has another form.
+    """
+    replaced = {}
     for pair in data:
-        name, equals, instead = pair.partition("=")
-        if not equals or not name or not instead:
-            raise UserError(f"--data {pair}: wanted is NAME=OTHER, such as emnist-byclass=my-emnist")
-        other[name] = instead
+        name, equals, other = pair.partition("=")
+        if not equals or not name or not other:
+            raise UserError(f"--data: expected NAME=OTHER, such as emnist-byclass=my-emnist, got {pair}")
+        replaced[name] = other
     folder = out or Path(f"runs/reproduce-{scale}")
-    return Asked(check_scale(scale), folder, seeds, only, other, Machine(workers, device))
+    return Request(check_scale(scale), folder, seeds, only, replaced, Machine(workers, device))
 
 
 def show_list(console: Console, scale: str) -> None:
+    """Print the items and what each costs at a scale."""
     known = check_scale(scale)
     table = Table(title=f"scale {scale}; times are for two cores, nothing being finished before", title_justify="left")
     for column in ("item", "what", "cost"):
         table.add_column(column)
     for item in ITEMS.values():
-        told = table1.COSTS[known] if item.name == table1.NAME else str(cost(item, known))
-        table.add_row(item.name, item.title, f"the runs of {' and '.join(item.shares)}" if item.shares else told)
+        if item.runs_of:
+            text = f"the runs of {' and '.join(item.runs_of)}"
+        else:
+            text = table1.COSTS[known] if item.name == table1.NAME else str(cost(item, known))
+        table.add_row(item.name, item.title, text)
     console.print(table)
 
 
-def reproduce(name: str, asked: Asked, display: Display, console: Console, run: bool = True) -> list[dict[str, str]]:
-    """Run an item, or only look at what is finished; tell, and write everything. The verdicts on its claims."""
+def reproduce(
+    name: str, request: Request, display: Display, console: Console, run: bool = True
+) -> list[dict[str, str]]:
+    """Run an item, write its files and print its tables and verdicts.
+
+    Args:
+        name: Name of the item.
+        request: What was asked for.
+        display: Makes the progress display.
+        console: Where to print.
+        run: Whether to run what is not finished.
+
+    Returns:
+        Key, text, verdict and evidence of each claim.
+    """
     item = ITEMS[name]
-    make_folder(asked.out)
-    console.print(f"{item.title} — scale {asked.scale}", markup=False, highlight=False)
+    make_folder(request.out)
+    _print(console, f"{item.title} — scale {request.scale}")
     if name == table1.NAME:
-        verdicts = table1.reproduce(asked, console.print, run)
-        write_text(asked.out / "claims.md", tables.all_claims(asked.out, ITEMS, asked.scale))
+        verdicts = table1.reproduce(request, console.print, run)
+        _write_claims(request)
     else:
-        verdicts = _panels(item, asked, display, console, run)
+        verdicts = _reproduce_panels(item, request, display, console, run)
     for verdict in verdicts:
-        console.print(f"{verdict['verdict']}: {verdict['claim']}", markup=False, highlight=False)
+        _print(console, f"{verdict['verdict']}: {verdict['claim']}")
         if verdict["evidence"]:
-            console.print(f"  {verdict['evidence']}", markup=False, highlight=False)
-    console.print(f"{asked.out / item.name}: {_left(asked.out / item.name)}", markup=False, highlight=False)
+            _print(console, f"  {verdict['evidence']}")
+    _print(console, f"{request.out / item.name}: {_list_files(request.out / item.name)}")
     return verdicts
 
 
-def _left(folder: Path) -> str:
-    """The files of an item, and that nothing was run where there are no scores."""
-    files = ", ".join(sorted(p.name for p in folder.iterdir() if p.is_file()))
-    return (
-        files
-        if any((folder / name).exists() for name in ("scores.csv", "measured.csv"))
-        else f"{files}; nothing was run"
-    )
+def _print(console: Console, line: str) -> None:
+    console.print(line, markup=False, highlight=False)
 
 
-def _panels(item: Item, asked: Asked, display: Display, console: Console, run: bool) -> list[dict[str, str]]:
-    every = engine.panels(item, asked)
-    for line in reductions(item, every):
-        console.print(f"  {line}", markup=False, highlight=False)
+def _write_claims(request: Request) -> None:
+    write_text(request.out / "claims.md", pages.claims_page(request.out, ITEMS, request.scale))
+
+
+def _list_files(folder: Path) -> str:
+    """Return the names of an item's files, and whether nothing was run."""
+    names = sorted(p.name for p in folder.iterdir() if p.is_file())
+    return ", ".join(names) + ("" if {"scores.csv", "measured.csv"} & set(names) else "; nothing was run")
+
+
+def _reproduce_panels(
+    item: Item, request: Request, display: Display, console: Console, run: bool
+) -> list[dict[str, str]]:
+    panels = engine.panels_for(item, request)
+    for line in reductions(item, panels):
+        _print(console, f"  {line}")
 
     def write(results: list[PanelResult]) -> None:
-        tables.write(item, asked, results)
-        write_text(asked.out / "claims.md", tables.all_claims(asked.out, ITEMS, asked.scale))
+        pages.write(item, request, results)
+        _write_claims(request)
 
     if run:
-        results = engine.run(item, asked, display, write)
+        results = engine.run(item, request, display, write)
     else:
-        results = engine.gather(every, asked)
+        results = engine.gather(panels, request)
         write(results)
     for result in results:
         console.print(_table(result))
-    return tables.judged(item, asked, results)
+    return pages.judge_all(item, request, results)
 
 
 def _table(result: PanelResult) -> Table:
     panel = result.panel
-    out = Table(title=f"{panel.title}, {panel.budget:g}d", title_justify="left")
-    out.add_column("")
-    for column in ("accuracy, %" if result.higher else "test loss", "to target", "paper", "paper, to target"):
-        out.add_column(column, justify="right")
+    table = Table(title=f"{panel.title}, {panel.budget:g}d", title_justify="left")
+    table.add_column("")
+    metric = "accuracy, %" if result.higher_is_better else "test loss"
+    for column in (metric, "to target", "paper", "paper, to target"):
+        table.add_column(column, justify="right")
     for contender in result.contenders:
-        printed = panel.printed.get(contender.key)
-        theirs = ("–", "–")
-        if printed is not None:
-            theirs = (f"{printed.mean:.1f} ± {printed.deviation:.1f}", tables.printed_floats(printed))
-        out.add_row(contender.title, shown_final(result, contender.key), shown_floats(result, contender.key), *theirs)
-    return out
+        own = format_final(result, contender.key), format_floats(result, contender.key)
+        table.add_row(contender.title, *own, *format_printed(panel.printed.get(contender.key)))
+    return table

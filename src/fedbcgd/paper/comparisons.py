@@ -1,69 +1,73 @@
-"""The comparisons that claims are made of: who ends better, who reaches the target sooner, who is ahead early on."""
+"""The comparisons that claims consist of: who ends better, who reaches the target sooner, who is ahead early on."""
 
 import math
 from collections.abc import Callable, Collection, Sequence
 from itertools import pairwise
 
-from fedbcgd.paper.claims import Seen, Test, over_panels, told
-from fedbcgd.paper.results import PanelResult, shown, shown_final, shown_floats
+from fedbcgd.paper.claims import Observation, Test, labelled, over_panels
+from fedbcgd.paper.results import PanelResult, format_final, format_floats, format_number
 
-Compared = Callable[[PanelResult, str, str], int]  # 1: the first is ahead, −1: the second, 0: level
+Compare = Callable[[PanelResult, str, str], int]  # 1: the first contender is ahead, −1: the second, 0: level
 AHEAD, NOT_BEHIND, NOT_AHEAD = {1}, {0, 1}, {-1, 0}
 
 
-def ends_better(one: str, others: Sequence[str]) -> Test:
-    """`one` ends better than each of the others, by more than the spread of the seeds."""
-    return _each(one, others, ended, AHEAD, shown_final)
+def ends_better(contender: str, others: Sequence[str]) -> Test:
+    """Test that a contender ends better than each of the others, by more than the spread of the seeds."""
+    return _against_each(contender, others, compare_finals, AHEAD, format_final)
 
 
-def ends_no_worse(one: str, others: Sequence[str]) -> Test:
-    """`one` does not end worse than any of the others, by more than the spread of the seeds."""
-    return _each(one, others, ended, NOT_BEHIND, shown_final)
+def ends_no_worse(contender: str, others: Sequence[str]) -> Test:
+    """Test that none of the others ends better, by more than the spread of the seeds."""
+    return _against_each(contender, others, compare_finals, NOT_BEHIND, format_final)
 
 
-def ends_no_better(one: str, others: Sequence[str]) -> Test:
-    return _each(one, others, ended, NOT_AHEAD, shown_final)
+def ends_no_better(contender: str, others: Sequence[str]) -> Test:
+    """Test that a contender ends better than none of the others, by more than the spread of the seeds."""
+    return _against_each(contender, others, compare_finals, NOT_AHEAD, format_final)
 
 
-def reaches_sooner(one: str, others: Sequence[str]) -> Test:
-    """`one` reaches the target with less upload than each of the others, by more than one evaluation."""
-    return _each(one, others, reached, AHEAD, shown_floats)
+def reaches_sooner(contender: str, others: Sequence[str]) -> Test:
+    """Test that a contender reaches the target with less upload than each of the others, by more than one evaluation."""
+    return _against_each(contender, others, compare_floats, AHEAD, format_floats)
 
 
-def times_sooner(one: str, other: str, factor: float) -> Test:
-    """So many times sooner, as far as floats in whole d can tell."""
+def times_sooner(contender: str, other: str, factor: float) -> Test:
+    """Test that a contender reaches the target this many times sooner, where floats are rounded to whole d."""
 
-    def compare(r: PanelResult, a: str, b: str) -> int:
-        mine, theirs = r.to_target(a), r.to_target(b)
-        return 1 if math.isfinite(mine) and (mine - 0.5) * factor <= theirs + 0.5 else -1
+    def compare(r: PanelResult, first: str, second: str) -> int:
+        own, others = r.mean_floats_to_target(first), r.mean_floats_to_target(second)
+        return 1 if math.isfinite(own) and (own - 0.5) * factor <= others + 0.5 else -1
 
-    return _each(one, [other], compare, AHEAD, shown_floats)
-
-
-def more_than_times_sooner(one: str, other: str, factor: float) -> Test:
-    def compare(r: PanelResult, a: str, b: str) -> int:
-        mine, theirs = r.to_target(a), r.to_target(b)
-        return 1 if math.isfinite(mine) and mine * factor < theirs else -1
-
-    return _each(one, [other], compare, AHEAD, shown_floats)
+    return _against_each(contender, [other], compare, AHEAD, format_floats)
 
 
-def early(one: str, other: str, share: float = 0.25) -> Test:
-    """`one` is ahead of `other` when this share of the budget is spent."""
+def more_than_times_sooner(contender: str, other: str, factor: float) -> Test:
+    """Test that a contender reaches the target more than this many times sooner."""
 
-    def look(r: PanelResult, others: Sequence[str]) -> Seen:
+    def compare(r: PanelResult, first: str, second: str) -> int:
+        own, others = r.mean_floats_to_target(first), r.mean_floats_to_target(second)
+        return 1 if math.isfinite(own) and own * factor < others else -1
+
+    return _against_each(contender, [other], compare, AHEAD, format_floats)
+
+
+def ahead_early(contender: str, other: str, share: float = 0.25) -> Test:
+    """Test that a contender is ahead of another when this share of the budget is spent."""
+
+    def observe(r: PanelResult, others: Sequence[str]) -> Observation:
         upload = share * r.panel.budget
-        a, b = (at_upload(r, key, upload) for key in (one, other))
-        digits = _digits(r, [a, b])
-        text = f"{r.panel.title} at {upload:g}d: {r.title(one)} {shown(a, digits)}, {r.title(other)} {shown(b, digits)}"
-        decided = not (r.at_chance(a) and r.at_chance(b))
-        return Seen((a > b if r.higher else a < b,) if decided else (), text)
+        own, its = (at_upload(r, key, upload) for key in (contender, other))
+        digits = _digits(r, [own, its])
+        texts = labelled(r, (contender, other), lambda r, key: format_number(at_upload(r, key, upload), digits))
+        decided = not (r.at_chance(own) and r.at_chance(its))
+        confirmed = (own > its if r.higher_is_better else own < its,) if decided else ()
+        return Observation(confirmed, f"{r.panel.title} at {upload:g}d: {', '.join(texts.values())}")
 
-    return over_panels((one, other), (), look)
+    return over_panels((contender, other), (), observe)
 
 
 def at_upload(result: PanelResult, key: str, upload: float) -> float:
-    """The mean over seeds of the last evaluation within so much upload."""
+    """Return the mean over seeds of a contender's last evaluation within this upload, in d."""
     values = []
     for outcome in result.outcomes[key].values():
         inside = [row for row in outcome.rows if row["upload_d"] <= upload + 1e-9] or outcome.rows[:1]
@@ -71,78 +75,84 @@ def at_upload(result: PanelResult, key: str, upload: float) -> float:
     return sum(values) / len(values)
 
 
-def best_ends(keys: Sequence[str], best: Sequence[str]) -> Test:
-    """Of these contenders one of `best` ends better than all the others, by more than the spread of the seeds."""
+def ends_best(keys: Sequence[str], best: Sequence[str]) -> Test:
+    """Test that one of `best` ends better than all contenders that are not in it, by more than the spread of the seeds."""
     rest = [key for key in keys if key not in best]
 
-    def look(r: PanelResult, others: Sequence[str]) -> Seen:
-        good = any(all(r.beats(one, other) for other in rest) for one in best)
-        return Seen((good,), f"{r.panel.title}: {', '.join(told(r, keys, shown_final).values())}")
+    def observe(r: PanelResult, others: Sequence[str]) -> Observation:
+        confirmed = any(all(r.beats(key, other) for other in rest) for key in best)
+        return Observation((confirmed,), f"{r.panel.title}: {', '.join(labelled(r, keys, format_final).values())}")
 
-    return over_panels(keys, (), look)
+    return over_panels(keys, (), observe)
 
 
-def ever_sooner(keys: Sequence[str]) -> Test:
-    """From each contender to the next, the upload to the target shrinks by more than one evaluation."""
+def each_sooner(keys: Sequence[str]) -> Test:
+    """Test that each contender reaches the target with less upload than the one before, by more than one evaluation."""
 
-    def look(r: PanelResult, others: Sequence[str]) -> Seen:
-        steps = [(a, b, reached(r, b, a)) for a, b in pairwise(keys)]
-        text = f"{r.panel.title}, to {_target(r)}: {', '.join(told(r, keys, shown_floats).values())}"
+    def observe(r: PanelResult, others: Sequence[str]) -> Observation:
+        steps = [(a, b, compare_floats(r, b, a)) for a, b in pairwise(keys)]
+        target = format_number(math.nan if r.target is None else r.target, r.digits)
+        text = f"{r.panel.title}, to {target}: {', '.join(labelled(r, keys, format_floats).values())}"
         level = [f"{r.title(a)} and {r.title(b)}" for a, b, sign in steps if sign == 0]
         text += f" (level: {', '.join(level)})" if level else ""
-        return Seen((all(sign == 1 for _, _, sign in steps),), text, len(level))
+        return Observation((all(sign == 1 for _, _, sign in steps),), text, len(level))
 
-    return over_panels(keys, (), look)
+    return over_panels(keys, (), observe)
 
 
-def ended(r: PanelResult, a: str, b: str) -> int:
-    if r.beats(a, b):
+def compare_finals(r: PanelResult, first: str, second: str) -> int:
+    """Compare final values: 1 if `first` ended better, −1 if `second` did or `first` diverged, 0 if they are level."""
+    if r.beats(first, second):
         return 1
-    return -1 if r.beats(b, a) or math.isnan(r.final(a)[0]) else 0
+    return -1 if r.beats(second, first) or math.isnan(r.final(first)[0]) else 0
 
 
-def reached(r: PanelResult, a: str, b: str) -> int:
-    """Who met the target sooner. A run is looked at only now and then, so uploads no further apart than the evaluations are
-    level; what never got there is behind, also behind another that did not."""
-    mine, theirs = r.to_target(a), r.to_target(b)
-    if not math.isfinite(mine):
+def compare_floats(r: PanelResult, first: str, second: str) -> int:
+    """Compare floats to the target: 1 if `first` was sooner, −1 if it was later or never reached it, 0 if level.
+
+    Uploads that differ by no more than the distance between evaluations are level.
+    """
+    own, others = r.mean_floats_to_target(first), r.mean_floats_to_target(second)
+    if not math.isfinite(own):
         return -1
-    if abs(theirs - mine) <= max(r.resolution(a), r.resolution(b)) * (1 + 1e-9):
+    if abs(others - own) <= max(r.resolution(first), r.resolution(second)) * (1 + 1e-9):
         return 0
-    return 1 if mine < theirs else -1
+    return 1 if own < others else -1
 
 
-def _each(
-    one: str, others: Sequence[str], compare: Compared, wanted: Collection[int], write: Callable[..., str]
+def _against_each(
+    contender: str, others: Sequence[str], compare: Compare, expected: Collection[int], number: Callable[..., str]
 ) -> Test:
-    def look(r: PanelResult, there: Sequence[str]) -> Seen:
-        signs = [compare(r, one, other) for other in there]
-        texts = told(r, (one, *there), _writer(r, (one, *there), write))
-        marks = [sign in wanted for sign in signs]
-        words = ["✓" if mark else "level" if sign == 0 else "✗" for sign, mark in zip(signs, marks, strict=True)]
-        against = ", ".join(f"{texts[other]} {word}" for other, word in zip(there, words, strict=True))
-        return Seen(tuple(marks), f"{r.panel.title}: {texts[one]} against {against}", words.count("level"))
+    """Return a test that compares a contender with each of the others."""
 
-    return over_panels((one,), others, look, counted=True)
+    def observe(r: PanelResult, available: Sequence[str]) -> Observation:
+        keys = (contender, *available)
+        signs = [compare(r, contender, other) for other in available]
+        texts = labelled(r, keys, _with_enough_digits(r, keys, number))
+        confirmed = [sign in expected for sign in signs]
+        marks = ["✓" if ok else "level" if sign == 0 else "✗" for sign, ok in zip(signs, confirmed, strict=True)]
+        against = ", ".join(f"{texts[other]} {mark}" for other, mark in zip(available, marks, strict=True))
+        text = f"{r.panel.title}: {texts[contender]} against {against}"
+        return Observation(tuple(confirmed), text, marks.count("level"))
+
+    return over_panels((contender,), others, observe, counted=True)
 
 
-def _writer(r: PanelResult, keys: Sequence[str], write: Callable[..., str]) -> Callable[[PanelResult, str], str]:
-    """With as many digits as it takes to tell numbers apart that are not the same."""
-    values = [r.final(key)[0] if write is shown_final else r.to_target(key) for key in keys]
-    usual = r.digits if write is shown_final else 1
-    digits = _digits(r, values, usual)
-    return lambda result, key: write(result, key, digits)
+def _with_enough_digits(
+    r: PanelResult, keys: Sequence[str], number: Callable[..., str]
+) -> Callable[[PanelResult, str], str]:
+    """Return `number` with as many digits as tell the first contender's value from the others'."""
+    final = number is format_final
+    values = [r.final(key)[0] if final else r.mean_floats_to_target(key) for key in keys]
+    digits = _digits(r, values, r.digits if final else 1)
+    return lambda result, key: number(result, key, digits)
 
 
 def _digits(r: PanelResult, values: Sequence[float], usual: int | None = None) -> int:
-    """Of the first of the values against the others."""
+    """Return how many digits tell the first value from the others, at least the usual ones and at most three more."""
     first, *rest = values
     usual = r.digits if usual is None else usual
     for digits in range(usual, usual + 3):
-        if all(math.isclose(v, first) or shown(v, digits) != shown(first, digits) for v in rest):
+        if all(math.isclose(v, first) or format_number(v, digits) != format_number(first, digits) for v in rest):
             return digits
     return usual + 3
-
-
-def _target(r: PanelResult) -> str:
-    return shown(math.nan if r.target is None else r.target, r.digits)

@@ -1,23 +1,16 @@
-"""What an item would cost: minibatches counted from its description, times what one took on a core like ours."""
+"""Estimates of an item's running time: examples counted from its description, times measured seconds per example."""
 
-import json
-import math
 from dataclasses import dataclass
-from functools import cache
-
-import torch
-from torch import nn
 
 from fedbcgd.algorithms.registry import make_algorithm
-from fedbcgd.core.algorithm import Algorithm
 from fedbcgd.data.catalog import KNOWN
-from fedbcgd.paper.plan import model, points
+from fedbcgd.paper.plan import DataFacts, count_rounds, count_search_rounds, grid_points, network_shapes
 from fedbcgd.paper.spec import Contender, Item, Panel, Scale
 
 CORES = 2
-RUN_SECONDS = 3.3  # to begin and end a run
-# Seconds to train on one example, on one core. Measured where a width stands; whole networks but LeNet-5 are reckoned from
-# their multiplications at 100 GFLOP/s.
+RUN_SECONDS = 3.3  # start and end of a run with worker processes
+# Seconds to train on one example, on one core, by model and width. Narrow networks and LeNet-5 were measured; the other
+# whole networks are computed from their multiplications at 100 GFLOP/s.
 SECONDS = {
     ("lenet5", 1.0): 0.6e-3,
     ("lenet5", 0.25): 0.137e-3,
@@ -32,13 +25,14 @@ SECONDS = {
     ("binary-logistic", 1.0): 5e-6,
     ("binary-sigmoid", 1.0): 5e-6,
 }
-EMBEDDED = ((1, 28, 28), 10, 10_000, 2_000)  # shape, classes, training and test images
 
 
 @dataclass(frozen=True)
 class Cost:
+    """The number of runs of an item, and their hours on two cores."""
+
     runs: int
-    hours: float  # on two cores
+    hours: float
 
     def __str__(self) -> str:
         minutes = self.hours * 60
@@ -48,65 +42,48 @@ class Cost:
 
 
 def cost(item: Item, scale: Scale) -> Cost:
-    """Of everything, nothing being shared with other items or finished before."""
-    each = [_panel(panel) for panel in item.panels[scale]]
-    return Cost(sum(c.runs for c in each), sum(c.hours for c in each))
+    """Estimate the cost of all runs of an item, none of them finished before or shared with another item."""
+    panels = [_panel_cost(panel) for panel in item.panels[scale]]
+    return Cost(sum(c.runs for c in panels), sum(c.hours for c in panels))
 
 
-def _panel(panel: Panel) -> Cost:
+def _panel_cost(panel: Panel) -> Cost:
     runs, seconds = 0, 0.0
+    effort = panel.effort
+    facts, test = catalogue_facts(panel)
     for contender in panel.contenders:
-        paying = contender if contender.rounds_of is None else panel.contender(contender.rounds_of)
-        rounds = max(1, math.floor(panel.budget / upload_d(panel, paying) * (1 + 1e-9)))
-        tried = len(points(panel, contender))
-        tried = tried if tried > 1 else 0
-        short = min(rounds, max(panel.effort.least, math.ceil(panel.effort.share * rounds)))
-        runs += tried + panel.effort.seeds
-        every = panel.effort.seeds * _run(panel, contender, rounds, panel.effort.evaluations) + tried * _run(
-            panel, contender, short, panel.effort.evaluations * 2 // 5
-        )
-        seconds += every + RUN_SECONDS * (tried + panel.effort.seeds) * (panel.run.get("workers") != 0)
+        rounds = count_rounds(panel, contender, facts)
+        points = len(grid_points(panel, contender))
+        searched = points if points > 1 else 0
+        short = count_search_rounds(panel, rounds)
+        runs += searched + effort.seeds
+        seconds += effort.seeds * _run_seconds(panel, contender, rounds, effort.evaluations, facts, test)
+        seconds += searched * _run_seconds(panel, contender, short, effort.evaluations * 2 // 5, facts, test)
+        seconds += RUN_SECONDS * (searched + effort.seeds) * (panel.run.get("workers") != 0)
     return Cost(runs, seconds / 3600)
 
 
-def _run(panel: Panel, contender: Contender, rounds: int, evaluations: int) -> float:
-    _, _, train, test = _facts(panel)
-    rule = _algorithm(panel, contender).local
-    each = train // panel.data["clients"]
-    steps = rule.steps(each)
-    examples = steps * rule.batch_size if rule.local_steps else rule.local_epochs * each
-    nbytes = sum(p.nbytes for p in _model(panel).parameters())
-    trained = rounds * panel.run["cohort"] * examples * rule.evaluations(each, nbytes) / steps
-    tested = min(rounds, evaluations) * test / 3
+def _run_seconds(
+    panel: Panel, contender: Contender, rounds: int, evaluations: int, facts: DataFacts, test: int
+) -> float:
+    rule = make_algorithm(**{**panel.local, **contender.algorithm}).local
+    per_client = facts.train // panel.data["clients"]
+    steps = rule.steps(per_client)
+    examples = steps * rule.batch_size if rule.local_steps else rule.local_epochs * per_client
+    nbytes = sum(p.nbytes for p in network_shapes(panel, facts).parameters())
+    trained = rounds * panel.run["cohort"] * examples * rule.evaluations(per_client, nbytes) / steps
+    tested = min(rounds, evaluations) * test / 3  # a forward pass takes a third of a training step
     cores = 1 if contender.rounds_of is not None else CORES
     return SECONDS.get((panel.model["name"], panel.model.get("width", 1.0)), 1e-4) * (trained / cores + tested / CORES)
 
 
-def upload_d(panel: Panel, contender: Contender) -> float:
-    """The mean upload of a client in a round, in d; for which the data set need not be here."""
-    algorithm = _algorithm(panel, contender)
-    return algorithm.upload_d(algorithm.uplink.layout(_model(panel)))
-
-
-def _algorithm(panel: Panel, contender: Contender) -> Algorithm:
-    return make_algorithm(**{**panel.local, **contender.algorithm})
-
-
-def _model(panel: Panel) -> nn.Module:
-    return _on_meta(json.dumps(dict(panel.model)), *_facts(panel)[:2])
-
-
-@cache
-def _on_meta(named: str, shape: tuple[int, int, int], classes: int) -> nn.Module:
-    """A model with shapes and no memory."""
-    with torch.device("meta"):
-        return model(json.loads(named), shape, classes)
-
-
-def _facts(panel: Panel) -> tuple[tuple[int, int, int], int, int, int]:
-    """Of the data set: shape and classes of its images, how many there are to train on and to test with."""
+def catalogue_facts(panel: Panel) -> tuple[DataFacts, int]:
+    """Return the facts of a panel's data set and its number of test images, without loading it."""
     known = KNOWN.get(panel.data["name"])
-    shape, classes, train, test = (known.shape, known.classes, known.train, known.test) if known else EMBEDDED
+    if known is None:  # the embedded images
+        shape, classes, train, test = (1, 28, 28), 10, 10_000, 2_000
+    else:
+        shape, classes, train, test = known.shape, known.classes, known.train, known.test
     if side := panel.data.get("crop") or panel.data.get("resize"):
         shape = (shape[0], side, side)
-    return shape, 2 if "positive" in panel.data else classes, train, test
+    return DataFacts(shape, 2 if "positive" in panel.data else classes, train), test

@@ -1,4 +1,4 @@
-"""Runs any item: hyper-parameters are chosen on held-out data, then every seed is run; what is finished is kept."""
+"""Runs any item: the search chooses hyper-parameters on held-out data, then every seed is run; finished runs are kept."""
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -13,37 +13,43 @@ from fedbcgd.errors import UserError
 from fedbcgd.files import Damaged, make_folder
 from fedbcgd.paper import packs, plan
 from fedbcgd.paper.measures import last_tenth
-from fedbcgd.paper.origin import Recorded, commit_of
+from fedbcgd.paper.origin import CommitRecorder, commit_of_run
 from fedbcgd.paper.plan import Machine
 from fedbcgd.paper.results import PanelResult, Trial
-from fedbcgd.paper.settings import changed
+from fedbcgd.paper.settings import with_changes
 from fedbcgd.paper.spec import Item, Panel, Scale
 from fedbcgd.runs import config as configuration
 from fedbcgd.runs import folder as run_folder
 from fedbcgd.runs.batch import Planned, run_all
 
-MOST_SEEDS = 5  # so many are looked for among what is finished, whatever is asked for now
+MAX_SEEDS = 5  # finished runs of seeds up to this are shown, also where fewer are requested
 
 Display = Callable[[list[str]], AbstractContextManager[Any]]
+Options = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
-class Asked:
-    """What a user asked for."""
+class Request:
+    """What a user asked `fedbcgd reproduce` for."""
 
     scale: Scale
     out: Path
     seeds: int | None = None
-    only: str = ""  # panels whose key has this in it
-    data: Mapping[str, str] = field(default_factory=dict)  # another data set in the place of one
+    only: str = ""  # panels whose key contains this
+    data: Mapping[str, str] = field(default_factory=dict)  # data sets to replace: name → other name
     machine: Machine = field(default_factory=Machine)
 
     @property
     def runs(self) -> Path:
+        """The folder of all runs."""
         return self.out / "runs"
 
+    def seeds_of(self, panel: Panel) -> int:
+        """Return how many seeds of a panel are requested."""
+        return self.seeds if self.seeds is not None else panel.effort.seeds
+
     def command(self, item: Item) -> str:
-        """What a user would type for this item."""
+        """Return the command line that makes this request for one item."""
         parts = ["fedbcgd reproduce", item.name, "--scale", self.scale]
         parts += ["--only", self.only] if self.only else []
         parts += ["--seeds", str(self.seeds)] if self.seeds is not None else []
@@ -53,122 +59,174 @@ class Asked:
         return " ".join(parts)
 
 
-def panels(item: Item, asked: Asked) -> list[Panel]:
-    """All panels of the item at this scale, with the data sets that were asked for."""
-    out = []
-    for panel in item.panels[asked.scale]:
+def panels_for(item: Item, request: Request) -> list[Panel]:
+    """Return all panels of an item at the requested scale, with the requested data sets."""
+    panels = []
+    for panel in item.panels[request.scale]:
         name = panel.data["name"]
-        out.append(changed(panel, {"data": {"name": asked.data[name]}}) if name in asked.data else panel)
-    return out
+        panels.append(with_changes(panel, {"data": {"name": request.data[name]}}) if name in request.data else panel)
+    return panels
 
 
-def selected(every: Sequence[Panel], only: str) -> list[Panel]:
-    found = [panel for panel in every if only in panel.key]
-    if every and not found:
-        raise UserError(f"--only {only}: no panel is called so; there are {', '.join(panel.key for panel in every)}")
-    return found
+def select_panels(panels: Sequence[Panel], only: str) -> list[Panel]:
+    """Return the panels whose key contains `only`.
+
+    Raises:
+        UserError: there are panels, and none of them is selected.
+    """
+    selected = [panel for panel in panels if only in panel.key]
+    if panels and not selected:
+        raise no_panel(only, (panel.key for panel in panels))
+    return selected
 
 
-def check(item: Item, asked: Asked) -> None:
-    """That what is wanted can be run: its panels are there, and their data sets."""
-    for panel in selected(panels(item, asked), asked.only):
-        plan.examples(panel)
+def no_panel(only: str, keys: Iterable[str]) -> UserError:
+    """Return the error for a `--only` that selects nothing."""
+    return UserError(f"--only: expected part of one of {', '.join(keys)}; got {only}")
 
 
-def run(item: Item, asked: Asked, display: Display, write: Callable[[list[PanelResult]], None]) -> list[PanelResult]:
-    """Run what is not finished. `write` gets what there is after the search and after each seed."""
-    every = panels(item, asked)
-    chosen = selected(every, asked.only)
-    make_folder(asked.runs)
-    _run(asked, display, [planned for panel in chosen for _, _, planned in plan.search(panel, asked.machine)])
-    results = gather(every, asked, chosen)
-    for seed in range(1, 1 + max((_seeds(panel, asked) for panel in chosen), default=0)):
-        wanted = [result for result in results if result.panel in chosen and seed <= _seeds(result.panel, asked)]
-        _run(asked, display, [p for r in wanted for _, p in plan.repetition(r.panel, r.chosen, seed, asked.machine)])
-        results = gather(every, asked, chosen)
+def check(item: Item, request: Request) -> None:
+    """Check that the requested panels exist and that their data sets are available.
+
+    Raises:
+        UserError: one of them is missing.
+    """
+    for panel in select_panels(panels_for(item, request), request.only):
+        plan.data_facts(panel)
+
+
+def run(
+    item: Item, request: Request, display: Display, write: Callable[[list[PanelResult]], None]
+) -> list[PanelResult]:
+    """Run all runs of an item that are not finished.
+
+    Args:
+        item: The table or figure.
+        request: Scale, folder, panels and seeds.
+        display: Makes the progress display for runs with these labels.
+        write: Called with the results so far after each seed.
+
+    Returns:
+        The results of every panel at this scale, in order.
+    """
+    panels = panels_for(item, request)
+    selected = select_panels(panels, request.only)
+    make_folder(request.runs)
+    _run(
+        request, display, [planned for panel in selected for _, _, planned in plan.search_runs(panel, request.machine)]
+    )
+    results = gather(panels, request, selected)
+    for seed in range(1, 1 + max(map(request.seeds_of, selected), default=0)):
+        due = [r for r in results if r.panel in selected and seed <= request.seeds_of(r.panel)]
+        _run(request, display, [p for r in due for _, p in plan.seed_runs(r.panel, r.chosen, seed, request.machine)])
+        results = gather(panels, request, selected)
         write(results)
     return results
 
 
-def gather(every: Iterable[Panel], asked: Asked, needed: Sequence[Panel] = ()) -> list[PanelResult]:
-    """What is finished, also of panels and seeds that were not asked for now. A panel that is not needed may be one whose
-    data set is not here: then there is nothing of it."""
+def gather(panels: Iterable[Panel], request: Request, needed: Sequence[Panel] = ()) -> list[PanelResult]:
+    """Collect the finished runs of these panels, also of seeds that are not requested.
+
+    Args:
+        panels: The panels.
+        request: Scale and folders.
+        needed: Panels whose data set must be available. Without its data set, another panel's result is empty.
+
+    Raises:
+        UserError: the data set of a needed panel is missing.
+        Damaged: a file of a run is damaged.
+    """
     results = []
-    for panel in every:
+    for panel in panels:
         try:
-            results.append(_gather(panel, asked))
+            results.append(_gather_panel(panel, request))
         except UserError as error:
             if panel in needed or isinstance(error, Damaged):
                 raise
-            results.append(PanelResult(panel, {}, unknown=str(error)))
+            results.append(PanelResult(panel, {}, unavailable=str(error)))
     return results
 
 
-def _gather(panel: Panel, asked: Asked) -> PanelResult:
-    trials: list[Trial] = []
-    chosen: dict[str, Mapping[str, Any]] = {}
-    tried: dict[str, list[tuple[dict[str, float], float, int]]] = {}
-    folders: set[str] = set()
-    planned_search = plan.search(panel, asked.machine)
-    packs.restore(asked.out, (planned.folder for _, _, planned in planned_search))
-    for contender, point, planned in planned_search:
-        done = finished(planned, asked.runs)
-        if done is not None:
+def _gather_panel(panel: Panel, request: Request) -> PanelResult:
+    trials, searched = _gather_search(panel, request)
+    chosen = _choose(panel, trials)
+    seeds = range(1, 1 + max(request.seeds_of(panel), panel.effort.seeds, MAX_SEEDS))
+    planned_runs = [(seed, *each) for seed in seeds for each in plan.seed_runs(panel, chosen, seed, request.machine)]
+    packs.restore(request.out, (planned.folder for _, _, planned in planned_runs))
+    outcomes: dict[str, dict[int, Outcome]] = {}
+    repeated = set()
+    for seed, contender, planned in planned_runs:
+        outcome = finished(planned, request.runs)
+        if outcome is not None:
+            outcomes.setdefault(contender.key, {})[seed] = outcome
+            repeated.add(planned.folder)
+    return PanelResult(
+        panel,
+        outcomes,
+        chosen,
+        tuple(trials),
+        commits=frozenset(commit_of_run(request.runs / folder) for folder in repeated),
+        folders=frozenset(searched | repeated),
+        chance=100 / plan.data_facts(panel).classes if panel.metric == "accuracy" else None,
+    )
+
+
+def _gather_search(panel: Panel, request: Request) -> tuple[list[Trial], set[str]]:
+    """Return the trials of every contender whose search is finished, and the folders of all finished search runs."""
+    planned_runs = plan.search_runs(panel, request.machine)
+    packs.restore(request.out, (planned.folder for _, _, planned in planned_runs))
+    tried: dict[str, list[tuple[Options, float, int]]] = {}
+    folders = set()
+    for contender, point, planned in planned_runs:
+        outcome = finished(planned, request.runs)
+        if outcome is not None:
             folders.add(planned.folder)
-            tried.setdefault(contender.key, []).append((point, _score(done, panel), done.rounds))
+            tried.setdefault(contender.key, []).append((point, _score(outcome, panel), outcome.rounds))
+    trials = []
     for contender in panel.contenders:
-        every = plan.points(panel, contender)
-        if len(every) == 1:
-            chosen[contender.key] = every[0]
-        done_points = tried.get(contender.key, [])
-        if len(every) > 1 and len(done_points) == len(every):
-            best = _best(done_points, panel.metric == "accuracy")
-            chosen[contender.key] = done_points[best][0]
-            trials += [Trial(contender.key, p, s, r, k == best) for k, (p, s, r) in enumerate(done_points)]
+        points = tried.get(contender.key, [])
+        if points and len(points) == len(plan.grid_points(panel, contender)):
+            best = _best([score for _, score, _ in points], panel.metric == "accuracy")
+            trials += [Trial(contender.key, *point, chosen=k == best) for k, point in enumerate(points)]
+    return trials, folders
+
+
+def _choose(panel: Panel, trials: Sequence[Trial]) -> dict[str, Options]:
+    """Return the hyper-parameters of every contender for which they are known."""
+    chosen: dict[str, Options] = {trial.contender: trial.options for trial in trials if trial.chosen}
+    for contender in panel.contenders:
+        points = plan.grid_points(panel, contender)
+        if len(points) == 1:
+            chosen[contender.key] = points[0]
     for contender in panel.contenders:
         if contender.tuned_as in chosen:
             chosen[contender.key] = chosen[contender.tuned_as]
-    outcomes: dict[str, dict[int, Outcome]] = {}
-    commits: set[str] = set()
-    seeds = range(1, 1 + max(_seeds(panel, asked), panel.effort.seeds, MOST_SEEDS))
-    repeated = [(seed, *each) for seed in seeds for each in plan.repetition(panel, chosen, seed, asked.machine)]
-    packs.restore(asked.out, (planned.folder for _, _, planned in repeated))
-    for seed, contender, planned in repeated:
-        done = finished(planned, asked.runs)
-        if done is not None:
-            folders.add(planned.folder)
-            outcomes.setdefault(contender.key, {})[seed] = done
-            commits.add(commit_of(asked.runs / planned.folder))
-    chance = 100 / plan.classes(panel) if panel.metric == "accuracy" else None
-    return PanelResult(panel, outcomes, chosen, tuple(trials), frozenset(commits), frozenset(folders), chance=chance)
+    return chosen
 
 
 def finished(planned: Planned, runs: Path) -> Outcome | None:
+    """Return the outcome of a planned run, or None if it is not finished."""
     return run_folder.finished(RunFolder(runs / planned.folder), configuration.complete(planned.config))
 
 
-def _run(asked: Asked, display: Display, runs: list[Planned]) -> None:
-    unique = list({planned.folder: planned for planned in reversed(runs)}.values())[
-        ::-1
-    ]  # each once, under its first name
-    packs.restore(asked.out, (planned.folder for planned in unique))
-    if unique:
-        with display([planned.label for planned in unique]) as shown:
-            run_all(unique, asked.runs, Recorded(shown, unique, asked.runs), figures=False)
-
-
-def _seeds(panel: Panel, asked: Asked) -> int:
-    return asked.seeds if asked.seeds is not None else panel.effort.seeds
+def _run(request: Request, display: Display, runs: list[Planned]) -> None:
+    """Run each planned run once, under its first label."""
+    unique: dict[str, Planned] = {}
+    for planned in runs:
+        unique.setdefault(planned.folder, planned)
+    runs = list(unique.values())
+    packs.restore(request.out, unique)
+    if runs:
+        with display([planned.label for planned in runs]) as shown:
+            run_all(runs, request.runs, CommitRecorder(shown, runs, request.runs), figures=False)
 
 
 def _score(outcome: Outcome, panel: Panel) -> float:
-    if outcome.diverged:
-        return math.nan
-    return last_tenth(outcome.rows, f"validation_{panel.metric}")
+    return math.nan if outcome.diverged else last_tenth(outcome.rows, f"validation_{panel.metric}")
 
 
-def _best(tried: Sequence[tuple[Any, float, int]], higher: bool) -> int:
-    """The place of the best score, of equal ones the first; a run that diverged is worse than any."""
-    worst = -math.inf if higher else math.inf
-    scores = [worst if math.isnan(score) else score for _, score, _ in tried]
-    return scores.index(max(scores) if higher else min(scores))
+def _best(scores: Sequence[float], higher_is_better: bool) -> int:
+    """Return the index of the best score, the first of equal ones; NaN (diverged) is worse than any."""
+    worst = -math.inf if higher_is_better else math.inf
+    known = [worst if math.isnan(score) else score for score in scores]
+    return known.index(max(known) if higher_is_better else min(known))

@@ -1,39 +1,46 @@
-"""The items of the paper: what is run for each, what it claims, where it is silent. Tables 2 to 6 are in networks.py."""
+"""The items of the paper: what is run for each, what it claims, what it leaves open. Tables 2 to 6 are in tables2to6.py."""
 
 from fedbcgd.paper import printed as paper
 from fedbcgd.paper import settings as s
 from fedbcgd.paper import table1
-from fedbcgd.paper.claims import every, on_train_loss
-from fedbcgd.paper.comparisons import best_ends, early, ends_better, ends_no_worse, ever_sooner, reaches_sooner
-from fedbcgd.paper.networks import LENET, NETS, OTHERS, OURS, SILENT, TABLE_2, TABLE_3, TABLES
-from fedbcgd.paper.spec import Claim, Item, Panel
+from fedbcgd.paper.claims import all_of, on_train_loss
+from fedbcgd.paper.comparisons import ahead_early, each_sooner, ends_best, ends_better, ends_no_worse, reaches_sooner
+from fedbcgd.paper.spec import Claim, Item, Panel, paper_scale_claim
+from fedbcgd.paper.tables2to6 import (
+    BASELINES,
+    LENET_NOTES,
+    NETWORK_NOTES,
+    OPEN_CHOICES,
+    OUR_ALGORITHMS,
+    TABLE_2,
+    TABLE_3,
+    TABLES,
+)
 
 
 def _momenta(network: str) -> Panel:
-    return s.network("cifar100", network, s.momenta(network), drawn=("train_loss",))
+    return s.network_panel("cifar100", network, s.momenta(network), drawn=("train_loss",))
 
 
 _FIGURES = (
     Item(
         "figure3",
         "Figure 3: curves of Tables 2 and 3",
-        s.scaled(*TABLE_3, *TABLE_2),
+        s.at_all_scales(*TABLE_3, *TABLE_2),
         (
             Claim(
-                "figure3-early",
-                "FedBCGD is ahead of FedAvg from early on (Figure 3)",
-                early("fedbcgd", "fedavg"),
+                "figure3-early", "FedBCGD is ahead of FedAvg from early on (Figure 3)", ahead_early("fedbcgd", "fedavg")
             ),
         ),
         ("The runs are those of Tables 2 and 3.",),
-        shares=("table2", "table3"),
+        runs_of=("table2", "table3"),
     ),
     Item(
         "figure4",
         "Figure 4: number of blocks 1, 2, 5, 10, 20",
         {
             "paper": (
-                s.network(
+                s.network_panel(
                     "cifar100",
                     "resnet18",
                     s.numbers_of_blocks(),
@@ -41,14 +48,14 @@ _FIGURES = (
                     target=paper.TARGETS["figure4"],  # type: ignore[arg-type]
                 ),
             ),
-            "cpu": (s.at(s.network("cifar10", "lenet5", s.numbers_of_blocks()), "cpu"),),
-            "smoke": (s.at(s.network("cifar10", "lenet5", s.numbers_of_blocks()), "smoke"),),
+            "cpu": (s.at_scale(s.network_panel("cifar10", "lenet5", s.numbers_of_blocks()), "cpu"),),
+            "smoke": (s.at_scale(s.network_panel("cifar10", "lenet5", s.numbers_of_blocks()), "smoke"),),
         },
         (
             Claim(
                 "figure4-sooner",
                 "The more blocks, the fewer floats to the target (5.2)",
-                ever_sooner(["N=1", "N=2", "N=5", "N=10", "N=20"]),
+                each_sooner(["N=1", "N=2", "N=5", "N=10", "N=20"]),
             ),
             Claim(
                 "figure4-least",
@@ -58,11 +65,11 @@ _FIGURES = (
             Claim(
                 "figure4-best",
                 "20 blocks end most accurate at the same upload (5.2)",
-                best_ends(["N=1", "N=2", "N=5", "N=10", "N=20"], ["N=20"]),
+                ends_best(["N=1", "N=2", "N=5", "N=10", "N=20"], ["N=20"]),
             ),
         ),
         (
-            *NETS,
+            *NETWORK_NOTES,
             "Network and data set are not named. A target of 53 % and cuts into 20 fit ResNet-18 on CIFAR-100.",
             "With S = 10 clients and N = 20 blocks there are fewer clients than blocks, which the paper's Figure 1 "
             "excludes: blocks take turns.",
@@ -72,12 +79,14 @@ _FIGURES = (
     Item(
         "figure5",
         "Figure 5: what freezing, sharing and momentum do, LeNet-5",
-        s.scaled(*(s.network(data, "lenet5", s.ablations(), reference="share") for data in ("cifar10", "cifar100"))),
+        s.at_all_scales(
+            *(s.network_panel(data, "lenet5", s.ablations(), reference="share") for data in ("cifar10", "cifar100"))
+        ),
         (
             Claim(
                 "figure5-freezing",
                 "Freezing all but the uploaded block in local training ends worse than training everything (5.2)",
-                every(ends_better("nonshare", ["freezing-nonshare"]), ends_better("share", ["freezing-share"])),
+                all_of(ends_better("nonshare", ["freezing-nonshare"]), ends_better("share", ["freezing-share"])),
             ),
             Claim(
                 "figure5-sharing",
@@ -96,8 +105,8 @@ _FIGURES = (
             ),
         ),
         (
-            *NETS,
-            *LENET,
+            *NETWORK_NOTES,
+            *LENET_NOTES,
             "The budget is not given: that of Tables 2 and 3. One learning rate for all, that of FedBCGD. Without sharing, "
             "the fifth layer is a block like the others.",
         ),
@@ -105,50 +114,42 @@ _FIGURES = (
     Item(
         "figure6",
         "Figure 6: curves of Table 5",
-        s.scaled(s.transformer("cifar100"), s.transformer("tiny-imagenet")),
+        s.at_all_scales(s.transformer_panel("cifar100"), s.transformer_panel("tiny-imagenet")),
         (
             Claim(
                 "figure6-early",
                 "With a vision transformer FedBCGD is ahead of FedAvg from early on (Figure 6)",
-                early("fedbcgd", "fedavg"),
+                ahead_early("fedbcgd", "fedavg"),
             ),
         ),
         ("The runs are those of Table 5.",),
-        shares=("table5",),
+        runs_of=("table5",),
     ),
     Item(
         "figure7",
         "Figure 7: momentum λ from 0.4 to 0.9",
         {
             "paper": (_momenta("resnet18"),),
-            "cpu": (s.at(_momenta("lenet5"), "cpu"),),
-            "smoke": (s.at(_momenta("lenet5"), "smoke"),),
+            "cpu": (s.at_scale(_momenta("lenet5"), "cpu"),),
+            "smoke": (s.at_scale(_momenta("lenet5"), "smoke"),),
         },
         (
-            Claim(
-                "figure7-early",
-                "λ = 0.4 is ahead of λ = 0.8 early on (5.2)",
-                early("λ=0.4", "λ=0.8"),
+            Claim("figure7-early", "λ = 0.4 is ahead of λ = 0.8 early on (5.2)", ahead_early("λ=0.4", "λ=0.8")),
+            paper_scale_claim(
+                "figure7-end", "λ = 0.8 ends more accurate than λ = 0.4 (5.2)", ends_better("λ=0.8", ["λ=0.4"])
             ),
-            Claim(
-                "figure7-end",
-                "λ = 0.8 ends more accurate than λ = 0.4 (5.2)",
-                ends_better("λ=0.8", ["λ=0.4"]),
-                scales=("paper",),
-            ),
-            Claim(
+            paper_scale_claim(
                 "figure7-best",
                 "λ around 0.8 is best; much smaller or larger is worse (5.2)",
-                best_ends([f"λ={v}" for v in paper.MOMENTA], ["λ=0.7", "λ=0.8"]),
-                scales=("paper",),
+                ends_best([f"λ={v}" for v in paper.MOMENTA], ["λ=0.7", "λ=0.8"]),
             ),
         ),
-        (*NETS, "The learning rate is chosen for each λ. The budget is not given: that of Table 2."),
+        (*NETWORK_NOTES, "The learning rate is chosen for each λ. The budget is not given: that of Table 2."),
     ),
 )
 
 _LINEAR_NOTES = (
-    *SILENT,
+    *OPEN_CHOICES,
     "One class of EMNIST (the digit 0) against all others, as the appendix says of the non-convex problem; the formula of "
     "the logistic regression has two classes too. The regulariser 1e-4·L contradicts the weight decay 0.001 of the list "
     "of settings: 1e-4·L is taken, L = 55.1 for images scaled to mean 0 and deviation 1. The budget is not given: 100d.",
@@ -156,31 +157,27 @@ _LINEAR_NOTES = (
 )
 
 
-def _linear(name: str, title: str, panel: Panel, shares: tuple[str, ...] = ()) -> Item:
-    claims = [
-        Claim(f"{name}-{key}", f"{text} (5.3, Appendix F: {what})", wrap(test))
-        for what, suffix, wrap in (("test loss", "", lambda test: test), ("train loss", "-train", on_train_loss))
-        for key, text, test in (
-            *(
-                (
-                    f"{ours}-sooner{suffix}",
-                    f"{called} converges faster than the baselines",
-                    every(reaches_sooner(ours, OTHERS), ends_no_worse(ours, OTHERS)),
-                )
-                for ours, called in OURS
-            ),
-            (
-                f"plus{suffix}",
-                "FedBCGD+ converges faster than FedBCGD",
-                every(reaches_sooner("fedbcgd+", ["fedbcgd"]), ends_better("fedbcgd+", ["fedbcgd"])),
-            ),
+def _linear_item(name: str, title: str, panel: Panel, runs_of: tuple[str, ...] = ()) -> Item:
+    """Return an item of Section 5.3 or Appendix F, with its claims on the test loss and on the training loss."""
+    plus = all_of(reaches_sooner("fedbcgd+", ["fedbcgd"]), ends_better("fedbcgd+", ["fedbcgd"]))
+    tests = {
+        f"{key}-sooner": (
+            f"{algorithm} converges faster than the baselines",
+            all_of(reaches_sooner(key, BASELINES), ends_no_worse(key, BASELINES)),
         )
+        for key, algorithm in OUR_ALGORITHMS
+    } | {"plus": ("FedBCGD+ converges faster than FedBCGD", plus)}
+    claims = [
+        Claim(f"{name}-{key}", f"{text} (5.3, Appendix F: test loss)", test) for key, (text, test) in tests.items()
+    ] + [
+        Claim(f"{name}-{key}-train", f"{text} (5.3, Appendix F: train loss)", on_train_loss(test))
+        for key, (text, test) in tests.items()
     ]
-    return Item(name, title, s.scaled(panel), tuple(claims), _LINEAR_NOTES, shares)
+    return Item(name, title, s.at_all_scales(panel), tuple(claims), _LINEAR_NOTES, runs_of)
 
 
-_LOGISTIC = s.linear("logistic", "logistic regression, EMNIST", "binary-logistic")
-_ERM = s.linear("erm", "sigmoid loss, EMNIST", "binary-sigmoid")
+_LOGISTIC = s.linear_panel("logistic", "logistic regression, EMNIST", "binary-logistic")
+_ERM = s.linear_panel("erm", "sigmoid loss, EMNIST", "binary-sigmoid")
 
 ITEMS: dict[str, Item] = {
     item.name: item
@@ -188,8 +185,8 @@ ITEMS: dict[str, Item] = {
         table1.ITEM,
         *TABLES,
         *_FIGURES,
-        _linear("figure8", "Figure 8: logistic regression on EMNIST, ρ = 0.1", _LOGISTIC),
-        _linear("appendix-logistic", "Appendix F (a): logistic regression, as Figure 8", _LOGISTIC, ("figure8",)),
-        _linear("appendix-erm", "Appendix F (b): non-convex sigmoid loss on EMNIST, ρ = 0.1", _ERM),
+        _linear_item("figure8", "Figure 8: logistic regression on EMNIST, ρ = 0.1", _LOGISTIC),
+        _linear_item("appendix-logistic", "Appendix F (a): logistic regression, as Figure 8", _LOGISTIC, ("figure8",)),
+        _linear_item("appendix-erm", "Appendix F (b): non-convex sigmoid loss on EMNIST, ρ = 0.1", _ERM),
     )
 }

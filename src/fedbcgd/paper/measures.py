@@ -11,31 +11,30 @@ ROUNDING = 1e-6  # of single precision: 0.1 is 0.10000000149 there, and a mean o
 
 
 def last_tenth(rows: Sequence[Row], metric: str) -> float:
-    """The mean over the evaluations in the last 10 % of the rounds (of 20 rounds: the last two); not a number if none."""
+    """Return the mean of a metric over the evaluations in the last 10 % of the rounds; NaN without evaluations."""
     if not rows:
         return math.nan
     last = rows[-1]["round"]
-    inside = [row[metric] for row in rows if row["round"] > last * (1 - TENTH) + 1e-9]
-    return statistics.fmean(inside)
+    return statistics.fmean(row[metric] for row in rows if row["round"] > last * (1 - TENTH) + 1e-9)
 
 
-def floats_to(rows: Sequence[Row], metric: str, target: float, higher: bool = True) -> float:
-    """The upload in d at the first evaluation that reached the target, but for rounding; infinity if none did."""
+def floats_to(rows: Sequence[Row], metric: str, target: float, higher_is_better: bool = True) -> float:
+    """Return the upload in d at the first evaluation that reached the target, up to rounding; infinity if none did."""
     slack = ROUNDING * max(1.0, abs(target))
     for row in rows:
-        if row[metric] >= target - slack if higher else row[metric] <= target + slack:
+        if row[metric] >= target - slack if higher_is_better else row[metric] <= target + slack:
             return row["upload_d"]
     return math.inf
 
 
 def step_before(rows: Sequence[Row], upload: float) -> float:
-    """The upload in d between the evaluation at `upload` and the one before it, or the start."""
+    """Return the upload in d between the evaluation at `upload` and the one before it, or the start."""
     earlier = [row["upload_d"] for row in rows if row["upload_d"] < upload]
     return upload - (earlier[-1] if earlier else 0.0)
 
 
-def spread(values: Sequence[float]) -> tuple[float, float | None]:
-    """Mean and standard deviation; of one value, or of values that are not all finite, there is no deviation."""
+def mean_and_deviation(values: Sequence[float]) -> tuple[float, float | None]:
+    """Return mean and standard deviation; None for the deviation of one value or of values that are not all finite."""
     if not values:
         return math.nan, None
     finite = all(map(math.isfinite, values))

@@ -1,4 +1,4 @@
-"""Which source made a run: its commit is kept beside it."""
+"""Which commit of the source computed a run: it is written into the run's folder."""
 
 import subprocess
 from functools import cache
@@ -8,50 +8,59 @@ from typing import Any
 from fedbcgd.files import make_folder, write_text
 from fedbcgd.runs.batch import Planned
 
-FILE = "commit.txt"
-
-
+COMMIT_FILE = "commit.txt"
 UNKNOWN = "unknown"
 
 
 @cache
-def commit(package: Path = Path(__file__).parents[1]) -> str:
-    """Of the source that runs, where it is a git checkout of this project; `-changed` where files differ from the commit."""
+def current_commit(package: Path = Path(__file__).parents[1]) -> str:
+    """Return the short commit hash of the running source, followed by `-changed` if files differ from it.
+
+    Args:
+        package: Folder of the package `fedbcgd`.
+
+    Returns:
+        `unknown` if the package is not in a git checkout of this project.
+    """
     top = _git(package, "rev-parse", "--show-toplevel")
     if not top or (Path(top) / "src" / "fedbcgd").resolve() != package.resolve():
         return UNKNOWN  # installed, or a copy within another repository
-    at = _git(package, "rev-parse", "--short", "HEAD")
-    return (at + "-changed" if _git(package, "status", "--porcelain", "-uno", ".") else at) or UNKNOWN
+    commit = _git(package, "rev-parse", "--short", "HEAD")
+    changed = _git(package, "status", "--porcelain", "-uno", ".")
+    return (commit + "-changed" if changed else commit) or UNKNOWN
 
 
 def _git(folder: Path, *arguments: str) -> str:
+    """Return git's output, or nothing if it fails."""
     try:
-        said = subprocess.run(["git", "-C", str(folder), *arguments], capture_output=True, text=True, timeout=10)
+        done = subprocess.run(["git", "-C", str(folder), *arguments], capture_output=True, text=True, timeout=10)
     except (OSError, subprocess.TimeoutExpired):
         return ""
-    return said.stdout.strip() if said.returncode == 0 else ""
+    return done.stdout.strip() if done.returncode == 0 else ""
 
 
-def commit_of(folder: Path) -> str:
-    """Of the source that made a run."""
+def commit_of_run(folder: Path) -> str:
+    """Return the commit that computed the run in a folder, or `unknown`."""
     try:
-        return (folder / FILE).read_text(encoding="utf-8").strip()
+        return (folder / COMMIT_FILE).read_text(encoding="utf-8").strip()
     except FileNotFoundError:
         return UNKNOWN
 
 
-class Recorded:
-    """A display of runs that notes, as each begins, which source makes it."""
+class CommitRecorder:
+    """Wraps a progress display and writes the current commit into each run's folder as the run begins."""
 
-    def __init__(self, shown: Any, runs: list[Planned], folder: Path):
-        self._shown, self._runs, self._folder = shown, runs, folder
+    def __init__(self, display: Any, runs: list[Planned], folder: Path):
+        self._display, self._runs, self._folder = display, runs, folder
 
     def begin(self, index: int) -> None:
-        write_text(make_folder(self._folder / self._runs[index].folder) / FILE, commit() + "\n")
-        self._shown.begin(index)
+        """Record the commit of run number `index` and pass the call on."""
+        write_text(make_folder(self._folder / self._runs[index].folder) / COMMIT_FILE, current_commit() + "\n")
+        self._display.begin(index)
 
     def skip(self, index: int, why: str) -> None:
-        self._shown.skip(index, why)
+        """Pass the call on."""
+        self._display.skip(index, why)
 
     def __call__(self, info: Any) -> None:
-        self._shown(info)
+        self._display(info)

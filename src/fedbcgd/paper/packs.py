@@ -1,7 +1,7 @@
-"""Finished runs in one compressed file per item, `OUT/ITEM/runs.tar.xz`, from which `reproduce` can go on.
+"""Finished runs in one compressed file per item, `OUT/ITEM/runs.tar.xz`, from which `reproduce` can continue.
 
-A pack holds what is needed to know a run as finished: configuration, metrics, summary, commit; no models or checkpoints.
-Items share runs: a run stands in the pack of the first item that has it.
+A pack holds the files that show a run is finished: configuration, metrics, summary, commit; no models or checkpoints.
+Items share runs: a run is in the pack of the first item that needs it.
 """
 
 import io
@@ -15,32 +15,32 @@ from pathlib import Path
 
 from fedbcgd.errors import UserError
 from fedbcgd.files import Damaged, as_json, make_folder, read_regular, write_whole
-from fedbcgd.paper.origin import FILE
+from fedbcgd.paper.origin import COMMIT_FILE
 
 NAME = "runs.tar.xz"
-KEPT = ("config.toml", "metrics.jsonl", "summary.json", FILE)
-LARGEST = 1 << 28  # bytes of a pack, compressed or not
+RUN_FILES = ("config.toml", "metrics.jsonl", "summary.json", COMMIT_FILE)
+MAX_BYTES = 1 << 28  # of a pack, compressed or not
 
-Runs = dict[str, dict[str, bytes]]  # the files of each run, by the name of its folder
+Runs = dict[str, dict[str, bytes]]  # folder name → file name → content
 
 
 def read(path: Path) -> Runs:
-    """The runs in a pack; members other than regular files of these names are left out.
+    """Read the runs in a pack; members that are not regular files named in `RUN_FILES` are ignored.
 
     Raises:
-        Damaged: it was cut off or changed.
-        UserError: it is larger than any pack.
+        Damaged: the file is truncated or altered.
+        UserError: the file is larger than `MAX_BYTES`.
     """
     runs: Runs = {}
     try:
-        decoder = lzma.LZMADecompressor(lzma.FORMAT_XZ, memlimit=LARGEST)
-        data = decoder.decompress(read_regular(path, LARGEST), max_length=LARGEST + 1)
-        if len(data) > LARGEST or not decoder.eof:
-            raise lzma.LZMAError(f"more than {LARGEST:,} bytes, or cut off")
+        decoder = lzma.LZMADecompressor(lzma.FORMAT_XZ, memlimit=MAX_BYTES)
+        data = decoder.decompress(read_regular(path, MAX_BYTES), max_length=MAX_BYTES + 1)
+        if len(data) > MAX_BYTES or not decoder.eof:
+            raise lzma.LZMAError(f"more than {MAX_BYTES:,} bytes, or truncated")
         with tarfile.open(fileobj=io.BytesIO(data), mode="r:") as tar:
             for member in tar:
                 folder, _, name = member.name.partition("/")
-                if member.isreg() and name in KEPT and folder not in ("", ".", ".."):
+                if member.isreg() and name in RUN_FILES and folder not in ("", ".", ".."):
                     file = tar.extractfile(member)
                     assert file is not None  # it is a regular file
                     runs.setdefault(folder, {})[name] = file.read()
@@ -52,7 +52,7 @@ def read(path: Path) -> Runs:
 
 
 def write(path: Path, runs: Mapping[str, Mapping[str, bytes]]) -> None:
-    """Pack runs. The same runs give the same bytes, whenever and in whatever order they were made."""
+    """Write a pack. The same runs give the same bytes, in whatever order and whenever they were computed."""
     raw = io.BytesIO()
     with tarfile.open(fileobj=raw, mode="w", format=tarfile.USTAR_FORMAT) as tar:
         for folder, files in sorted(runs.items()):
@@ -61,23 +61,34 @@ def write(path: Path, runs: Mapping[str, Mapping[str, bytes]]) -> None:
                 member.size = len(content)
                 tar.addfile(member, io.BytesIO(content))
     packed = lzma.compress(raw.getvalue(), preset=9 | lzma.PRESET_EXTREME)
-    write_whole(path, lambda temporary: _put(temporary, packed))
+    write_whole(path, lambda temporary: _write_bytes(temporary, packed))
 
 
 def add(out: Path, item: str, folders: Iterable[Path]) -> None:
-    """Add finished runs to the pack of an item, but for those that other items have packed."""
+    """Add finished runs to the pack of an item, except those in another item's pack.
+
+    Args:
+        out: The folder of all items.
+        item: Name of the item.
+        folders: Folders of finished runs.
+    """
     path = out / item / NAME
     elsewhere = {name for other in _packs(out) if other != path for name in read(other)}
     before = read(path) if path.exists() else {}
-    runs = before | {folder.name: _files(folder) for folder in folders if folder.name not in elsewhere}
+    runs = before | {folder.name: _run_files(folder) for folder in folders if folder.name not in elsewhere}
     if runs != before:
         make_folder(path.parent)
         write(path, runs)
 
 
-def restore(out: Path, wanted: Iterable[str]) -> None:
-    """Unpack into `OUT/runs` the wanted runs that are in a pack and not there."""
-    missing = {name for name in wanted if not (out / "runs" / name).exists()}
+def restore(out: Path, names: Iterable[str]) -> None:
+    """Unpack runs into `OUT/runs`; existing folders and runs that are in no pack are left alone.
+
+    Args:
+        out: The folder of all items.
+        names: Folder names of the runs.
+    """
+    missing = {name for name in names if not (out / "runs" / name).exists()}
     for path in _packs(out) if missing else ():
         for name, files in read(path).items():
             if name in missing:
@@ -89,8 +100,8 @@ def _packs(out: Path) -> list[Path]:
     return sorted(out.glob(f"*/{NAME}"))
 
 
-def _files(folder: Path) -> dict[str, bytes]:
-    files = {name: (folder / name).read_bytes() for name in KEPT if (folder / name).exists()}
+def _run_files(folder: Path) -> dict[str, bytes]:
+    files = {name: (folder / name).read_bytes() for name in RUN_FILES if (folder / name).exists()}
     summary = json.loads(files["summary.json"])
     summary.pop("command", None)  # it names folders of the machine that ran it
     return files | {"summary.json": (as_json(summary, indent=1) + "\n").encode()}
@@ -102,7 +113,7 @@ def _unpack(folder: Path, files: Mapping[str, bytes]) -> None:
     try:
         temporary.chmod(0o755)
         for name, content in files.items():
-            _put(temporary / name, content)
+            _write_bytes(temporary / name, content)
         temporary.rename(folder)
     except OSError as error:
         raise UserError(f"{folder} could not be unpacked: {error.strerror or error}") from error
@@ -110,5 +121,5 @@ def _unpack(folder: Path, files: Mapping[str, bytes]) -> None:
         shutil.rmtree(temporary, ignore_errors=True)
 
 
-def _put(path: Path, content: bytes) -> None:
+def _write_bytes(path: Path, content: bytes) -> None:
     path.write_bytes(content)

@@ -1,5 +1,4 @@
-"""From a panel to runs: configurations, each in a folder named by what it is, so that items share the runs they have in
-common."""
+"""The runs of a panel: configurations, each in a folder named by its content, so that items share runs."""
 
 import hashlib
 import itertools
@@ -9,8 +8,9 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
+import torch
 from torch import nn
 
 from fedbcgd.algorithms.registry import make_algorithm
@@ -20,7 +20,7 @@ from fedbcgd.runs.batch import Planned
 from fedbcgd.runs.config import Data, check
 from fedbcgd.runs.experiment import load_data
 
-SEARCH_SEED = 0  # the seeds of the runs that count come after it
+SEARCH_SEED = 0  # the repetitions have seeds 1, 2, …
 Options = Mapping[str, Any]
 
 
@@ -28,98 +28,129 @@ Options = Mapping[str, Any]
 class Machine:
     """Where runs are computed."""
 
-    workers: int | None = None  # no part of what a run is
-    device: str = "cpu"  # part of it, as another device has other bits
+    workers: int | None = None  # does not change a run's folder
+    device: str = "cpu"  # changes it: another device gives other bits
 
 
-def points(panel: Panel, contender: Contender) -> list[dict[str, float]]:
-    """The values that are tried for a contender."""
+class DataFacts(NamedTuple):
+    """What planning needs to know of a data set."""
+
+    shape: tuple[int, int, int]  # of an image
+    classes: int
+    train: int  # number of training images
+
+
+def data_facts(panel: Panel) -> DataFacts:
+    """Load the panel's data set and return its facts.
+
+    Raises:
+        UserError: the data set is not available.
+    """
+    return _data_facts(json.dumps(dict(panel.data)))
+
+
+@cache
+def _data_facts(data: str) -> DataFacts:
+    loaded = load_data(Data(**json.loads(data)))
+    return DataFacts(loaded.shape, len(loaded.classes), len(loaded.labels))
+
+
+def grid_points(panel: Panel, contender: Contender) -> list[dict[str, float]]:
+    """Return the option values that the search tries for a contender; none if it is tuned as another."""
     if contender.tuned_as is not None:
         return []
     axes = [name for name in contender.grid if name not in contender.algorithm]
     return [dict(zip(axes, values, strict=True)) for values in itertools.product(*(panel.effort.grid[a] for a in axes))]
 
 
-def algorithm(panel: Panel, contender: Contender, chosen: Options) -> dict[str, Any]:
-    """All options of a contender; what it says itself goes before what was chosen."""
-    own = dict(contender.algorithm)
-    taken = {k: v for k, v in chosen.items() if k in ("lr", *contender.grid)}
-    options = {**panel.local, **taken, **own}
-    if contender.rounds_of is not None:  # as many minibatches in a round as a cohort does
-        each = panel.local.get("local_steps") or panel.local["local_epochs"] * math.ceil(
-            examples(panel) / panel.local["batch_size"]
+def algorithm_options(panel: Panel, contender: Contender, chosen: Options) -> dict[str, Any]:
+    """Return all options of a contender's algorithm; its fixed options override the chosen ones."""
+    searched = {k: v for k, v in chosen.items() if k in ("lr", *contender.grid)}
+    options = {**panel.local, **searched, **contender.algorithm}
+    if contender.rounds_of is not None:  # as many minibatches in a round as a cohort computes
+        per_client = data_facts(panel).train // panel.data["clients"]
+        steps = panel.local.get("local_steps") or panel.local["local_epochs"] * math.ceil(
+            per_client / panel.local["batch_size"]
         )
-        options["local_steps"] = panel.run["cohort"] * each
+        options["local_steps"] = panel.run["cohort"] * steps
     return options
 
 
-def round_cost(panel: Panel, contender: Contender) -> float:
-    """The mean upload of a client in a round, in d."""
-    shape, classes, _ = _facts(json.dumps(dict(panel.data)))
-    made = make_algorithm(**algorithm(panel, contender, {}))
-    return made.upload_d(made.uplink.layout(model(panel.model, shape, classes)))
-
-
-def model(named: Options, shape: tuple[int, int, int], classes: int) -> nn.Module:
-    """The network that a panel names."""
-    options = {k: v for k, v in named.items() if k in ("width", "norm")} | named.get("options", {})
-    return make_model(named["name"], shape, classes, options=options).module
-
-
-def examples(panel: Panel) -> int:
-    """Of each client."""
-    return _facts(json.dumps(dict(panel.data)))[2] // panel.data["clients"]
-
-
-def classes(panel: Panel) -> int:
-    return _facts(json.dumps(dict(panel.data)))[1]
+def make_network(model: Options, shape: tuple[int, int, int], classes: int) -> nn.Module:
+    """Build the network that a panel's `model` section names, without pretrained weights."""
+    options = {k: v for k, v in model.items() if k in ("width", "norm")} | model.get("options", {})
+    return make_model(model["name"], shape, classes, options=options).module
 
 
 @cache
-def _facts(data: str) -> tuple[tuple[int, int, int], int, int]:
-    loaded = load_data(Data(**json.loads(data)))
-    return loaded.shape, len(loaded.classes), len(loaded.labels)
+def _network_without_memory(model: str, shape: tuple[int, int, int], classes: int) -> nn.Module:
+    with torch.device("meta"):
+        return make_network(json.loads(model), shape, classes)
 
 
-def rounds(panel: Panel, contender: Contender) -> int:
-    """What the budget pays for."""
-    paying = contender if contender.rounds_of is None else panel.contender(contender.rounds_of)
-    return max(1, math.floor(panel.budget / round_cost(panel, paying) * (1 + 1e-9)))
+def network_shapes(panel: Panel, facts: DataFacts) -> nn.Module:
+    """Return the panel's network with shapes and no memory."""
+    return _network_without_memory(json.dumps(dict(panel.model)), facts.shape, facts.classes)
 
 
-def search(panel: Panel, machine: Machine) -> list[tuple[Contender, dict[str, float], Planned]]:
-    """A run for each contender and point of its grid, on data held out of the training set; none where one point is all."""
-    out = []
+def upload_per_round(panel: Panel, contender: Contender, facts: DataFacts | None = None) -> float:
+    """Return the mean upload of a client in a round, in d.
+
+    Args:
+        panel: The setting.
+        contender: One of its contenders.
+        facts: Facts of the data set; by default it is loaded.
+    """
+    algorithm = make_algorithm(**{**panel.local, **contender.algorithm})
+    return algorithm.upload_d(algorithm.uplink.layout(network_shapes(panel, facts or data_facts(panel))))
+
+
+def count_rounds(panel: Panel, contender: Contender, facts: DataFacts | None = None) -> int:
+    """Return the number of rounds that the panel's budget allows."""
+    uploading = contender if contender.rounds_of is None else panel.contender(contender.rounds_of)
+    return max(1, math.floor(panel.budget / upload_per_round(panel, uploading, facts) * (1 + 1e-9)))
+
+
+def count_search_rounds(panel: Panel, rounds: int) -> int:
+    """Return the rounds of a run of the search, where a whole run has `rounds`."""
+    return min(rounds, max(panel.effort.min_rounds, math.ceil(panel.effort.share * rounds)))
+
+
+def search_runs(panel: Panel, machine: Machine) -> list[tuple[Contender, dict[str, float], Planned]]:
+    """Plan the search: a run for each contender and grid point, evaluated on held-out training data.
+
+    A contender with a single grid point needs no search and has no runs here.
+    """
+    runs = []
     for contender in panel.contenders:
-        tried = points(panel, contender)
-        if len(tried) < 2:
+        grid = grid_points(panel, contender)
+        if len(grid) < 2:
             continue
-        whole = rounds(panel, contender)
-        count = min(whole, max(panel.effort.least, math.ceil(panel.effort.share * whole)))
+        count = count_search_rounds(panel, count_rounds(panel, contender))
         stop = {"rounds": count, "evaluate_every": max(1, count * 5 // (panel.effort.evaluations * 2))}
-        for point in tried:
+        for point in grid:
             text = ", ".join(f"{k} {v:g}" for k, v in point.items())
             label = f"search: {panel.title}, {contender.title}, {text}"
-            held = {"validation": panel.effort.validation}
-            planned = _planned(panel, contender, point, SEARCH_SEED, stop, held, label, machine)
-            out.append((contender, point, planned))
-    return out
+            held_out = {"validation": panel.effort.validation}
+            planned = _planned(panel, contender, point, SEARCH_SEED, stop, held_out, label, machine)
+            runs.append((contender, point, planned))
+    return runs
 
 
-def repetition(
+def seed_runs(
     panel: Panel, chosen: Mapping[str, Options], seed: int, machine: Machine
 ) -> list[tuple[Contender, Planned]]:
-    """The runs of one seed, for the contenders whose hyper-parameters are known."""
-    out = []
+    """Plan the runs of one seed, for the contenders whose hyper-parameters are chosen."""
+    runs = []
     for contender in panel.contenders:
         if contender.key not in chosen:
             continue
-        count = rounds(panel, contender)
+        count = count_rounds(panel, contender)
         stop: dict[str, Any] = {"evaluate_every": max(1, count // panel.effort.evaluations)}
         stop |= {"budget": panel.budget} if contender.rounds_of is None else {"rounds": count}
         label = f"{panel.title}, {contender.title}, seed {seed}"
-        out.append((contender, _planned(panel, contender, chosen[contender.key], seed, stop, {}, label, machine)))
-    return out
+        runs.append((contender, _planned(panel, contender, chosen[contender.key], seed, stop, {}, label, machine)))
+    return runs
 
 
 def _planned(
@@ -138,19 +169,19 @@ def _planned(
     raw: dict[str, Any] = {
         "data": {**panel.data, **data},
         "model": dict(panel.model),
-        "algorithm": algorithm(panel, contender, chosen),
+        "algorithm": algorithm_options(panel, contender, chosen),
         "run": run,
     }
-    folder = folder_of(raw)
+    folder = folder_name(raw)
     workers = machine.workers if machine.workers is not None else panel.run.get("workers")
     if workers is not None:
         raw["run"] = {**run, "workers": workers}
-    alike = folder_of({**raw, "run": {k: v for k, v in run.items() if k != "seed"}})
-    return Planned(label, alike, folder, check(raw, label))
+    group = folder_name({**raw, "run": {k: v for k, v in run.items() if k != "seed"}})
+    return Planned(label, group, folder, check(raw, label))
 
 
-def folder_of(raw: Mapping[str, Any]) -> str:
-    """The folder's name: what people look for, and a digest of everything that is said about the run."""
+def folder_name(raw: Mapping[str, Any]) -> str:
+    """Return a run's folder name: data set, model and algorithm, then a digest of the whole configuration."""
     names = "-".join(str(raw[part]["name"]) for part in ("data", "model", "algorithm"))
     digest = hashlib.sha256(json.dumps(raw, sort_keys=True).encode()).hexdigest()[:12]
     return f"{re.sub(r'[^A-Za-z0-9+.-]', '-', names)}-{digest}"

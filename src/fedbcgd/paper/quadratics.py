@@ -1,9 +1,8 @@
-"""Floats until an error of ε, measured on quadratics whose β, μ, σ and G are known, beside what the theorems say.
+"""Floats until an error of ε, measured on quadratics whose β, μ, σ and G are known, beside the theorems' orders.
 
-The theorems hold for *some* learning rate, so each algorithm gets, for each N, the best one of a ladder, found with seed 0
-of the draws; what is reported are other seeds at that rate, or at the next smaller one with which all of them get there. The
-floats are those of the ledger at the first round from which on the mean of f(x) − f* over ten rounds is at most ε: one lucky
-round does not count.
+The theorems hold for *some* learning rate, so each algorithm gets, for each N, the best rate of a ladder, found with seed
+0. Other seeds at that rate are reported, or at the next smaller rate with which all of them reach ε. The floats are those
+of the ledger at the first of ten rounds whose mean f(x) − f* is at most ε: a single lucky round does not count.
 """
 
 import math
@@ -18,7 +17,7 @@ from fedbcgd.algorithms.registry import make_algorithm
 from fedbcgd.engine.loop import RoundInfo, Row
 from fedbcgd.errors import Diverged, UserError
 from fedbcgd.models.problems import Problem, quadratics
-from fedbcgd.paper.points import Points
+from fedbcgd.paper.measurement_cache import MeasurementCache
 from fedbcgd.paper.theory import Setting, order
 from fedbcgd.simulation import simulate
 
@@ -26,9 +25,9 @@ ALGORITHMS = ("fedbcgd+", "fedbcgd", "fedavg", "scaffold")
 BLOCKED = ("fedbcgd+", "fedbcgd")
 RATES = (2.0, 1.0, 0.5, 0.25, 0.125, 0.0625, 0.03125, 0.015625)  # in 1/β
 BATCH = 2
-WINDOW = 10  # rounds over which the gap's mean is to be at most ε
-PATIENCE = 100  # rounds over which a gap is averaged before it is said to have stopped falling
-AGREE = 2.0  # measured and theorem agree on N if their ratios to N = 1 differ by no more than this factor
+WINDOW = 10  # rounds over which the mean gap must be at most ε
+PATIENCE = 100  # rounds over which gaps are averaged to see whether they still fall
+AGREE = 2.0  # measured and theorem agree on N if their ratios to N = 1 differ by at most this factor
 SETTING = Setting(beta=100, mu=1, sigma=1, G=1, clients=16, cohort=8, blocks=1, steps=4, epsilon=1e-3)
 
 
@@ -41,32 +40,36 @@ class Size:
     dim: int = 32
     rates: tuple[float, ...] = RATES
     seeds: int = 3
-    rounds: int = 3000  # none is run further
+    rounds: int = 3000  # of a run, at most
 
     def __post_init__(self) -> None:
         if self.blocks[0] != 1 or list(self.blocks) != sorted(set(self.blocks)):
-            raise UserError("blocks: from 1 upwards is wanted, each once: what is compared is the ratio to N = 1")
-        if self.blocks[-1] > min(self.dim, self.setting.cohort):
+            raise UserError(f"blocks: expected increasing numbers from 1, the base of all ratios; got {self.blocks}")
+        largest = min(self.dim, self.setting.cohort)
+        if self.blocks[-1] > largest:
             raise UserError(
-                f"blocks: at most {min(self.dim, self.setting.cohort)}, the smaller of dimension and cohort, can each "
-                f"get a client, given {self.blocks[-1]}"
+                f"blocks: expected at most {largest}, so that each has a coordinate and a client; got {self.blocks[-1]}"
             )
 
     def problem(self) -> Problem:
+        """Return the quadratics. They are the same for every seed: a seed changes only the draws of a run."""
         s = self.setting
-        # The clients are the same for every seed, so that a seed changes the draws of a run and nothing else.
-        # f itself has to be badly conditioned: the theorems' β/μ is that of the worst f.
         sigma = s.sigma * BATCH**0.5  # of an example, so that a minibatch has σ
+        # The mean f itself is badly conditioned, as the theorems' β/μ is that of the worst f.
         return quadratics(s.clients, self.dim, s.beta, s.mu, sigma, s.G, s.steps * BATCH, conditioned=True)
 
 
-class Judge:
-    """Ends a run once it is at ε, or once its gap has stopped falling: then this learning rate does not get there."""
+class StopAtEpsilon:
+    """A callback that ends a run once it is at ε, or once its gap has stopped falling.
+
+    Attributes:
+        reached: The first row of `WINDOW` rounds whose mean gap is at most ε; None if there is none.
+    """
 
     def __init__(self, epsilon: float):
         self.epsilon = epsilon
         self.rows: list[Row] = []
-        self.reached: Row | None = None  # the first row of WINDOW whose gaps have a mean of at most ε
+        self.reached: Row | None = None
         self._gaps: list[float] = []
 
     def __call__(self, info: RoundInfo) -> None:
@@ -84,105 +87,130 @@ class Judge:
                 info.stop()
 
 
-def floats_to(size: Size, p: Problem, name: str, blocks: int, lr: float, seed: int, budget: float) -> dict[str, Any]:
-    """One run until ε, given up where that costs more than `budget`; where it did not get there, `floats_d` is infinite."""
+def floats_to_epsilon(
+    size: Size, problem: Problem, name: str, blocks: int, lr: float, seed: int, budget: float
+) -> dict[str, Any]:
+    """Run an algorithm until ε.
+
+    Args:
+        size: Setting and limits.
+        problem: From `size.problem()`.
+        name: Name of the algorithm.
+        blocks: N; only for algorithms with blocks.
+        lr: Learning rate.
+        seed: Seed of the run.
+        budget: Upload in d after which to give up.
+
+    Returns:
+        The arguments and `floats_d`, `rounds`, `gradient_evaluations` and `stopped`. `floats_d` is infinite if ε was not
+        reached.
+    """
     options: dict[str, Any] = {"blocks": blocks, "momentum": 0.0, "shared": "none"} if name in BLOCKED else {}
     algorithm = make_algorithm(name, lr=lr, lr_decay=1.0, weight_decay=0.0, batch_size=BATCH, local_epochs=1, **options)
-    judge = Judge(size.setting.epsilon)
-    allowed = size.rounds
+    rounds = size.rounds
     if budget < math.inf:
-        allowed = min(allowed, int(budget / algorithm.upload_d(algorithm.uplink.layout(p.model)) + 1e-9) + WINDOW - 1)
-    tried = {"algorithm": name, "blocks": blocks, "lr": lr, "seed": seed}
-    nowhere = {"floats_d": math.inf, "rounds": 0, "gradient_evaluations": 0}
+        upload = algorithm.upload_d(algorithm.uplink.layout(problem.model))
+        rounds = min(rounds, int(budget / upload + 1e-9) + WINDOW - 1)
+    stop = StopAtEpsilon(size.setting.epsilon)
+    point = {"algorithm": name, "blocks": blocks, "lr": lr, "seed": seed}
+    not_reached = {"floats_d": math.inf, "rounds": 0, "gradient_evaluations": 0}
     try:
         stopped = simulate(
-            p.model,
-            p.clients,
+            problem.model,
+            problem.clients,
             algorithm,
-            loss=p.loss,
-            metrics=p.metrics,
-            test=p.test,
-            rounds=allowed,
+            loss=problem.loss,
+            metrics=problem.metrics,
+            test=problem.test,
+            rounds=rounds,
             cohort=size.setting.cohort,
             seed=seed,
-            callbacks=[judge],
+            callbacks=[stop],
             progress=False,
             workers=0,
         ).stopped
     except Diverged:
-        return tried | nowhere | {"stopped": "diverged"}
-    if judge.reached is None:
-        return tried | nowhere | {"stopped": "stalled" if stopped == "callback" else stopped}
-    row = judge.reached
+        return point | not_reached | {"stopped": "diverged"}
+    if stop.reached is None:
+        return point | not_reached | {"stopped": "stalled" if stopped == "callback" else stopped}
+    row = stop.reached
     spent = {"floats_d": row["upload_d"], "rounds": row["round"], "gradient_evaluations": row["gradient_evaluations"]}
-    return tried | spent | {"stopped": "target"}
+    return point | spent | {"stopped": "target"}
 
 
 @dataclass
-class Measured:
-    search: list[dict[str, Any]]  # every learning rate that was tried
-    runs: list[dict[str, Any]]  # the chosen ones, with other seeds
+class Measurements:
+    """All runs on quadratics, as returned by `floats_to_epsilon`."""
+
+    search: list[dict[str, Any]]  # every learning rate tried, with seed 0
+    runs: list[dict[str, Any]]  # the chosen rates, with other seeds
 
     def floats(self, name: str, blocks: int) -> list[float]:
+        """Return the floats until ε of an algorithm with N blocks, for each seed."""
         return [run["floats_d"] for run in self.runs if (run["algorithm"], run["blocks"]) == (name, blocks)]
 
 
-def points(size: Size) -> list[tuple[str, int]]:
-    """What is measured: the blocked algorithms for each N, the others once."""
+def measured_points(size: Size) -> list[tuple[str, int]]:
+    """Return the pairs of algorithm and N that are measured: each N for those with blocks, N = 1 for the others."""
     return [(name, n) for name in ALGORITHMS for n in (size.blocks if name in BLOCKED else (1,))]
 
 
-def measure(size: Size, say: Callable[[str], None], kept: Points | None = None) -> Measured:
-    """Everything; what `kept` has is not measured again."""
-    p = size.problem()
-    kept = kept or Points()
+def measure(size: Size, log: Callable[[str], None], cache: MeasurementCache | None = None) -> Measurements:
+    """Measure the floats until ε of every algorithm and N.
+
+    Args:
+        size: How much to measure.
+        log: Called with a line about each algorithm and N.
+        cache: Measurements that need not be repeated.
+    """
+    problem = size.problem()
+    cache = cache or MeasurementCache()
+    fixed = {"dim": size.dim, "batch": BATCH, "window": WINDOW, "patience": PATIENCE, **asdict(size.setting)}
 
     def point(name: str, n: int, lr: float, seed: int, budget: float) -> dict[str, Any]:
-        asked = {"algorithm": name, "blocks": n, "lr": lr, "seed": seed, "budget": budget, "rounds": size.rounds}
-        fixed = {"dim": size.dim, "batch": BATCH, "window": WINDOW, "patience": PATIENCE, **asdict(size.setting)}
-        return kept.once({"setting": fixed, **asked}, lambda: floats_to(size, p, name, n, lr, seed, budget))
+        own = {"algorithm": name, "blocks": n, "lr": lr, "seed": seed, "budget": budget, "rounds": size.rounds}
+        return cache.get({"setting": fixed, **own}, lambda: floats_to_epsilon(size, problem, name, n, lr, seed, budget))
 
-    measured = Measured([], [])
-    wanted = points(size)
-    for k, (name, n) in enumerate(wanted):
+    measured = Measurements([], [])
+    points = measured_points(size)
+    rates = [rate / size.setting.beta for rate in size.rates]
+    for k, (name, n) in enumerate(points):
         best: dict[str, Any] | None = None
-        for rate in size.rates:
-            lr = rate / size.setting.beta
-            # A rate that has spent as much as the best one needed is out of the race.
-            budget = best["floats_d"] if best else math.inf
-            tried = point(name, n, lr, 0, budget)
-            measured.search.append(tried)
-            if best is None or tried["floats_d"] < best["floats_d"]:
-                best = tried if tried["stopped"] == "target" else best
+        for lr in rates:
+            # A rate that has spent as much as the best one needed cannot win.
+            trial = point(name, n, lr, 0, best["floats_d"] if best else math.inf)
+            measured.search.append(trial)
+            if trial["stopped"] == "target" and (best is None or trial["floats_d"] < best["floats_d"]):
+                best = trial
         if best is None:
-            say(f"{name}, N = {n}: no learning rate reached ε ({k + 1} of {len(wanted)})")
+            log(f"{name}, N = {n}: no learning rate reached ε ({k + 1} of {len(points)})")
             continue
-        # A rate may have got there by luck: one that fails for another seed gives way to the next smaller one.
-        for lr in (rate / size.setting.beta for rate in size.rates if rate / size.setting.beta <= best["lr"]):
+        # Seed 0 may have been lucky: a rate that fails for another seed is replaced by the next smaller one.
+        for lr in (rate for rate in rates if rate <= best["lr"]):
             runs = [point(name, n, lr, 1 + s, math.inf) for s in range(size.seeds)]
             if all(run["stopped"] == "target" for run in runs):
                 break
         measured.runs += runs
         mean = statistics.fmean(run["floats_d"] for run in runs)
-        say(f"{name}, N = {n}: {mean:.4g} d to ε at lr {lr:g} ({k + 1} of {len(wanted)})")
+        log(f"{name}, N = {n}: {mean:.4g} d to ε at lr {lr:g} ({k + 1} of {len(points)})")
     return measured
 
 
-def compare(size: Size, measured: Measured) -> list[dict[str, Any]]:
-    """For each point: measured and theorem, absolute and as a ratio to N = 1 of the same algorithm."""
+def compare(size: Size, measured: Measurements) -> list[dict[str, Any]]:
+    """Return a row for each algorithm and N: measured and theorem, in d and as a ratio to N = 1 of the algorithm."""
     rows: list[dict[str, Any]] = []
-    for name, n in points(size):
+    for name, n in measured_points(size):
         theorem = order(name, replace(size.setting, blocks=n)).floats
         first = order(name, replace(size.setting, blocks=1)).floats
-        found, base = _mean(measured.floats(name, n)), _mean(measured.floats(name, 1))
+        floats, base = _mean(measured.floats(name, n)), _mean(measured.floats(name, 1))
         rows.append(
             {
                 "algorithm": name,
                 "blocks": n,
-                "measured_d": found,
+                "measured_d": floats,
                 "measured_sd": _deviation(measured.floats(name, n)),
                 "theorem_d": theorem,
-                "measured_ratio": found / base if base and base < float("inf") else float("nan"),
+                "measured_ratio": floats / base if base and base < math.inf else math.nan,
                 "theorem_ratio": theorem / first,
             }
         )
@@ -191,60 +219,68 @@ def compare(size: Size, measured: Measured) -> list[dict[str, Any]]:
 
 @dataclass(frozen=True)
 class Fit:
-    """The theorem's form a + b/N with constants of its own: what does not change with N, and what falls as 1/N."""
+    """The theorem's form a + b/N with fitted constants: a does not change with N, b/N falls."""
 
-    steady: float
-    falling: float
-    off: float  # the largest factor between it and what was measured
+    steady: float  # a
+    falling: float  # b
+    worst_factor: float  # the largest factor between the fit and a measured value
 
     def at(self, blocks: int) -> float:
+        """Return a + b/N."""
         return self.steady + self.falling / blocks
 
 
 def fit(rows: Sequence[Mapping[str, Any]], name: str) -> Fit | None:
-    """Least squares of the relative error, with constants that are not negative."""
+    """Fit a + b/N to an algorithm's measured floats: least squares of the relative error, with a, b ≥ 0.
+
+    Args:
+        rows: From `compare`.
+        name: Name of the algorithm.
+
+    Returns:
+        None if fewer than three values of N were measured, or ε was not reached at one of them.
+    """
     own = [(row["blocks"], row["measured_d"]) for row in rows if row["algorithm"] == name]
     if len(own) < 3 or not all(math.isfinite(y) for _, y in own):
         return None
     basis = np.array([[1 / y, 1 / (n * y)] for n, y in own])
-    found = np.linalg.lstsq(basis, np.ones(len(own)), rcond=None)[0]
-    if found.min() < 0:  # then the other part alone
-        kept = int(found.argmax())
-        found = np.zeros(2)
-        found[kept] = basis[:, kept].sum() / np.square(basis[:, kept]).sum()
-    relative = basis @ found
-    return Fit(float(found[0]), float(found[1]), float(max(relative.max(), 1 / relative.min())))
+    constants = np.linalg.lstsq(basis, np.ones(len(own)), rcond=None)[0]
+    if constants.min() < 0:  # then the other term alone
+        k = int(constants.argmax())
+        constants = np.zeros(2)
+        constants[k] = basis[:, k].sum() / np.square(basis[:, k]).sum()
+    relative = basis @ constants
+    return Fit(float(constants[0]), float(constants[1]), float(max(relative.max(), 1 / relative.min())))
 
 
 def verdicts(rows: Sequence[Mapping[str, Any]]) -> dict[str, str]:
-    """For each algorithm with blocks: do measured and theorem agree on what N does?"""
-    out = {}
+    """Return for each algorithm with blocks whether measured and theorem agree on the effect of N, in words."""
+    texts = {}
     for name in BLOCKED:
         own = [row for row in rows if row["algorithm"] == name and row["blocks"] > 1]
         factors = {row["blocks"]: row["measured_ratio"] / row["theorem_ratio"] for row in own}
-        missing = [n for n, factor in factors.items() if not 0 < factor < float("inf")]
+        missing = [n for n, factor in factors.items() if not 0 < factor < math.inf]
         if missing:
-            out[name] = f"not comparable: ε was not reached at N = {', '.join(map(str, missing))}"
+            texts[name] = f"not comparable: ε was not reached at N = {', '.join(map(str, missing))}"
             continue
         worst = max(factors, key=lambda n: max(factors[n], 1 / factors[n]))
         size = max(factors[worst], 1 / factors[worst])
-        words = "agree" if size <= AGREE else "do not agree"
-        out[name] = (
-            f"measured and theorem {words} within a factor of {AGREE:g}; the worst is N = {worst}, where the measured "
-            f"ratio to N = 1 is {factors[worst]:.2f} times the theorem's"
+        texts[name] = (
+            f"measured and theorem {'agree' if size <= AGREE else 'do not agree'} within a factor of {AGREE:g}; the worst "
+            f"is N = {worst}, where the measured ratio to N = 1 is {factors[worst]:.2f} times the theorem's"
         )
         form = fit(rows, name)
         if form is not None:
-            out[name] += (
+            texts[name] += (
                 f". Its form a + b/N with constants of its own, a = {form.steady:.3g} d and b = {form.falling:.3g} d, "
-                f"is within a factor of {form.off:.2f} of what was measured"
+                f"is within a factor of {form.worst_factor:.2f} of what was measured"
             )
-    return out
+    return texts
 
 
 def _mean(values: Sequence[float]) -> float:
-    return statistics.fmean(values) if values else float("inf")
+    return statistics.fmean(values) if values else math.inf
 
 
 def _deviation(values: Sequence[float]) -> float:
-    return statistics.stdev(values) if len(values) > 1 and max(values) < float("inf") else float("nan")
+    return statistics.stdev(values) if len(values) > 1 and max(values) < math.inf else math.nan

@@ -1,10 +1,10 @@
-"""In what a scale differs from the paper: found by comparing the settings, so that nothing can be forgotten."""
+"""How a scale differs from the paper, found by comparing all settings so that no difference is forgotten."""
 
 from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any
 
-from fedbcgd.paper.spec import Contender, Effort, Item, Panel, left_out
+from fedbcgd.paper.spec import Contender, Effort, Item, Panel, omitted_panels
 
 _FIELDS = ("data", "model", "local", "run", "budget", "metric", "target", "reference", "effort")
 _NAMES = {
@@ -26,17 +26,25 @@ _NAMES = {
     "effort.seeds": "seeds",
     "effort.evaluations": "evaluations of a run, about",
     "effort.share": "share of the rounds that a run of the search gets",
-    "effort.least": "rounds of a run of the search, at least",
+    "effort.min_rounds": "rounds of a run of the search, at least",
     "effort.validation": "share of the training set held out for the search",
     "blocks": "blocks N",
 }
-_LEFT_OUT = {"run.workers"}
+_IGNORED = {"run.workers"}
 _DEFAULTS = {"model.width": 1.0, "target": "what the reference (FedAvg, where it takes part) ends with"}
 
 
 def reductions(item: Item, used: list[Panel], seeds: Mapping[str, str] | None = None) -> list[str]:
-    """Lines such as `LeNet-5, CIFAR-10: local epochs E: 5 → 1`; what all panels have in common stands once. `seeds` says for
-    panels how many there are, where it is not what was meant."""
+    """Return the differences as lines such as `LeNet-5, CIFAR-10: local epochs E: 5 → 1`.
+
+    Args:
+        item: The item, with its panels at scale `paper`.
+        used: Its panels at another scale.
+        seeds: How many seeds were run, by panel, where that is not what the panel plans.
+
+    Returns:
+        First the differences that all panels have in common, then those of single panels, then panels left out.
+    """
     originals = item.panels["paper"]
     by_key = {panel.key: panel for panel in originals}
     each = [_differences(by_key.get(panel.key, originals[0]), panel, (seeds or {}).get(panel.key)) for panel in used]
@@ -46,40 +54,43 @@ def reductions(item: Item, used: list[Panel], seeds: Mapping[str, str] | None = 
         own = [line for line in lines if line not in common]
         if own:
             out.append(f"{panel.title}: " + "; ".join(own))
-    left = left_out(item, used)
-    if left:
-        out.append(f"left out: {'; '.join(panel.title for panel in left)}")
+    omitted = omitted_panels(item, used)
+    if omitted:
+        out.append(f"left out: {'; '.join(panel.title for panel in omitted)}")
     return out
 
 
 def _differences(original: Panel, panel: Panel, seeds: str | None) -> list[str]:
-    one, two = _flat(original), _flat(panel)
+    before, after = _flatten(original), _flatten(panel)
     if seeds is not None:
-        two["effort.seeds"] = seeds if seeds != str(one["effort.seeds"]) else one["effort.seeds"]
-    lines = _changes(one, two)
-    own = {c.key: c for c in original.contenders}
-    each = {c.title: _changes(_chosen(own[c.key]), _chosen(c)) for c in panel.contenders if c.key in own}
-    differing = {title: changes for title, changes in each.items() if changes}
-    for change in dict.fromkeys(change for changes in differing.values() for change in changes):
-        titles = [title for title, changes in differing.items() if change in changes]
+        after["effort.seeds"] = seeds if seeds != str(before["effort.seeds"]) else before["effort.seeds"]
+    lines = _changes(before, after)
+    originals = {c.key: c for c in original.contenders}
+    by_title = {
+        c.title: _changes(_options(originals[c.key]), _options(c)) for c in panel.contenders if c.key in originals
+    }
+    for change in dict.fromkeys(change for changes in by_title.values() for change in changes):
+        titles = [title for title, changes in by_title.items() if change in changes]
         lines.append(f"{change} (of {', '.join(titles)})" if len(titles) < len(panel.contenders) else change)
-    left = [c.title for c in original.contenders if c.key not in {p.key for p in panel.contenders}]
-    if left:
-        lines.append(f"without {', '.join(left)}")
+    kept = {c.key for c in panel.contenders}
+    omitted = [c.title for c in original.contenders if c.key not in kept]
+    if omitted:
+        lines.append(f"without {', '.join(omitted)}")
     return lines
 
 
-def _changes(one: Mapping[str, Any], two: Mapping[str, Any]) -> list[str]:
-    keys = [key for key in {**one, **two} if one.get(key) != two.get(key) and key not in _LEFT_OUT]
-    return [f"{_NAMES.get(key, key)}: {_shown(key, one.get(key))} → {_shown(key, two.get(key))}" for key in keys]
+def _changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
+    keys = [key for key in {**before, **after} if before.get(key) != after.get(key) and key not in _IGNORED]
+    return [f"{_NAMES.get(key, key)}: {_format(key, before.get(key))} → {_format(key, after.get(key))}" for key in keys]
 
 
-def _chosen(contender: Contender) -> dict[str, Any]:
-    """A contender's options, and how the others are found."""
+def _options(contender: Contender) -> dict[str, Any]:
+    """Return a contender's fixed options, and how the others are chosen."""
     return {**contender.algorithm, "searched": contender.grid, "tuned as": contender.tuned_as}
 
 
-def _flat(panel: Panel) -> dict[str, Any]:
+def _flatten(panel: Panel) -> dict[str, Any]:
+    """Return the settings of a panel by dotted names such as `local.lr_decay`."""
     out: dict[str, Any] = {}
     for name in _FIELDS:
         value = getattr(panel, name)
@@ -92,7 +103,7 @@ def _flat(panel: Panel) -> dict[str, Any]:
     return out
 
 
-def _shown(key: str, value: Any) -> str:
+def _format(key: str, value: Any) -> str:
     if value is None:
         return str(_DEFAULTS.get(key, "none"))
     if isinstance(value, Mapping):

@@ -1,4 +1,4 @@
-"""What was measured in a panel, contender by contender."""
+"""The measured results of a panel, contender by contender."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -6,10 +6,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from fedbcgd.engine.loop import DIVERGED, Outcome
-from fedbcgd.paper.measures import floats_to, last_tenth, spread, step_before
-from fedbcgd.paper.spec import Contender, Panel
+from fedbcgd.paper.measures import floats_to, last_tenth, mean_and_deviation, step_before
+from fedbcgd.paper.spec import Contender, Panel, Printed
 
-NEAR = 2.0  # times the accuracy of guessing: what is not above that tells nothing
+NEAR_CHANCE = 2.0  # times the accuracy of guessing: an accuracy up to that decides nothing
 
 
 @dataclass(frozen=True)
@@ -18,149 +18,174 @@ class Trial:
 
     contender: str
     options: Mapping[str, Any]
-    score: float  # mean over the last tenth on held-out data; not a number where it diverged
+    score: float  # mean over the last tenth on held-out data; NaN if the run diverged
     rounds: int
     chosen: bool
 
 
 @dataclass(frozen=True)
 class PanelResult:
-    panel: Panel
-    outcomes: Mapping[str, Mapping[int, Outcome]]  # by contender and seed; contenders that were not run are not here
-    chosen: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # hyper-parameters, by contender
-    trials: tuple[Trial, ...] = ()
-    commits: frozenset[str] = frozenset()  # of the source that made the runs
-    folders: frozenset[str] = frozenset()  # of all finished runs, the search included
-    unknown: str = ""  # why it cannot be known what of it is finished: its data set is not here
-    chance: float | None = None  # the accuracy of guessing, in percent, where accuracy is what is measured
-    measured: str = ""  # another metric in the place of the panel's
+    """The finished runs of a panel, and what follows from them."""
 
-    @property
-    def higher(self) -> bool:
-        return self.metric.endswith("accuracy")
+    panel: Panel
+    outcomes: Mapping[str, Mapping[int, Outcome]]  # by contender and seed; only contenders that were run
+    chosen: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # hyper-parameters by contender
+    trials: tuple[Trial, ...] = ()
+    commits: frozenset[str] = frozenset()  # that computed the runs
+    folders: frozenset[str] = frozenset()  # of all finished runs, the search included
+    unavailable: str = ""  # why finished runs cannot be identified: the data set is missing
+    chance: float | None = None  # the accuracy of guessing in percent, if accuracy is the metric
+    other_metric: str = ""  # replaces the panel's metric
 
     @property
     def metric(self) -> str:
-        return self.measured or f"test_{self.panel.metric}"
+        """The column of metrics that is compared."""
+        return self.other_metric or f"test_{self.panel.metric}"
+
+    @property
+    def higher_is_better(self) -> bool:
+        """Whether the metric is an accuracy."""
+        return self.metric.endswith("accuracy")
 
     @property
     def unit(self) -> float:
-        return 100.0 if self.higher else 1.0  # accuracies are in percent, as printed
+        """The factor that turns a metric into what is printed: accuracies are printed in percent."""
+        return 100.0 if self.higher_is_better else 1.0
 
     @property
     def digits(self) -> int:
-        """Behind the point, as they are printed."""
-        return 1 if self.higher else 4
+        """How many digits are printed after the decimal point."""
+        return 1 if self.higher_is_better else 4
 
     def title(self, key: str) -> str:
+        """Return the title of a contender; its key if the panel does not have it."""
         return next((c.title for c in self.panel.contenders if c.key == key), key)
 
     @property
     def contenders(self) -> list[Contender]:
-        """Those that were run, in the order of the paper."""
+        """The contenders that were run, in the order of the paper."""
         return [c for c in self.panel.contenders if self.outcomes.get(c.key)]
 
     def hyper_parameters(self, key: str) -> dict[str, Any]:
-        """What a contender ran with: what was chosen, but for what it says itself."""
-        own = self.panel.contender(key).algorithm
-        return {name: own.get(name, value) for name, value in self.chosen.get(key, {}).items()}
+        """Return the searched options with the values a contender ran with; its fixed options override chosen ones."""
+        fixed = self.panel.contender(key).algorithm
+        return {name: fixed.get(name, value) for name, value in self.chosen.get(key, {}).items()}
 
     def has(self, *keys: str) -> bool:
+        """Return whether all these contenders were run."""
         return all(self.outcomes.get(key) for key in keys)
 
     def finals(self, key: str) -> list[float]:
-        """The mean over the last 10 % of rounds, for each seed."""
+        """Return the mean over the last 10 % of rounds for each seed; NaN for a run that diverged."""
         return [
             math.nan if o.diverged else self.unit * last_tenth(o.rows, self.metric) for o in self.outcomes[key].values()
         ]
 
     def final(self, key: str) -> tuple[float, float | None]:
-        return spread(self.finals(key))
+        """Return mean and standard deviation of `finals`."""
+        return mean_and_deviation(self.finals(key))
 
     @property
     def reference(self) -> str | None:
-        """The contender whose end is the target where the panel names none."""
-        run = [c.key for c in self.contenders if c.rounds_of is None]
-        return next((key for key in run if key == self.panel.reference), run[0] if run else None)
+        """The contender whose final value is the target if the panel names none."""
+        uploading = [c.key for c in self.contenders if c.rounds_of is None]
+        return next((key for key in uploading if key == self.panel.reference), uploading[0] if uploading else None)
 
     @property
     def target(self) -> float | None:
-        """In percent, or as a loss."""
+        """The target, in percent or as a loss."""
         if self.panel.target is not None:
             return self.panel.target
-        reached = math.nan if self.reference is None else self.final(self.reference)[0]
-        return reached if math.isfinite(reached) else None
+        final = math.nan if self.reference is None else self.final(self.reference)[0]
+        return final if math.isfinite(final) else None
 
-    def floats(self, key: str) -> list[float]:
-        """The upload to the target, for each seed; a run that diverged has not reached it, whatever it passed before."""
+    def floats_to_target(self, key: str) -> list[float]:
+        """Return the upload to the target in d for each seed.
+
+        Infinity for a run that did not reach it, or that diverged after it did. Empty without a target, and for a
+        contender that uploads nothing.
+        """
         if self.target is None or self.panel.contender(key).rounds_of is not None:
             return []
         goal = self.target / self.unit
         return [
-            math.inf if o.diverged else floats_to(o.rows, self.metric, goal, self.higher)
+            math.inf if o.diverged else floats_to(o.rows, self.metric, goal, self.higher_is_better)
             for o in self.outcomes[key].values()
         ]
 
-    def to_target(self, key: str) -> float:
-        """Their mean; infinity where a seed never got there."""
-        values = self.floats(key)
-        return spread(values)[0] if values else math.nan
+    def mean_floats_to_target(self, key: str) -> float:
+        """Return the mean of `floats_to_target`: infinity if a seed did not reach the target, NaN if it is empty."""
+        return mean_and_deviation(self.floats_to_target(key))[0]
 
     def resolution(self, key: str) -> float:
-        """How far apart in d the evaluations stand between which the target was met, at most; 0 where it was not."""
+        """Return the largest upload in d between the evaluation that met the target and the one before; 0 if none did."""
         if self.target is None:
             return 0.0
-        runs = zip(self.outcomes[key].values(), self.floats(key), strict=False)
-        return max((step_before(o.rows, at) for o, at in runs if math.isfinite(at)), default=0.0)
+        runs = zip(self.outcomes[key].values(), self.floats_to_target(key), strict=False)
+        return max((step_before(o.rows, upload) for o, upload in runs if math.isfinite(upload)), default=0.0)
 
     def at_chance(self, accuracy: float) -> bool:
-        """Whether an accuracy in percent is no more than NEAR times that of guessing, or is none."""
-        return self.chance is not None and self.higher and not accuracy > NEAR * self.chance
+        """Return whether an accuracy in percent is at most `NEAR_CHANCE` times that of guessing, or NaN."""
+        return self.chance is not None and self.higher_is_better and not accuracy > NEAR_CHANCE * self.chance
 
     def near_chance(self, keys: Sequence[str]) -> bool:
-        """Whether a comparison of these decides nothing: the target is near chance, or all of them ended there."""
-        low = self.target is not None and self.at_chance(self.target)
-        return low or all(self.at_chance(self.final(key)[0]) for key in keys)
+        """Return whether comparing these contenders decides nothing: the target, or all of them, are near chance."""
+        low_target = self.target is not None and self.at_chance(self.target)
+        return low_target or all(self.at_chance(self.final(key)[0]) for key in keys)
 
-    def searched_in_vain(self, key: str) -> bool:
-        """Whether all that was tried for a contender stayed near chance on the data held out."""
-        own = self.panel.contender(key).tuned_as or key
-        scores = [self.unit * trial.score for trial in self.trials if trial.contender == own]
+    def search_failed(self, key: str) -> bool:
+        """Return whether every trial of a contender stayed near chance on the held-out data."""
+        tuned = self.panel.contender(key).tuned_as or key
+        scores = [self.unit * trial.score for trial in self.trials if trial.contender == tuned]
         return bool(scores) and all(map(self.at_chance, scores))
 
-    def beats(self, one: str, other: str) -> bool:
-        """Whether `one` ended better than `other` by more than the spread of the seeds. A run that diverged beats none."""
-        (a, da), (b, db) = self.final(one), self.final(other)
+    def beats(self, first: str, second: str) -> bool:
+        """Return whether `first` ended better than `second` by more than √(s₁² + s₂²), with s the deviation over seeds.
+
+        A run that diverged beats none.
+        """
+        (a, da), (b, db) = self.final(first), self.final(second)
         if math.isnan(a) or math.isnan(b):
             return not math.isnan(a)
-        ahead = a - b if self.higher else b - a
+        ahead = a - b if self.higher_is_better else b - a
         return ahead > math.hypot(da or 0.0, db or 0.0)
 
 
 Results = Mapping[str, PanelResult]  # by panel
 
 
-def shown(value: float, digits: int = 1) -> str:
+def format_number(value: float, digits: int = 1) -> str:
+    """Return a number as text: "diverged" for NaN, "∞" for infinity."""
     if math.isnan(value):
         return DIVERGED
     return "∞" if math.isinf(value) else f"{value:.{digits}f}"
 
 
-def shown_final(result: PanelResult, key: str, digits: int | None = None) -> str:
+def format_final(result: PanelResult, key: str, digits: int | None = None) -> str:
+    """Return a contender's final value as "mean ± deviation", or how many of its seeds diverged."""
     digits = result.digits if digits is None else digits
     mean, deviation = result.final(key)
-    bad = sum(map(math.isnan, result.finals(key)))
-    if bad:
-        return f"{bad} of {len(result.finals(key))} diverged" if len(result.finals(key)) > 1 else DIVERGED
-    return shown(mean, digits) + (f" ± {deviation:.{digits}f}" if deviation is not None else "")
+    seeds = len(result.finals(key))
+    diverged = sum(map(math.isnan, result.finals(key)))
+    if diverged:
+        return f"{diverged} of {seeds} diverged" if seeds > 1 else DIVERGED
+    return format_number(mean, digits) + (f" ± {deviation:.{digits}f}" if deviation is not None else "")
 
 
-def shown_floats(result: PanelResult, key: str, digits: int = 1) -> str:
-    """As the paper prints them: 558d, or ∞; how many got there, where some did."""
-    values = result.floats(key)
+def format_floats(result: PanelResult, key: str, digits: int = 1) -> str:
+    """Return the floats to the target as the paper prints them ("558d", "∞"), and how many seeds reached it if some did."""
+    values = result.floats_to_target(key)
     if not values:
         return "–"
     reached = [v for v in values if math.isfinite(v)]
     if len(reached) == len(values):
-        return f"{spread(values)[0]:.{digits}f}d"
+        return f"{mean_and_deviation(values)[0]:.{digits}f}d"
     return f"∞ ({len(reached)} of {len(values)} reached it)" if reached else "∞"
+
+
+def format_printed(printed: Printed | None) -> tuple[str, str]:
+    """Return the paper's accuracy and floats to the target as texts; "–" if it prints none."""
+    if printed is None:
+        return "–", "–"
+    floats = "–" if printed.floats is None else "∞" if math.isinf(printed.floats) else f"{printed.floats:g}d"
+    return f"{printed.mean:.1f} ± {printed.deviation:.1f}", floats

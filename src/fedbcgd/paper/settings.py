@@ -1,4 +1,4 @@
-"""The panels at each scale: the paper's settings to the letter, a miniature for two cores, and a trial of the machinery."""
+"""The panels at each scale: the paper's exact settings, a miniature for two cores, and a trial of the machinery."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -14,15 +14,15 @@ DATA = {
     "tiny-imagenet": "Tiny ImageNet",
     "emnist-byclass": "EMNIST (byclass)",
 }
-BOTH = ("lr", "momentum")
+LR_AND_MOMENTUM = ("lr", "momentum")
 
 CPU_EFFORT = Effort({"lr": (0.1, 0.03, 0.3), "momentum": (0.5,)}, seeds=2, share=0.25, evaluations=25)
-CPU_SHORT = replace(CPU_EFFORT, seeds=1, least=6)  # for networks that are slow even when they are narrow
+CPU_SHORT = replace(CPU_EFFORT, seeds=1, min_rounds=6)  # for networks that are slow even when narrow
 CPU_LINEAR = replace(CPU_EFFORT, grid={"lr": (0.01, 0.003, 0.03), "momentum": (0.5,)})
-SMOKE_EFFORT = Effort({"lr": (0.05, 0.1), "momentum": (0.5,)}, seeds=1, share=0.5, least=1, evaluations=2)
-SMOKE_UNTRIED = replace(SMOKE_EFFORT, grid={"lr": (0.05,), "momentum": (0.5,)})  # one search is trial enough
+SMOKE_EFFORT = Effort({"lr": (0.05, 0.1), "momentum": (0.5,)}, seeds=1, share=0.5, min_rounds=1, evaluations=2)
+SMOKE_NO_SEARCH = replace(SMOKE_EFFORT, grid={"lr": (0.05,), "momentum": (0.5,)})  # one panel tries the search
 
-Changes = Mapping[str, Any]  # of a panel's fields; mappings are updated, the rest replaced
+Changes = Mapping[str, Any]  # new values of a panel's fields; see `with_changes`
 
 _NARROW: Changes = {
     "model": {"width": 0.125},
@@ -30,8 +30,8 @@ _NARROW: Changes = {
     "budget": 4.0,
     "effort": CPU_SHORT,
 }
-# What a network becomes where there is no GPU.
-CPU: dict[str, Changes] = {
+# Changes at scale `cpu`, by model.
+CPU_CHANGES: dict[str, Changes] = {
     "lenet5": {"model": {"width": 0.25}, "local": {"local_epochs": 1}, "budget": 20.0},
     "vgg11": _NARROW,
     "resnet18": _NARROW,
@@ -48,20 +48,20 @@ CPU: dict[str, Changes] = {
 }
 _SMOKE_LINEAR: Changes = {
     "local": {"weight_decay": 1e-4 * paper.SMOOTHNESS["embedded"]},
-    "effort": replace(SMOKE_UNTRIED, grid={"lr": (0.01,), "momentum": (0.5,)}),
+    "effort": replace(SMOKE_NO_SEARCH, grid={"lr": (0.01,), "momentum": (0.5,)}),
 }
-SMOKE: dict[str, Changes] = {
+SMOKE_CHANGES: dict[str, Changes] = {
     "lenet5": {"model": {"width": 0.04}, "data": {"resize": 16}},
-    "resnet18": {"model": {"width": 0.04}, "data": {"resize": 8}, "effort": SMOKE_UNTRIED},
+    "resnet18": {"model": {"width": 0.04}, "data": {"resize": 8}, "effort": SMOKE_NO_SEARCH},
     "vit-base": {
         "model": {"name": "vit-small", "weights": None, "options": {"dim": 12, "depth": 1, "heads": 1}},
         "data": {"resize": 8, "crop": None},
-        "effort": SMOKE_UNTRIED,
+        "effort": SMOKE_NO_SEARCH,
     },
     "binary-logistic": _SMOKE_LINEAR,
     "binary-sigmoid": _SMOKE_LINEAR,
 }
-SMOKE_ALL: Changes = {
+SMOKE_COMMON: Changes = {
     "data": {"name": "embedded", "augment": False},
     "local": {"local_steps": 1},
     "budget": 2.0,
@@ -70,8 +70,14 @@ SMOKE_ALL: Changes = {
 }
 
 
-def changed(panel: Panel, changes: Changes) -> Panel:
-    """The panel with some fields changed; None takes a key out of a mapping."""
+def with_changes(panel: Panel, changes: Changes) -> Panel:
+    """Return a panel with changed fields.
+
+    Args:
+        panel: The panel.
+        changes: New values by field. A mapping updates the panel's, and None in it removes a key; other values replace
+            the panel's.
+    """
     new: dict[str, Any] = {}
     for name, value in changes.items():
         old = getattr(panel, name)
@@ -81,42 +87,53 @@ def changed(panel: Panel, changes: Changes) -> Panel:
     return replace(panel, **new)
 
 
-def at(panel: Panel, scale: Scale) -> Panel:
-    """The panel of the paper at another scale. Targets of the paper are out of reach there: FedAvg's end is the target.
-    So is convergence, which is what centralised training is printed for: it is left to the scale of the paper."""
+def at_scale(panel: Panel, scale: Scale) -> Panel:
+    """Return the paper's panel at a scale.
+
+    Below scale `paper` the printed targets are out of reach: the target is FedAvg's final value. Centralised training is
+    left out at scale `cpu`, as the paper prints it for its converged accuracy.
+    """
     name = panel.model["name"]
     if scale == "paper":
         return panel
     if scale == "cpu":
-        few = tuple(c for c in panel.contenders if c.rounds_of is None)
-        return changed(panel, {"effort": CPU_EFFORT, "target": None, "contenders": few, **CPU[name]})
+        uploading = tuple(c for c in panel.contenders if c.rounds_of is None)
+        return with_changes(panel, {"effort": CPU_EFFORT, "target": None, "contenders": uploading, **CPU_CHANGES[name]})
     title = f"trial in the place of {panel.title}"
-    return changed(changed(panel, {**SMOKE_ALL, "target": None, "title": title}), SMOKE[name])
+    return with_changes(with_changes(panel, {**SMOKE_COMMON, "target": None, "title": title}), SMOKE_CHANGES[name])
 
 
-def scaled(*panels: Panel, cpu: Changes | None = None) -> dict[Scale, tuple[Panel, ...]]:
-    """At each scale, with changes of its own at `cpu`. For a trial of the machinery one panel is enough."""
-    smoke = next(panel for panel in panels if panel.model["name"] in SMOKE)
+def at_all_scales(*panels: Panel, cpu: Changes | None = None) -> dict[Scale, tuple[Panel, ...]]:
+    """Return the paper's panels at each scale.
+
+    Args:
+        panels: The panels at scale `paper`. Scale `cpu` leaves out Tiny ImageNet, scale `smoke` has one panel.
+        cpu: Further changes at scale `cpu`.
+    """
+    smoke = next(panel for panel in panels if panel.model["name"] in SMOKE_CHANGES)
     return {
         "paper": panels,
-        "cpu": tuple(changed(at(p, "cpu"), cpu or {}) for p in panels if p.data["name"] != "tiny-imagenet"),
-        "smoke": (at(smoke, "smoke"),),
+        "cpu": tuple(with_changes(at_scale(p, "cpu"), cpu or {}) for p in panels if p.data["name"] != "tiny-imagenet"),
+        "smoke": (at_scale(smoke, "smoke"),),
     }
 
 
 # -- contenders
 
 
-def blocks(network: str) -> dict[str, Any]:
-    """The division of Appendix F."""
+def block_options(network: str) -> dict[str, Any]:
+    """Return the block division of Appendix F for a network; five blocks if it names none."""
     return {"blocks": paper.BLOCKS[network], "divider": "paper"} if network in paper.BLOCKS else {"blocks": 5}
 
 
 def baselines() -> tuple[Contender, ...]:
-    """What sends d instead of 2d trains the same models in the same rounds, so one search is enough for both forms."""
+    """Return the baselines of Tables 2 to 5.
+
+    SCAFFOLD and FedDC that send d instead of 2d train the same models, so one search serves both forms.
+    """
     return (
         Contender("fedavg", "FedAvg", {"name": "fedavg"}),
-        Contender("fedavgm", "FedAvgM", {"name": "fedavgm"}, BOTH),
+        Contender("fedavgm", "FedAvgM", {"name": "fedavgm"}, LR_AND_MOMENTUM),
         Contender("fedadam", "FedAdam", {"name": "fedadam", "beta1": 0.9}),
         Contender("scaffold", "SCAFFOLD", {"name": "scaffold"}, tuned_as="scaffold-derived"),
         Contender("scaffold-derived", "SCAFFOLD, sending d", {"name": "scaffold", "derived": True}),
@@ -125,63 +142,79 @@ def baselines() -> tuple[Contender, ...]:
     )
 
 
-def ours(network: str) -> tuple[Contender, ...]:
+def fedbcgd_contenders(network: str) -> tuple[Contender, ...]:
+    """Return FedBCGD and FedBCGD+ with the network's block division."""
     return (
-        Contender("fedbcgd", "FedBCGD", {"name": "fedbcgd", **blocks(network)}, BOTH),
-        Contender("fedbcgd+", "FedBCGD+", {"name": "fedbcgd+", **blocks(network)}, BOTH),
+        Contender("fedbcgd", "FedBCGD", {"name": "fedbcgd", **block_options(network)}, LR_AND_MOMENTUM),
+        Contender("fedbcgd+", "FedBCGD+", {"name": "fedbcgd+", **block_options(network)}, LR_AND_MOMENTUM),
     )
 
 
 def central() -> Contender:
+    """Return centralised SGD, with as many minibatches as FedBCGD."""
     return Contender("central", "Centralised SGD", {"name": "central"}, rounds_of="fedbcgd")
 
 
 def compressed(network: str) -> tuple[Contender, ...]:
+    """Return the contenders of Table 6."""
     return (
         Contender("fedavg", "FedAvg", {"name": "fedavg"}),
         Contender("topk", "Top-k, 18 %", {"name": "topk", "fraction": 0.18}),
         Contender("topk-5", "Top-k, 5 %", {"name": "topk", "fraction": 0.05}),
         Contender("fedpaq", "FedPAQ, 8 bits", {"name": "fedpaq", "levels": 127}),
-        *ours(network),
-        Contender("qsgd+fedbcgd", "QSGD+FedBCGD", {"name": "qsgd+fedbcgd", "levels": 127, **blocks(network)}, BOTH),
-        Contender("qsgd+fedbcgd+", "QSGD+FedBCGD+", {"name": "qsgd+fedbcgd+", "levels": 127, **blocks(network)}, BOTH),
+        *fedbcgd_contenders(network),
+        Contender(
+            "qsgd+fedbcgd",
+            "QSGD+FedBCGD",
+            {"name": "qsgd+fedbcgd", "levels": 127, **block_options(network)},
+            LR_AND_MOMENTUM,
+        ),
+        Contender(
+            "qsgd+fedbcgd+",
+            "QSGD+FedBCGD+",
+            {"name": "qsgd+fedbcgd+", "levels": 127, **block_options(network)},
+            LR_AND_MOMENTUM,
+        ),
     )
 
 
 def numbers_of_blocks() -> tuple[Contender, ...]:
-    """N = 1 is FedAvgM, to the last bit."""
-    one = Contender("N=1", "N = 1 (FedAvgM)", {"name": "fedavgm"}, BOTH, tuned_as="N=5")
-    more = (
-        Contender(f"N={n}", f"N = {n}", {"name": "fedbcgd", "blocks": n}, BOTH, tuned_as=None if n == 5 else "N=5")
+    """Return the contenders of Figure 4. N = 1 is FedAvgM, bit for bit."""
+    undivided = Contender("N=1", "N = 1 (FedAvgM)", {"name": "fedavgm"}, LR_AND_MOMENTUM, tuned_as="N=5")
+    divided = (
+        Contender(
+            f"N={n}", f"N = {n}", {"name": "fedbcgd", "blocks": n}, LR_AND_MOMENTUM, tuned_as=None if n == 5 else "N=5"
+        )
         for n in (2, 5, 10, 20)
     )
-    return (one, *more)
+    return (undivided, *divided)
 
 
 def ablations() -> tuple[Contender, ...]:
-    """LeNet-5's fifth block is shared, or is a block like the others."""
-    shared = blocks("lenet5")
-    alone = {"blocks": 5, "divider": [["conv1"], ["conv2"], ["fc1"], ["fc2"], ["fc3"]], "shared": "none"}
+    """Return the contenders of Figure 5: LeNet-5's last layer is the shared block, or a block like the others."""
+    shared = block_options("lenet5")
+    not_shared = {"blocks": 5, "divider": [["conv1"], ["conv2"], ["fc1"], ["fc2"], ["fc3"]], "shared": "none"}
     tuned = "share-momentum"
     return (
         Contender(
             "freezing-nonshare",
             "freezing, not shared",
-            {"name": "fedbcgd-frozen", "momentum": 0.0, **alone},
+            {"name": "fedbcgd-frozen", "momentum": 0.0, **not_shared},
             tuned_as=tuned,
         ),
         Contender(
             "freezing-share", "freezing, shared", {"name": "fedbcgd-frozen", "momentum": 0.0, **shared}, tuned_as=tuned
         ),
-        Contender("nonshare", "not shared", {"name": "fedbcgd", "momentum": 0.0, **alone}, tuned_as=tuned),
+        Contender("nonshare", "not shared", {"name": "fedbcgd", "momentum": 0.0, **not_shared}, tuned_as=tuned),
         Contender("share", "shared", {"name": "fedbcgd", "momentum": 0.0, **shared}, tuned_as=tuned),
-        Contender(tuned, "shared, momentum (FedBCGD)", {"name": "fedbcgd", **shared}, BOTH),
+        Contender(tuned, "shared, momentum (FedBCGD)", {"name": "fedbcgd", **shared}, LR_AND_MOMENTUM),
     )
 
 
 def momenta(network: str) -> tuple[Contender, ...]:
+    """Return the contenders of Figure 7."""
     return tuple(
-        Contender(f"λ={value}", f"λ = {value}", {"name": "fedbcgd", "momentum": value, **blocks(network)})
+        Contender(f"λ={value}", f"λ = {value}", {"name": "fedbcgd", "momentum": value, **block_options(network)})
         for value in paper.MOMENTA
     )
 
@@ -189,7 +222,7 @@ def momenta(network: str) -> tuple[Contender, ...]:
 # -- panels
 
 
-def network(
+def network_panel(
     data: str,
     name: str,
     contenders: tuple[Contender, ...],
@@ -200,7 +233,7 @@ def network(
     reference: str = "fedavg",
     drawn: tuple[str, ...] = (),
 ) -> Panel:
-    """A convolutional network on CIFAR."""
+    """Return the panel of a convolutional network on CIFAR; `rho` is the Dirichlet parameter of the label split."""
     return Panel(
         f"{data}-{name}",
         f"{NETWORKS[name]}, {DATA[data]}",
@@ -218,8 +251,8 @@ def network(
     )
 
 
-def transformer(data: str) -> Panel:
-    """ViT-Base at 224 pixels, from published weights."""
+def transformer_panel(data: str) -> Panel:
+    """Return the panel of ViT-Base at 224 pixels, from published weights."""
     images = {"resize": 256, "crop": 224} if data == "tiny-imagenet" else {"resize": 224}
     key = f"{data}-vit"
     return Panel(
@@ -230,15 +263,15 @@ def transformer(data: str) -> Panel:
         paper.VIT_LOCAL,
         {"cohort": paper.COHORT},
         100.0,
-        (central(), *baselines(), *ours("vit-base")),
+        (central(), *baselines(), *fedbcgd_contenders("vit-base")),
         paper.EFFORT,
         target=paper.TARGETS["table5"][data],  # type: ignore[index]
         printed=paper.TABLE_5[key],
     )
 
 
-def linear(key: str, title: str, model: str) -> Panel:
-    """One class of EMNIST against all others."""
+def linear_panel(key: str, title: str, model: str) -> Panel:
+    """Return a panel that tells one class of EMNIST from all others."""
     data = "emnist-byclass"
     return Panel(
         key,
@@ -248,7 +281,7 @@ def linear(key: str, title: str, model: str) -> Panel:
         paper.LINEAR_LOCAL | {"weight_decay": 1e-4 * paper.SMOOTHNESS[data]},
         {"cohort": paper.COHORT},
         100.0,
-        (*baselines(), *ours(model)),
+        (*baselines(), *fedbcgd_contenders(model)),
         paper.EFFORT,
         metric="loss",
         drawn=("train_loss",),

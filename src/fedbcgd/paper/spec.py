@@ -1,4 +1,4 @@
-"""How an item of the paper is described: contenders that meet in panels, what was printed, what is claimed."""
+"""How an item of the paper is described: contenders compared in panels, the numbers printed, the claims made."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -11,8 +11,8 @@ Scale = Literal["paper", "cpu", "smoke"]
 SCALES: tuple[Scale, ...] = ("paper", "cpu", "smoke")
 
 HOLDS, FAILS, UNTESTABLE, NOT_RUN = "holds", "does not hold", "not testable at this scale", "not run"
-PARTLY = "holds where it was run"  # some panels that it speaks of were not
-ONCE = " (one seed)"  # follows a verdict that no spread of seeds stands behind
+PARTLY = "holds where it was run"  # some panels of the claim were not run
+ONE_SEED = " (one seed)"  # appended to a verdict that rests on a single seed
 
 
 @dataclass(frozen=True)
@@ -21,90 +21,101 @@ class Contender:
 
     key: str
     title: str
-    algorithm: Mapping[str, Any]  # its name, and the options that make it this contender
-    grid: tuple[str, ...] = ("lr",)  # what is searched for it, of what the panel's effort has
-    tuned_as: str | None = None  # takes what was chosen for another contender of the panel: "the same settings"
-    rounds_of: str | None = None  # uploads nothing, so it gets the rounds of another contender
+    algorithm: Mapping[str, Any]  # the algorithm's name and fixed options
+    grid: tuple[str, ...] = ("lr",)  # options that are searched; their values are in the panel's `Effort.grid`
+    tuned_as: str | None = None  # another contender of the panel, whose chosen options this one takes
+    rounds_of: str | None = None  # for one that uploads nothing: the contender whose number of rounds it gets
 
 
 @dataclass(frozen=True)
 class Printed:
-    """What the paper prints for a contender: accuracy in percent, and the floats to the target accuracy in d."""
+    """The paper's numbers for a contender: accuracy in percent, and floats to the target accuracy in d."""
 
     mean: float
     deviation: float
-    floats: float | None = None  # infinity where the target was not reached; None where nothing is printed
+    floats: float | None = None  # infinity: the target was not reached; None: nothing is printed
 
 
 @dataclass(frozen=True)
 class Effort:
-    """How hyper-parameters are chosen, and how often a run is repeated."""
+    """How hyper-parameters are searched, and how often a run is repeated."""
 
-    grid: Mapping[
-        str, tuple[float, ...]
-    ]  # values for each searched option; the first is taken where it is not searched
+    grid: Mapping[str, tuple[float, ...]]  # values of each option; a contender that does not search one takes the first
     seeds: int
-    share: float  # of the rounds that a run of the search gets, but at least `least` of them
-    least: int = 20
-    validation: float = 0.1  # share of the training set held out for it
-    evaluations: int = 200  # of a run, about; of a run of the search two fifths of that
+    share: float  # of a run's rounds that a run of the search gets
+    min_rounds: int = 20  # of a run of the search, if a whole run has as many
+    validation: float = 0.1  # share of the training set held out for the search
+    evaluations: int = 200  # of a run, approximately; a run of the search has two fifths of that
 
 
 @dataclass(frozen=True)
 class Panel:
-    """One setting in which contenders meet: a column of a table, a panel of a figure."""
+    """One setting in which contenders are compared: a column of a table, a panel of a figure."""
 
     key: str
     title: str
     data: Mapping[str, Any]
     model: Mapping[str, Any]
-    local: Mapping[str, Any]  # options of every contender that has them
+    local: Mapping[str, Any]  # options of every contender's algorithm
     run: Mapping[str, Any]
     budget: float  # upload of a participating client, in d
     contenders: tuple[Contender, ...]
     effort: Effort
-    metric: str = "accuracy"  # or loss, of the test set
-    target: float | None = None  # None: what the reference ends with
-    reference: str = "fedavg"  # or, where that is no contender, the first of them
+    metric: str = "accuracy"  # or "loss", on the test set
+    target: float | None = None  # None: the final value of the reference
+    reference: str = "fedavg"  # the first contender, if this one is not in the panel
     printed: Mapping[str, Printed] = field(default_factory=dict)
-    drawn: tuple[str, ...] = ()  # metrics that are drawn too
+    drawn: tuple[str, ...] = ()  # further metrics to draw
 
     def contender(self, key: str) -> Contender:
+        """Return the contender with this key."""
         return next(c for c in self.contenders if c.key == key)
 
 
 @dataclass(frozen=True)
 class Verdict:
-    status: str  # one of the above
+    """The result of testing a claim."""
+
+    status: str  # one of the constants above
     evidence: str
-    once: bool = False  # something that was compared was run with one seed only
-    missing: tuple[str, ...] = ()  # panels and contenders that it speaks of and that were not run
-    measured: bool = True  # the evidence is of numbers, not a reason why there are none
+    one_seed: bool = False  # a compared contender has one seed only
+    missing: tuple[str, ...] = ()  # panels and contenders of the claim that were not run
+    measured: bool = True  # the evidence is numbers, not a reason why there are none
 
 
 @dataclass(frozen=True)
 class Claim:
-    """A sentence of Section 5, in our words, and how it is tested from what was measured."""
+    """A sentence of Section 5, paraphrased, and its test on the measured results."""
 
     key: str
     text: str
     test: Callable[["Results"], Verdict]
-    scales: tuple[Scale, ...] = ("paper", "cpu")  # where it can be tested at all
-    panels: str = ""  # it speaks of those whose key has this in it
+    scales: tuple[Scale, ...] = ("paper", "cpu")  # at which it can be tested
+    panels: str = ""  # the claim is about panels whose key contains this
+
+
+def paper_scale_claim(key: str, text: str, test: Callable[["Results"], Verdict], panels: str = "") -> Claim:
+    """Return a claim that only scale `paper` can test."""
+    return Claim(key, text, test, ("paper",), panels)
 
 
 @dataclass(frozen=True)
 class Item:
+    """A table or figure of the paper."""
+
     name: str
     title: str
     panels: Mapping[Scale, tuple[Panel, ...]]
     claims: tuple[Claim, ...] = ()
-    notes: tuple[str, ...] = ()  # where the paper is silent or contradicts itself, and what is done here
-    shares: tuple[str, ...] = ()  # items whose runs are all that this one needs
+    notes: tuple[str, ...] = ()  # what the paper leaves open or contradicts, and what is done here
+    runs_of: tuple[str, ...] = ()  # items whose runs are all that this one needs
 
 
-def left_out(item: Item, used: Sequence[Panel]) -> list[Panel]:
-    """The paper's panels that a scale does not have; one that stands in the place of another leaves nothing out."""
+def omitted_panels(item: Item, used: Sequence[Panel]) -> list[Panel]:
+    """Return the paper's panels that a scale leaves out.
+
+    A scale with as many panels as the paper leaves none out: its panels stand in for those with other keys.
+    """
     originals = item.panels["paper"]
-    there = {panel.key for panel in used}
-    return [panel for panel in originals if panel.key not in there] if len(used) < len(originals) else []
+    keys = {panel.key for panel in used}
+    return [panel for panel in originals if panel.key not in keys] if len(used) < len(originals) else []

@@ -1,4 +1,4 @@
-"""Table 1: the orders of rounds and floats with numbers, and the floats until ε that were measured on quadratics."""
+"""Table 1: the orders of rounds and floats with numbers, and the floats until ε measured on quadratics."""
 
 import csv
 import json
@@ -7,17 +7,15 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from fedbcgd.errors import UserError
 from fedbcgd.files import as_csv, as_json, make_folder, write_text
 from fedbcgd.paper import printed as paper
-from fedbcgd.paper import quadratics, theory
-from fedbcgd.paper import theory_figures as report
-from fedbcgd.paper.engine import Asked
-from fedbcgd.paper.origin import commit
-from fedbcgd.paper.points import Points
+from fedbcgd.paper import quadratics, theory, theory_figures
+from fedbcgd.paper.engine import Request
+from fedbcgd.paper.measurement_cache import MeasurementCache
+from fedbcgd.paper.origin import current_commit
+from fedbcgd.paper.pages import about_runs, claims_table, command_line, markdown_table, write_about
 from fedbcgd.paper.quadratics import SETTING, Size
 from fedbcgd.paper.spec import FAILS, HOLDS, NOT_RUN, UNTESTABLE, Claim, Item, Scale, Verdict
-from fedbcgd.paper.tables import claims_table, told_circumstances
 
 NAME = "table1"
 SIZES: dict[Scale, Size] = {
@@ -40,97 +38,85 @@ ITEM = Item(
     theory.NOTES,
 )
 
-
-def check(asked: Asked) -> None:
-    if asked.only:
-        raise UserError(f"--only {asked.only}: {NAME} has no panels")
-
-
-def size_of(asked: Asked) -> Size:
-    size = SIZES[asked.scale]
-    return size if asked.seeds is None else replace(size, seeds=asked.seeds)
-
-
-def reproduce(asked: Asked, say: Callable[[str], None], run: bool = True) -> list[dict[str, str]]:
-    """Write the item; the verdicts. What was measured with the same settings before is not measured again."""
-    folder = make_folder(asked.out / NAME)
-    size = size_of(asked)
-    setting = theory.Setting(clients=paper.CLIENTS, cohort=paper.COHORT)
-    swept = report.sweep(setting)
-    write_text(folder / "theory.csv", as_csv(swept))
-    report.figure(swept, folder / "figure.png")
-    known = measured_before(folder, size)
-    if known is None and run:
-        known = _measure(folder, size, say)
-    rows = None if known is None else known.rows
-    if rows is not None:
-        report.measured_figure(rows, folder / "measured.png")
-    verdicts = judge(rows, asked.scale)
-    about = told_circumstances(
-        asked.command(ITEM),
-        [commit()] if known is None else known.commits,
-        [] if rows is None else list(range(1, 1 + size.seeds)),
-        0 if rows is None else len(rows) * size.seeds,
-    ) | {"hours": "–" if known is None else known.hours}
-    write_text(folder / "about.json", as_json({"scale": asked.scale, **about, "claims": verdicts}, indent=1) + "\n")
-    write_text(folder / "README.md", _markdown(setting, size, asked.scale, rows, verdicts, about))
-    return verdicts
+Rows = Sequence[Mapping[str, Any]]
 
 
 @dataclass(frozen=True)
-class Known:
-    """What was measured, and by which source in how many hours."""
+class Comparison:
+    """Measured floats beside the theorem's, and the commits and hours of the measurement."""
 
-    rows: list[dict[str, Any]]
+    rows: list[dict[str, Any]]  # from `quadratics.compare`
     commits: list[str]
     hours: float
 
 
-def _measure(folder: Path, size: Size, say: Callable[[str], None]) -> Known:
-    """Each point is kept as it is measured, so that an interruption costs one of them."""
-    kept = Points(folder / "points", commit())
-    measured = quadratics.measure(size, say, kept)
-    known = Known(quadratics.compare(size, measured), sorted(kept.commits), kept.hours)
-    write_text(folder / "search.csv", as_csv(measured.search))
-    write_text(folder / "runs.csv", as_csv(measured.runs))
-    write_text(folder / "measured.csv", as_csv(known.rows))
-    taken = {"size": asdict(size), "commits": known.commits, "hours": known.hours}
-    write_text(folder / "measured.json", as_json(taken, indent=1) + "\n")
-    return known
+def reproduce(request: Request, log: Callable[[str], None], run: bool = True) -> list[dict[str, str]]:
+    """Write the files of Table 1, measuring what was not measured before.
+
+    Args:
+        request: What was asked for.
+        log: Called with a line about each measurement.
+        run: Whether to measure at all.
+
+    Returns:
+        Key, text, verdict and evidence of each claim.
+    """
+    folder = make_folder(request.out / NAME)
+    size = SIZES[request.scale] if request.seeds is None else replace(SIZES[request.scale], seeds=request.seeds)
+    setting = theory.Setting(clients=paper.CLIENTS, cohort=paper.COHORT)
+    swept = theory_figures.sweep(setting)
+    write_text(folder / "theory.csv", as_csv(swept))
+    theory_figures.figure(swept, folder / "figure.png")
+    known = read_measured(folder, size)
+    if known is None and run:
+        known = measure(folder, size, log)
+    if known is not None:
+        theory_figures.measured_figure(known.rows, folder / "measured.png")
+    rows = None if known is None else known.rows
+    verdicts = judge(rows, request.scale)
+    command = request.command(ITEM)
+    if known is None:
+        about = about_runs(command, [current_commit()], [], 0, "–")
+    else:
+        seeds = list(range(1, 1 + size.seeds))
+        about = about_runs(command, known.commits, seeds, len(known.rows) * size.seeds, known.hours)
+    write_about(folder, request, about, verdicts)
+    write_text(folder / "README.md", _markdown(setting, size, request.scale, rows, verdicts, about))
+    return verdicts
 
 
-def reduced(size: Size) -> list[str]:
-    """In what a scale measures less than `paper`."""
-    most, here = asdict(SIZES["paper"]), asdict(size)
-    flat = {**most.pop("setting"), **most}, {**here.pop("setting"), **here}
-    return [
-        f"{name}: {_told_value(flat[0][name])} → {_told_value(v)}" for name, v in flat[1].items() if v != flat[0][name]
-    ]
+def measure(
+    folder: Path | None, size: Size, log: Callable[[str], None], about: Mapping[str, Any] | None = None
+) -> Comparison:
+    """Measure floats until ε, and write search.csv, runs.csv, measured.csv and measured.json.
+
+    Args:
+        folder: For the files and, in `points`, for each measurement, so that an interruption costs one of them. None:
+            nothing is written.
+        size: How much to measure.
+        log: Called with a line about each measurement.
+        about: Further values for measured.json.
+    """
+    cache = MeasurementCache(None if folder is None else folder / "points", current_commit())
+    measured = quadratics.measure(size, log, cache)
+    comparison = Comparison(quadratics.compare(size, measured), sorted(cache.commits), cache.hours)
+    if folder is not None:
+        write_text(folder / "search.csv", as_csv(measured.search))
+        write_text(folder / "runs.csv", as_csv(measured.runs))
+        write_text(folder / "measured.csv", as_csv(comparison.rows))
+        content = {
+            **(about or {}),
+            "size": asdict(size),
+            "commits": comparison.commits,
+            "hours": comparison.hours,
+            "verdicts": quadratics.verdicts(comparison.rows),
+        }
+        write_text(folder / "measured.json", as_json(content, indent=1) + "\n")
+    return comparison
 
 
-def _told_value(value: Any) -> str:
-    return ", ".join(f"{v:g}" for v in value) if isinstance(value, tuple) else f"{value:g}"
-
-
-def judge(rows: Sequence[Mapping[str, Any]] | None, scale: Scale) -> list[dict[str, str]]:
-    """FedBCGD: the floats at the largest N are below those at N = 1. FedBCGD+: measured and theorem agree on what N does."""
-    said = quadratics.verdicts(rows) if rows is not None else {}
-    out = []
-    for name, text in _TEXTS.items():
-        own = {row["blocks"]: row["measured_d"] for row in rows or () if row["algorithm"] == name}
-        status = NOT_RUN
-        if own:
-            falls = own[max(own)] < own[min(own)]
-            agrees = name == "fedbcgd" or "theorem agree" in said.get(name, "")
-            status = UNTESTABLE if scale == "smoke" else HOLDS if falls and agrees else FAILS
-        told = "; ".join(f"N = {n}: {d:.4g}d" for n, d in own.items())
-        evidence = f"{told}. {said.get(name, '')}" if own else ""
-        out.append({"key": f"{NAME}-{name}", "claim": text, "verdict": status, "evidence": evidence})
-    return out
-
-
-def measured_before(folder: Path, size: Size) -> Known | None:
-    """What the files say, where they are whole and of this size."""
+def read_measured(folder: Path, size: Size) -> Comparison | None:
+    """Read an earlier measurement; None if there is none of this size, or a file of it is damaged."""
     try:
         about = json.loads((folder / "measured.json").read_text(encoding="utf-8"))
         if about["size"] != json.loads(as_json(asdict(size))):
@@ -141,54 +127,89 @@ def measured_before(folder: Path, size: Size) -> Known | None:
                 for row in csv.DictReader(file)
             ]
         rows = [row | {"blocks": int(row["blocks"])} for row in rows]
-        return Known(rows, [str(c) for c in about["commits"]], float(about["hours"])) if rows else None
+        return Comparison(rows, [str(c) for c in about["commits"]], float(about["hours"])) if rows else None
     except (FileNotFoundError, ValueError, KeyError, TypeError):
         return None
+
+
+def judge(rows: Rows | None, scale: Scale) -> list[dict[str, str]]:
+    """Return key, text, verdict and evidence of each claim.
+
+    FedBCGD: the floats at the largest N are below those at N = 1. FedBCGD+: also, measured and theorem agree on the
+    effect of N.
+
+    Args:
+        rows: From `quadratics.compare`; None if nothing was measured.
+        scale: The scale of the measurement.
+    """
+    agreement = quadratics.verdicts(rows) if rows is not None else {}
+    records = []
+    for name, text in _TEXTS.items():
+        floats = {row["blocks"]: row["measured_d"] for row in rows or () if row["algorithm"] == name}
+        status, evidence = NOT_RUN, ""
+        if floats:
+            falls = floats[max(floats)] < floats[min(floats)]
+            agrees = name == "fedbcgd" or "theorem agree" in agreement.get(name, "")
+            status = UNTESTABLE if scale == "smoke" else HOLDS if falls and agrees else FAILS
+            numbers = "; ".join(f"N = {n}: {d:.4g}d" for n, d in floats.items())
+            evidence = f"{numbers}. {agreement.get(name, '')}"
+        records.append({"key": f"{NAME}-{name}", "claim": text, "verdict": status, "evidence": evidence})
+    return records
+
+
+def reductions(size: Size) -> list[str]:
+    """Return in what a size is smaller than that of scale `paper`: lines such as `seeds: 3 → 2`."""
+    whole, own = ({**values.pop("setting"), **values} for values in (asdict(SIZES["paper"]), asdict(size)))
+    return [f"{name}: {_format(whole[name])} → {_format(v)}" for name, v in own.items() if v != whole[name]]
+
+
+def _format(value: Any) -> str:
+    return ", ".join(f"{v:g}" for v in value) if isinstance(value, tuple) else f"{value:g}"
 
 
 def _markdown(
     setting: theory.Setting,
     size: Size,
     scale: Scale,
-    rows: Sequence[Mapping[str, Any]] | None,
+    rows: Rows | None,
     verdicts: list[dict[str, str]],
     about: Mapping[str, Any],
 ) -> str:
-    parts = [f"# {ITEM.title}", f"Scale `{scale}`. {_told(setting)}"]
+    parts = [f"# {ITEM.title}", f"Scale `{scale}`. {_describe(setting)}"]
     for case in theory.CASES:
-        head = f"| {case} | rounds | terms of the rounds | floats a round, d | floats, d | from |\n|---|---|---|---|---|---|"
+        head = f"| {case} | rounds | terms of the rounds | floats a round, d | floats, d | from |"
         lines = [
             f"| {o.name} | {o.rounds:.4g} | {' + '.join(f'{t:.3g}' for t in o.terms)} | {o.floats_per_round:.3g} | "
             f"{o.floats:.4g} | {o.source} |"
             for o in theory.orders(setting, case)
         ]
-        parts.append("\n".join([head, *lines]))
+        parts.append(markdown_table(head, lines))
     parts.append("![floats over N and G](figure.png)")
-    less = reduced(size)
-    against = "Against scale `paper`: " + "; ".join(less) + "." if less else "Nothing is reduced against scale `paper`."
+    reduced = reductions(size)
+    against = (
+        f"Against scale `paper`: {'; '.join(reduced)}." if reduced else "Nothing is reduced against scale `paper`."
+    )
     where = "The paper measures none of this: the quadratics and their sizes are ours."
-    parts.append(f"## Measured on quadratics\n\n{_told(size.setting)}\n\n{where} {against}")
+    parts.append(f"## Measured on quadratics\n\n{_describe(size.setting)}\n\n{where} {against}")
     if rows is None:
         parts.append("Not run.")
     else:
-        head = "| | N | measured, d | theorem, d | measured, to N = 1 | theorem, to N = 1 |\n|---|---|---|---|---|---|"
+        head = "| | N | measured, d | theorem, d | measured, to N = 1 | theorem, to N = 1 |"
         lines = [
             f"| {r['algorithm']} | {r['blocks']} | {r['measured_d']:.4g} | {r['theorem_d']:.4g} | "
             f"{r['measured_ratio']:.3f} | {r['theorem_ratio']:.3f} |"
             for r in rows
         ]
-        parts += ["\n".join([head, *lines]), "![floats over N, measured](measured.png)"]
+        parts += [markdown_table(head, lines), "![floats over N, measured](measured.png)"]
     parts.append("## Claims\n\n" + claims_table(verdicts))
     parts.append("\n".join(f"- {note}" for note in theory.NOTES))
-    seeds = ", ".join(map(str, about["seeds"])) or "none"
     parts.append(
-        f"`{about['command']}`, commit {', '.join(about['commits'])}, seeds {seeds}, {about['hours']} hours. "
-        "`fedbcgd theory` takes any other β, μ, σ, G, M, S, N, T and ε."
+        f"{command_line(about)}, {about['hours']} hours. `fedbcgd theory` takes any other β, μ, σ, G, M, S, N, T and ε."
     )
     return "\n\n".join(parts) + "\n"
 
 
-def _told(s: theory.Setting) -> str:
+def _describe(s: theory.Setting) -> str:
     return (
         f"β = {s.beta:g}, μ = {s.mu:g}, σ = {s.sigma:g}, G = {s.G:g}, M = {s.clients}, S = {s.cohort}, T = {s.steps}, "
         f"ε = {s.epsilon:g}; every hidden constant taken as 1."

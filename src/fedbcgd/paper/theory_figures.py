@@ -1,4 +1,4 @@
-"""Table 1 as a table and as figures, and what was measured beside it."""
+"""Table 1 as a table and as figures, with measured values beside it."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -18,6 +18,7 @@ from fedbcgd.paper.theory import CASES, Setting
 
 
 def table(s: Setting, case: str) -> Table:
+    """Return the orders of all algorithms in a case as a table for the terminal."""
     out = Table(title=f"{case}: rounds and floats until ε = {s.epsilon:g}, orders", title_justify="left")
     out.add_column("algorithm", no_wrap=True)
     for column in ("rounds", "terms of the rounds", "floats a\nround, d", "floats, d"):
@@ -30,6 +31,7 @@ def table(s: Setting, case: str) -> Table:
 
 
 def measured_table(rows: Sequence[Mapping[str, Any]]) -> Table:
+    """Return the rows of `quadratics.compare` as a table for the terminal."""
     out = Table(title="floats until ε on quadratics: measured, and by the theorem", title_justify="left")
     out.add_column("algorithm", no_wrap=True)
     for column in ("N", "measured, d", "theorem, d\n(constants 1)", "measured,\nto N = 1", "theorem,\nto N = 1"):
@@ -48,7 +50,7 @@ def measured_table(rows: Sequence[Mapping[str, Any]]) -> Table:
 
 
 def sweep(s: Setting) -> list[dict[str, Any]]:
-    """Floats over N and over G, for every algorithm and case."""
+    """Return rounds and floats over N and over G, for every algorithm and case."""
     highest = max(2, min(s.cohort, 64))
     axes: dict[str, list[Any]] = {
         "blocks": sorted({round(n) for n in np.geomspace(1, highest, 25)}),
@@ -64,7 +66,7 @@ def sweep(s: Setting) -> list[dict[str, Any]]:
 
 
 def figure(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
-    """Floats over N and over G, a panel for each case."""
+    """Draw the rows of `sweep`: floats over N and over G, a line of panels for each case."""
     styles = _styles()
     with matplotlib.rc_context(plots.STYLE):
         drawn = Figure(figsize=(plots.PAGE, 4.6), layout="constrained")
@@ -87,7 +89,7 @@ def figure(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
 
 
 def measured_figure(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
-    """Measured floats over N; thin beside them the theorem's shape, through the measured value at N = 1."""
+    """Draw measured floats over N and, thin, the theorem's order scaled to the measured value at N = 1."""
     names = list(dict.fromkeys(row["algorithm"] for row in rows))
     styles = looks(names)
     highest = max(row["blocks"] for row in rows)
@@ -118,6 +120,7 @@ def measured_figure(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
 
 
 def _styles() -> dict[str, Any]:
-    ours = {row.name: row.algorithm or row.name for row in theory.TABLE}
-    given = looks(ours.values())
-    return {name: given[own] for name, own in ours.items()}
+    """Return a look for each algorithm of the table, by the table's name."""
+    algorithms = {row.name: row.algorithm or row.name for row in theory.TABLE}
+    by_algorithm = looks(algorithms.values())
+    return {name: by_algorithm[algorithm] for name, algorithm in algorithms.items()}

@@ -1,1 +1,1 @@
-"""What a person sees: progress, tables, plots."""
+"""Runs on disk, shown: the page and its server, hours on networks, `doctor`."""

@@ -1,4 +1,4 @@
-"""Run folders, read for the page: as far as they are whole, and what is wrong with the others."""
+"""Read run folders for the page: everything that is intact, and a list of problems with the rest."""
 
 import re
 import time
@@ -16,90 +16,97 @@ from fedbcgd.runs.config import flat, read_table
 from fedbcgd.runs.secrets import mask_command, mask_config
 
 FILES = ("config.toml", "metrics.jsonl", "summary.json", "holdings.json")
-FRESH = 120.0  # seconds after which a run that writes nothing is no longer called running
-MOST_ROWS = 2000  # of one run on the page; of more, every so many and the last
-MOST_BLOCKS = facts.MOST_ITEMS
-MOST_CELLS = 300_000  # of a map of labels; a larger one is left out
-MOST_FOLDERS = 2000  # runs on a page
-MOST_BYTES = 64_000_000  # of a page
-MOST_PROBLEMS = 20  # of one folder that are told
-MOST_TOLD = 500  # of all folders
-MOST_JSON = 1 << 21  # bytes of a summary
-MOST_HOLDINGS = 1 << 23  # bytes of the labels of all clients
-MOST_METRICS = 1 << 28  # bytes of metrics
-MOST_LINES = 500_000  # of them
-MOST_LINE = 1 << 16  # bytes of one line
+RUNNING_SECONDS = 120.0  # a run that wrote nothing for so long is "unfinished", no longer "running"
+MAX_ROWS = 2000  # of a run on the page; of more rows, every k-th and the last are shown
+MAX_BLOCKS = facts.MAX_ITEMS
+MAX_LABEL_COUNTS = 300_000  # clients times labels; larger tables are left out
+MAX_RUNS = 2000  # on a page
+MAX_PAGE_BYTES = 64_000_000
+MAX_PROBLEMS_PER_RUN = 20
+MAX_PROBLEMS = 500
+MAX_SUMMARY_BYTES = 1 << 21
+MAX_HOLDINGS_BYTES = 1 << 23
+MAX_METRICS_BYTES = 1 << 28
+MAX_LINES = 500_000  # of metrics.jsonl
+MAX_LINE_BYTES = 1 << 16
+
+ReportProblem = Callable[[str, str], None]  # called with the name of a file and what is wrong with it
 
 
 @dataclass
-class Found:
-    """One run, as far as it could be read."""
+class RunData:
+    """What could be read of a run."""
 
-    place: str
+    folder: str
     algorithm: str
     seed: int | None
     status: str  # finished, diverged, running, unfinished
     rows: list[dict[str, float]]
-    options: dict[str, Any]  # the configuration, flat: "algorithm.lr" → 0.1
+    options: dict[str, Any]  # the configuration with dotted keys: "algorithm.lr" → 0.1
     summary: dict[str, Any] = field(default_factory=dict)
-    holdings: dict[str, Any] | None = None
-    # By profile: hours at each row, had it been its network.
-    hours: dict[str, list[float]] = field(default_factory=dict)
-    block_bytes: list[int] = field(default_factory=list)  # uploaded so far, where no summary says it yet
-    size: int = 0  # bytes that it takes on the page, about
+    label_counts: dict[str, Any] | None = None  # names of the labels, and examples by client and label
+    hours: dict[str, list[float]] = field(default_factory=dict)  # by network profile: hours at each row
+    block_bytes: list[int] = field(default_factory=list)  # uploaded so far, of a run without a summary
+    size: int = 0  # approximate bytes on the page
 
 
 @dataclass(frozen=True)
 class Problem:
+    """A file or folder, and what is wrong with it."""
+
     where: str
     what: str
 
 
 def problem(where: Path | str, what: str) -> Problem:
-    """Both texts as they may be shown."""
-    return Problem(shorten(str(where), facts.LONGEST), shorten(what))
+    """Return a problem with both texts made printable."""
+    return Problem(shorten(str(where), facts.MAX_TEXT), shorten(what))
 
 
 class Collector:
-    """Reads run folders again and again; a folder whose files have not changed is not read twice."""
+    """Reads run folders repeatedly; a folder is read again only if its files have changed.
 
-    def __init__(self, places: Sequence[Path]):
-        self.places = places
-        self._known: dict[Path, tuple[Any, Found | None, list[Problem]]] = {}
+    Args:
+        folders: Folders of runs, or folders that contain some.
+    """
 
-    def collect(self) -> tuple[list[Found], list[Problem]]:
-        """All runs that can be shown, as far as they fit on a page, and what is wrong with the others."""
-        runs: list[Found] = []
+    def __init__(self, folders: Sequence[Path]):
+        self.folders = folders
+        self._cache: dict[Path, tuple[Any, RunData | None, list[Problem]]] = {}
+
+    def collect(self) -> tuple[list[RunData], list[Problem]]:
+        """Return all runs that can be shown and fit on a page, and all problems."""
+        runs: list[RunData] = []
         problems: list[Problem] = []
         size = left_out = 0
-        for folder in find_runs(self.places):
-            if len(runs) == MOST_FOLDERS or size > MOST_BYTES:
+        for folder in find_runs(self.folders):
+            if len(runs) == MAX_RUNS or size > MAX_PAGE_BYTES:
                 left_out += 1
-                self._known.pop(folder, None)
+                self._cache.pop(folder, None)
                 continue
             stamp = _stamp(folder)
-            if folder not in self._known or self._known[folder][0] != stamp:
-                wrong: list[Problem] = []
-                self._known[folder] = (stamp, _guarded(folder, wrong), wrong[:MOST_PROBLEMS])
-            _, run, wrong = self._known[folder]
-            problems += wrong
+            if folder not in self._cache or self._cache[folder][0] != stamp:
+                found: list[Problem] = []
+                self._cache[folder] = (stamp, _read_safely(folder, found), found[:MAX_PROBLEMS_PER_RUN])
+            _, run, own_problems = self._cache[folder]
+            problems += own_problems
             if run is not None:
                 if run.status in ("running", "unfinished"):
                     run.status = _unfinished(folder)
                 runs.append(run)
                 size += run.size
         if left_out:
-            places = ", ".join(map(str, self.places))
+            where = ", ".join(map(str, self.folders))
             why = f"the page holds {len(runs):,} runs and {size / 1e6:.0f} MB already"
-            problems.insert(0, problem(places, f"{left_out:,} folders are left out: {why}; make pages of parts of it"))
-        if len(problems) > MOST_TOLD:
-            more = problem("and", f"{len(problems) - MOST_TOLD:,} more of such messages")
-            problems = [*problems[:MOST_TOLD], more]
+            problems.insert(0, problem(where, f"{left_out:,} folders are left out: {why}; make pages of parts of it"))
+        if len(problems) > MAX_PROBLEMS:
+            more = problem("and", f"{len(problems) - MAX_PROBLEMS:,} more such messages")
+            problems = [*problems[:MAX_PROBLEMS], more]
         return runs, problems
 
 
-def _guarded(folder: Path, problems: list[Problem]) -> Found | None:
-    """What no reader foresaw in one folder must not take the others with it."""
+def _read_safely(folder: Path, problems: list[Problem]) -> RunData | None:
+    """Read a folder; an unforeseen error becomes a problem, so that the other folders are still shown."""
     try:
         return read(folder, problems)
     except (Exception, RecursionError, MemoryError) as error:
@@ -107,55 +114,67 @@ def _guarded(folder: Path, problems: list[Problem]) -> Found | None:
         return None
 
 
-def read(folder: Path, problems: list[Problem]) -> Found | None:
-    """What a folder holds; None where that is not enough to show. What is wrong is added to `problems`."""
+def read(folder: Path, problems: list[Problem]) -> RunData | None:
+    """Read a run folder.
 
-    def wrong(name: str, what: str) -> None:
+    Args:
+        folder: The folder.
+        problems: Problems are appended to it.
+
+    Returns:
+        None if not even the algorithm is known.
+    """
+
+    def report(name: str, what: str) -> None:
         problems.append(problem(folder / name, what))
 
-    def load(name: str, limit: int = MOST_JSON) -> dict[str, Any]:
+    def load(name: str, limit: int = MAX_SUMMARY_BYTES) -> dict[str, Any]:
         path = folder / name
         try:
             return read_table(path) if path.suffix == ".toml" else unsealed(read_regular(path, limit))[0]
         except FileNotFoundError:
             return {}
         except (OSError, ValueError) as error:
-            wrong(name, f"cannot be read: {_reason(error, path)}")
+            report(name, f"cannot be read: {_reason(error, path)}")
             return {}
 
-    summary = facts.summary(load("summary.json"), lambda what: wrong("summary.json", what))
+    summary = facts.summary(load("summary.json"), lambda what: report("summary.json", what))
     if "command" in summary:
         summary["command"] = " ".join(mask_command(re.split(" (?=--)", summary["command"])))
-    config = facts.option(load("config.toml"))
-    rows = _rows(folder / "metrics.jsonl", wrong)
+    config = facts.bounded(load("config.toml"))
+    rows = _rows(folder / "metrics.jsonl", report)
     written = flat(mask_config(config or summary.get("config") or {"algorithm": summary.get("options", {})}))
-    options = dict(list(written.items())[: facts.MOST_ENTRIES])
-    named = summary.get("algorithm") or options.get("algorithm.name")
-    if not named:
-        wrong("", "says nowhere which algorithm ran: it is left out")
+    options = dict(list(written.items())[: facts.MAX_ENTRIES])
+    algorithm = summary.get("algorithm") or options.get("algorithm.name")
+    if not algorithm:
+        report("", "no file names the algorithm: the run is left out")
         return None
-    options.setdefault("algorithm.name", named)
+    options.setdefault("algorithm.name", algorithm)
     seed = options.get("run.seed", summary.get("seed"))
-    known_seed = seed if isinstance(seed, int) and not isinstance(seed, bool) else None
-    status = _status(summary) if summary else _unfinished(folder)
-    holdings = _holdings(load("holdings.json", MOST_HOLDINGS), wrong)
-    hours = _hours(folder, rows)
-    sent = [] if summary else _block_bytes(folder / "traffic.jsonl")
-    place = facts.text(str(folder))
-    found = Found(place, facts.text(str(named), facts.LONGEST_NAME), known_seed, status, rows, options, summary)
-    found.holdings, found.hours, found.block_bytes = holdings, hours, sent
-    found.size = len(as_json(vars(found)))
-    return found
+    run = RunData(
+        folder=facts.text(str(folder)),
+        algorithm=facts.text(str(algorithm), facts.MAX_NAME),
+        seed=seed if isinstance(seed, int) and not isinstance(seed, bool) else None,
+        status=_status(summary) if summary else _unfinished(folder),
+        rows=rows,
+        options=options,
+        summary=summary,
+        label_counts=_label_counts(load("holdings.json", MAX_HOLDINGS_BYTES), report),
+        hours=_hours(folder, rows),
+        block_bytes=[] if summary else _block_bytes(folder / "traffic.jsonl"),
+    )
+    run.size = len(as_json(vars(run)))
+    return run
 
 
 def _reason(error: Exception, path: Path) -> str:
-    """Without the name of the file, which is told beside it."""
-    told = error.strerror if isinstance(error, OSError) else None
-    return (told or str(error)).removeprefix(str(path)).lstrip(": ").removeprefix("is damaged: ")
+    """Return what went wrong, without the name of the file, which is shown beside it."""
+    text = error.strerror if isinstance(error, OSError) else None
+    return (text or str(error)).removeprefix(str(path)).lstrip(": ").removeprefix("is damaged: ")
 
 
 def _hours(folder: Path, rows: list[dict[str, float]]) -> dict[str, list[float]]:
-    """Under each profile; nothing where the folder does not say what was sent."""
+    """Return the hours at each row under each network profile; nothing without a record of the traffic."""
     if not rows or not (folder / "traffic.jsonl").exists():
         return {}
     from fedbcgd.network.profiles import PROFILES
@@ -164,18 +183,18 @@ def _hours(folder: Path, rows: list[dict[str, float]]) -> dict[str, list[float]]
     try:
         return hours_under(folder, dict.fromkeys(PROFILES), [row["round"] for row in rows])
     except (UserError, OSError):
-        return {}  # it is being written, or damaged, which is told of the files that matter more
+        return {}  # it is being written, or damaged; the page is complete without it
 
 
 def _block_bytes(path: Path) -> list[int]:
-    """As the ledger counts them, in the rounds that are written."""
+    """Return the bytes uploaded for each block in the recorded rounds, counted as the ledger does."""
     from fedbcgd.network import traffic
 
     sent: dict[int, int] = {}
     try:
         for round in traffic.read(path):
             for block, size in zip(round.blocks, round.upload, strict=True):
-                if 0 <= block < MOST_BLOCKS:  # others are in refused uploads
+                if 0 <= block < MAX_BLOCKS:  # refused uploads may name others
                     sent[block] = sent.get(block, 0) + size
     except UserError:
         return []
@@ -183,6 +202,8 @@ def _block_bytes(path: Path) -> list[int]:
 
 
 def _stamp(folder: Path) -> tuple[Any, ...]:
+    """Return time and size of each file, to see whether one has changed."""
+
     def of(path: Path) -> tuple[int, int] | None:
         try:
             stat = path.lstat()
@@ -199,22 +220,23 @@ def _status(summary: Mapping[str, Any]) -> str:
 
 def _unfinished(folder: Path) -> str:
     newest = max((s[0] for s in _stamp(folder) if s is not None), default=0) / 1e9
-    return "running" if time.time() - newest < FRESH else "unfinished"
+    return "running" if time.time() - newest < RUNNING_SECONDS else "unfinished"
 
 
-def _rows(path: Path, wrong: Callable[[str, str], None]) -> list[dict[str, float]]:
-    """As many rows as are shown: every so many, and the last."""
+def _rows(path: Path, report: ReportProblem) -> list[dict[str, float]]:
+    """Return up to about `MAX_ROWS` rows of metrics: all, or every k-th and the last."""
     rows: list[dict[str, float]] = []
     last: dict[str, float] | None = None
-    damaged = lines = whole = 0
+    damaged = lines = intact = 0
     step = 1
     try:
         with open_regular(path) as file:
-            while (line := file.readline(MOST_LINE)).endswith(b"\n") or len(line) == MOST_LINE:
-                # What stands after the last line's end is still being written.
-                if lines == MOST_LINES or file.tell() > MOST_METRICS:
-                    wrong(
-                        path.name, f"has more than {MOST_LINES:,} lines or {MOST_METRICS:,} bytes: the rest is left out"
+            while (line := file.readline(MAX_LINE_BYTES)).endswith(b"\n") or len(line) == MAX_LINE_BYTES:
+                # A last line without its end is still being written.
+                if lines == MAX_LINES or file.tell() > MAX_METRICS_BYTES:
+                    report(
+                        path.name,
+                        f"has more than {MAX_LINES:,} lines or {MAX_METRICS_BYTES:,} bytes: the rest is left out",
                     )
                     break
                 lines += 1
@@ -223,27 +245,27 @@ def _rows(path: Path, wrong: Callable[[str, str], None]) -> list[dict[str, float
                 except ValueError:
                     damaged += 1
                     continue
-                if whole % step == 0:
+                if intact % step == 0:
                     rows.append(last)
-                whole += 1
-                if len(rows) > MOST_ROWS:
+                intact += 1
+                if len(rows) > MAX_ROWS:
                     rows, step = rows[::2], 2 * step
     except FileNotFoundError:
         return []
     except (OSError, UserError) as error:
-        wrong(path.name, f"cannot be read: {_reason(error, path)}")
+        report(path.name, f"cannot be read: {_reason(error, path)}")
         return []
     if damaged:
-        wrong(path.name, f"{damaged} of {lines} lines are damaged and left out")
+        report(path.name, f"{damaged} of {lines} lines are damaged and left out")
     return rows if last is None or rows[-1] is last else [*rows, last]
 
 
-def _holdings(loaded: dict[str, Any], wrong: Callable[[str, str], None]) -> dict[str, Any] | None:
+def _label_counts(loaded: dict[str, Any], report: ReportProblem) -> dict[str, Any] | None:
     if not loaded:
         return None
     try:
-        made = facts.holdings(loaded)
-        return made if len(made["counts"]) * len(made["classes"]) <= MOST_CELLS else None
+        table = facts.label_counts(loaded)
+        return table if len(table["counts"]) * len(table["classes"]) <= MAX_LABEL_COUNTS else None
     except ValueError:
-        wrong("holdings.json", "is not what a run writes: it is left out")
+        report("holdings.json", "is not what a run writes: it is left out")
         return None

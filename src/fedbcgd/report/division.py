@@ -1,15 +1,21 @@
-"""The division of a model as a table."""
+"""The division of a model into blocks, as a table."""
 
 from rich.table import Table
 
 from fedbcgd.core.algorithm import Algorithm
 from fedbcgd.core.vector import Layout
 
-SHOWN = 100  # blocks; of more the first and the last
+MAX_SHOWN = 100  # blocks; of more, the first and the last half of that
 
 
 def table(algorithm: Algorithm, layout: Layout, model: str) -> Table:
-    """A row per block: what is in it, how large it is, what a client that serves it uploads in a round."""
+    """Return a row per block: its layers, its size, and the bytes a client uploads for it in a round.
+
+    Args:
+        algorithm: The algorithm, for the size of an upload.
+        layout: The model's layout.
+        model: The model's name.
+    """
     out = Table(
         title=f"{model}: d = {layout.dim:,}, N = {layout.blocks}, divider {layout.divider}; a whole upload is "
         f"{layout.dim * layout.dtype.itemsize:,} bytes, the mean upload {algorithm.upload_d(layout):.4f} d",
@@ -19,7 +25,7 @@ def table(algorithm: Algorithm, layout: Layout, model: str) -> Table:
     out.add_column("layers")
     for column in ("parameters", "share of d", "bytes per upload"):
         out.add_column(column, justify="right")
-    left_out = range(SHOWN // 2, layout.blocks - SHOWN // 2) if layout.blocks > SHOWN else range(0)
+    left_out = range(MAX_SHOWN // 2, layout.blocks - MAX_SHOWN // 2) if layout.blocks > MAX_SHOWN else range(0)
     for j in range(layout.blocks):
         if j in left_out:
             if j == left_out[0]:
@@ -37,7 +43,7 @@ def table(algorithm: Algorithm, layout: Layout, model: str) -> Table:
 
 
 def _layers(layout: Layout, s: slice) -> str:
-    """The layers that a slice touches; one that it holds only a part of is marked so."""
+    """Return the names of the layers in a slice, with "(part)" after those that are not wholly in it."""
     layers: dict[str, bool] = {}
     for e in layout.parameters:
         if e.offset < s.stop and s.start < e.offset + e.numel:

@@ -1,4 +1,4 @@
-"""What this machine has, and what would be used."""
+"""What this machine has, what a run would use of it, and what slows it down."""
 
 import contextlib
 import os
@@ -20,8 +20,8 @@ from fedbcgd.version import __version__
 EXTRAS = {"flower": "flwr", "ray": "ray", "hf": "transformers", "tensorboard": "tensorboard"}
 
 
-def look() -> tuple[dict[str, str], list[str]]:
-    """Facts by name, and warnings about what costs speed or will fail."""
+def inspect_machine() -> tuple[dict[str, str], list[str]]:
+    """Return facts about this machine by name, and warnings about what slows a run down or will fail."""
     usable, present = cores(), psutil.cpu_count() or 1
     free = shutil.disk_usage(tempfile.gettempdir()).free
     facts = {
@@ -41,14 +41,14 @@ def look() -> tuple[dict[str, str], list[str]]:
         "convolutions": f"channels_last, {'oneDNN' if torch.backends.mkldnn.is_available() else 'without oneDNN'}",
         "workers' settings": " ".join(f"{k}={v}" for k, v in ENVIRONMENT.items()),
     }
-    warnings = list(_slow(usable, present))
+    warnings = list(_slow_causes(usable, present))
     if free < 2**30:
-        warnings.append("less than 1 GiB of temporary space: client state of SCAFFOLD and the like may not fit")
+        warnings.append("less than 1 GiB of temporary space: client state, such as SCAFFOLD's, may not fit")
     return facts, warnings
 
 
-def _slow(usable: int, present: int) -> Iterator[str]:
-    """What costs speed."""
+def _slow_causes(usable: int, present: int) -> Iterator[str]:
+    """Yield warnings about what slows a run down."""
     if usable < present:
         yield f"this process may use {usable} of {present} cores (affinity or a container's limit)"
     quota = _quota()
@@ -57,20 +57,20 @@ def _slow(usable: int, present: int) -> Iterator[str]:
     busy = psutil.getloadavg()[0]  # of the last minute
     if busy > usable / 2:
         yield (
-            f"{busy:.1f} processes wanted a core over the last minute, and there are {usable}: beside them a run gets "
-            "what is left, and timings mean nothing"
+            f"{busy:.1f} processes were busy over the last minute, and there are {usable} cores: a run gets only what they "
+            "leave, and its timings mean nothing"
         )
     if os.name != "posix":
-        yield "no worker processes on this system: say workers = 0, and clients are computed one after the other"
+        yield "no worker processes on this system: set workers = 0, and clients are computed one after the other"
     if os.environ.get("OMP_PROC_BIND", "false").lower() not in ("false", "0"):
-        yield "OMP_PROC_BIND ties this process to one core, and the cores are counted after that: unset it"
+        yield "OMP_PROC_BIND binds this process to one core, and the cores are counted after that: unset it"
     if torch.cuda.device_count():
-        yield 'there is a GPU, and a run computes on the cpu unless it says device = "cuda"'
+        yield 'there is a GPU, but a run computes on the CPU unless device = "cuda" is set'
     if platform.libc_ver()[0] != "glibc" and sys.platform == "linux":
         yield "the C library is not glibc: the allocator settings of the workers have no effect"
     for name, value in ENVIRONMENT.items():
         if name.startswith("MALLOC") and os.environ.get(name, value) != value:
-            yield f"{name}={os.environ[name]} is set here; workers use {value} all the same"
+            yield f"{name}={os.environ[name]} is set here; workers use {value} anyway"
     preloaded = os.environ.get("LD_PRELOAD", "")
     if "malloc" in preloaded:
         yield f"LD_PRELOAD={preloaded} replaces the allocator: the settings of the workers have no effect"
@@ -79,17 +79,17 @@ def _slow(usable: int, present: int) -> Iterator[str]:
     if not torch.backends.mkl.is_available() and platform.machine() in ("x86_64", "AMD64"):
         yield "this PyTorch has no MKL: products of matrices are slower than they could be"
     if torch.backends.cpu.get_cpu_capability() in ("DEFAULT", "NO AVX") and platform.machine() in ("x86_64", "AMD64"):
-        yield "no AVX2 is used, by this processor or because of ATEN_CPU_CAPABILITY: everything is slower"
+        yield "AVX2 is not used, because of this processor or ATEN_CPU_CAPABILITY: everything is slower"
     if not has_fused_step("cpu", torch.float32):
-        yield "this PyTorch has no SGD step in one pass as fedbcgd knows it: small models train slower, to the same bits"
+        yield "this PyTorch has no fused SGD step that fedbcgd knows: small models train slower, to the same bits"
     if _swapped():
-        yield "this machine is swapping: there is less memory than its work needs"
+        yield "this machine is swapping: its programs need more memory than it has"
     if sys.flags.dev_mode or os.environ.get("PYTHONTRACEMALLOC"):
         yield "Python's development mode or tracemalloc is on, which slows every call"
 
 
-def _groups(root: Path, membership: Path) -> Iterator[Path]:
-    """The control groups this process is in, from its own up to the root; psutil does not read their limits."""
+def _control_groups(root: Path, membership: Path) -> Iterator[Path]:
+    """Yield the control groups of this process, from its own up to the root; psutil does not read their limits."""
     with contextlib.suppress(OSError, StopIteration):
         own = next(line[3:] for line in membership.read_text().splitlines() if line.startswith("0::"))
         group = root / own.lstrip("/")
@@ -100,9 +100,9 @@ def _groups(root: Path, membership: Path) -> Iterator[Path]:
 
 
 def _quota(root: Path = Path("/sys/fs/cgroup"), membership: Path = Path("/proc/self/cgroup")) -> float | None:
-    """Cores of time that the container's limit allows; None without one."""
+    """Return how many cores the container's limit allows; None without a limit."""
     limits = []
-    for group in _groups(root, membership):
+    for group in _control_groups(root, membership):
         with contextlib.suppress(OSError, ValueError):
             limit, period = (group / "cpu.max").read_text().split()
             limits += [] if limit == "max" else [int(limit) / int(period)]
@@ -113,20 +113,20 @@ def _quota(root: Path = Path("/sys/fs/cgroup"), membership: Path = Path("/proc/s
 
 
 def _swapped() -> bool:
-    """Whether more than a tenth of the memory's size has been put out to disk."""
+    """Return whether more than a tenth of the memory's size has been swapped out."""
     return psutil.swap_memory().used > psutil.virtual_memory().total / 10
 
 
 def _devices() -> list[str]:
-    found = ["cpu"]
-    found += [f"cuda:{k} ({torch.cuda.get_device_name(k)})" for k in range(torch.cuda.device_count())]
-    return found + (["mps"] if torch.backends.mps.is_available() else [])
+    devices = ["cpu"]
+    devices += [f"cuda:{k} ({torch.cuda.get_device_name(k)})" for k in range(torch.cuda.device_count())]
+    return devices + (["mps"] if torch.backends.mps.is_available() else [])
 
 
 def _memory(root: Path = Path("/sys/fs/cgroup"), membership: Path = Path("/proc/self/cgroup")) -> int:
-    """Bytes that this process may use: what the machine has, or a container's limit."""
+    """Return the bytes this process may use: the machine's memory, or a container's limit."""
     limits = [psutil.virtual_memory().total]
-    for group in _groups(root, membership):
+    for group in _control_groups(root, membership):
         with contextlib.suppress(OSError, ValueError):  # "max" is no number
             limits.append(int((group / "memory.max").read_text()))
     return min(limits)

@@ -1,7 +1,7 @@
-"""What the files of a run folder say, brought to the kinds that the page counts on.
+"""Validation of the values in a run folder, so that the page can rely on their types.
 
-Folders come from anywhere: of other versions, edited by hand, half copied, made to do harm. A fact of the wrong kind is
-left out and told; the rest of its folder is shown. Every text is cut to a line of bounded length without control
+Folders come from anywhere: written by other versions, edited by hand, half copied, or malicious. A value of the wrong type
+is left out and reported; the rest of its folder is shown. Every text becomes a line of bounded length without control
 characters, every number is one that a browser can show, every table and list has bounded depth and length.
 """
 
@@ -12,54 +12,55 @@ from pydantic import BeforeValidator, ConfigDict, Field, TypeAdapter, Validation
 
 from fedbcgd.core.reading import shorten
 
-Wrong = Callable[[str], None]
+ReportProblem = Callable[[str], None]  # called with what is wrong
 
-LONGEST = 1000  # characters of a text
-LONGEST_NAME = 100
-MOST_ITEMS = 10_000  # of a list: sizes of blocks
-MOST_ENTRIES = 200  # of a table: options, versions, columns of metrics
-MOST_NOTES = 50
-MOST_DEPTH = 8  # of tables in tables
-LARGEST = 2**63  # a whole number
+MAX_TEXT = 1000  # characters of a text
+MAX_NAME = 100
+MAX_ITEMS = 10_000  # of a list: sizes of blocks
+MAX_ENTRIES = 200  # of a table: options, versions, columns of metrics
+MAX_NOTES = 50
+MAX_DEPTH = 8  # of tables in tables
+MAX_INTEGER = 2**63
 
 
-def text(value: Any, longest: int = LONGEST) -> Any:
-    """A text as it may be shown, on a terminal or on the page; anything else as it is."""
+def text(value: Any, longest: int = MAX_TEXT) -> Any:
+    """Return a text as one printable line of bounded length; anything else unchanged."""
     return shorten(value, longest) if isinstance(value, str) else value
 
 
-def option(value: Any, depth: int = MOST_DEPTH) -> Any:
-    """A value of a configuration as JSON knows it; what is neither of TOML nor of bounded size becomes a text."""
+def bounded(value: Any, depth: int = MAX_DEPTH) -> Any:
+    """Return a value of a configuration with bounded size; what JSON cannot hold, or what is too large, becomes a text."""
     if isinstance(value, (Mapping, list, tuple)) and not depth:
         return "…"
     if isinstance(value, Mapping):
-        entries = list(value.items())[:MOST_ENTRIES]
-        return {shorten(str(k), LONGEST_NAME): option(item, depth - 1) for k, item in entries}
+        entries = list(value.items())[:MAX_ENTRIES]
+        return {shorten(str(k), MAX_NAME): bounded(item, depth - 1) for k, item in entries}
     if isinstance(value, (list, tuple)):
-        return [option(item, depth - 1) for item in value[:MOST_ENTRIES]]
-    if isinstance(value, int) and abs(value) >= LARGEST:
+        return [bounded(item, depth - 1) for item in value[:MAX_ENTRIES]]
+    if isinstance(value, int) and abs(value) >= MAX_INTEGER:
         return f"a number of {value.bit_length()} bits"
-    return value if value is None or isinstance(value, (bool, int, float)) else shorten(str(value), LONGEST)
+    return value if value is None or isinstance(value, (bool, int, float)) else shorten(str(value), MAX_TEXT)
 
 
 _Text = Annotated[str, BeforeValidator(text)]
-_Name = Annotated[str, BeforeValidator(lambda v: text(v, LONGEST_NAME))]
-_Whole = Annotated[int, Field(ge=0, lt=LARGEST)]
-_Number = _Whole | Annotated[int, Field(gt=-LARGEST, lt=0)] | Annotated[float, Field(allow_inf_nan=False)]
-_Positive = _Whole | Annotated[float, Field(ge=0, allow_inf_nan=False)]
+_Name = Annotated[str, BeforeValidator(lambda v: text(v, MAX_NAME))]
+_Count = Annotated[int, Field(ge=0, lt=MAX_INTEGER)]
+_Number = _Count | Annotated[int, Field(gt=-MAX_INTEGER, lt=0)] | Annotated[float, Field(allow_inf_nan=False)]
+_Positive = _Count | Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 
-def _kind(kind: Any) -> TypeAdapter[Any]:
-    return TypeAdapter(kind, config=ConfigDict(strict=True))
+def _strict(annotation: Any) -> TypeAdapter[Any]:
+    return TypeAdapter(annotation, config=ConfigDict(strict=True))
 
 
-_NUMBER = (_kind(_Number), "a number")
-_TEXT = (_kind(_Text), "text")
-_NAME = (_kind(_Name), "text")
-_NUMBERS = (_kind(Annotated[list[_Positive], Field(max_length=MOST_ITEMS)]), "a list of numbers")
-_TEXTS = (_kind(Annotated[list[_Text], Field(max_length=MOST_NOTES)]), "a list of texts")
-_TABLE = (_kind(Annotated[dict[str, Any], BeforeValidator(option)]), "a table")
-_LEDGER = (_kind(dict[str, Any]), "a table")
+# A validator, and what it expects in words.
+_NUMBER = (_strict(_Number), "a number")
+_TEXT = (_strict(_Text), "text")
+_NAME = (_strict(_Name), "text")
+_NUMBERS = (_strict(Annotated[list[_Positive], Field(max_length=MAX_ITEMS)]), "a list of numbers")
+_TEXTS = (_strict(Annotated[list[_Text], Field(max_length=MAX_NOTES)]), "a list of texts")
+_TABLE = (_strict(Annotated[dict[str, Any], BeforeValidator(bounded)]), "a table")
+_LEDGER = (_strict(dict[str, Any]), "a table")
 
 SUMMARY = {
     "algorithm": _NAME,
@@ -84,61 +85,69 @@ LEDGER = dict.fromkeys(("dim", "itemsize", "blocks", "upload_bytes", "upload_max
 LEDGER |= {"block_bytes": _NUMBERS}
 
 
-def summary(loaded: Mapping[str, Any], wrong: Wrong) -> dict[str, Any]:
-    """The facts of a summary that are of the right kind."""
-    earlier = {"carrier": "backend"}  # as it was called
-    kept = _checked({earlier.get(key, key): value for key, value in loaded.items()}, SUMMARY, "", wrong)
-    if "ledger" in kept:
-        kept["ledger"] = _checked(kept["ledger"], LEDGER, "ledger.", wrong)
+def summary(loaded: Mapping[str, Any], report: ReportProblem) -> dict[str, Any]:
+    """Return the values of a summary that have the right type.
+
+    Args:
+        loaded: The content of summary.json.
+        report: Called with a text about each value that is left out.
+    """
+    renamed = {"carrier": "backend"}  # keys of earlier versions
+    valid = _validate({renamed.get(key, key): value for key, value in loaded.items()}, SUMMARY, "", report)
+    if "ledger" in valid:
+        valid["ledger"] = _validate(valid["ledger"], LEDGER, "ledger.", report)
     for table in ("versions", "machine"):
-        if table in kept:
-            kept[table] = {k: v if isinstance(v, (int, float)) else str(v) for k, v in kept[table].items()}
-    return kept
+        if table in valid:
+            valid[table] = {k: v if isinstance(v, (int, float)) else str(v) for k, v in valid[table].items()}
+    return valid
 
 
-def _checked(
-    loaded: Mapping[str, Any], kinds: Mapping[str, tuple[TypeAdapter[Any], str]], prefix: str, wrong: Wrong
+def _validate(
+    loaded: Mapping[str, Any],
+    validators: Mapping[str, tuple[TypeAdapter[Any], str]],
+    prefix: str,
+    report: ReportProblem,
 ) -> dict[str, Any]:
-    kept = {}
-    for name, (kind, called) in kinds.items():
-        value = loaded.get(name)  # null is how a number that is none was written
+    valid = {}
+    for name, (validator, expected) in validators.items():
+        value = loaded.get(name)  # NaN and infinity were written as null
         if value is None:
             continue
         try:
-            kept[name] = kind.validate_python(value)
+            valid[name] = validator.validate_python(value)
         except ValidationError:
-            wrong(f"{prefix}{name} is not {called}, or too large: it is left out")
-    return kept
+            report(f"{prefix}{name} is not {expected}, or too large: it is left out")
+    return valid
 
 
-_ROW = _kind(Annotated[dict[_Name, float | _Number | None], Field(max_length=MOST_ENTRIES)])
-_ROUND = _kind(Annotated[int, Field(ge=0, lt=2**53)] | Annotated[float, Field(ge=0, lt=2**53)])
+_ROW = _strict(Annotated[dict[_Name, float | _Number | None], Field(max_length=MAX_ENTRIES)])
+_ROUND = _strict(Annotated[int, Field(ge=0, lt=2**53)] | Annotated[float, Field(ge=0, lt=2**53)])
 
 
 def row(loaded: Mapping[str, Any]) -> dict[str, float]:
-    """A row of metrics; null stands for what was not a number.
+    """Return a row of metrics, with NaN for null.
 
     Raises:
-        ValueError: it is none.
+        ValueError: it is not a row of metrics.
     """
-    read = _ROW.validate_python(loaded)
-    _ROUND.validate_python(read.get("round"))
-    return {name: float("nan") if value is None else value for name, value in read.items()}
+    valid = _ROW.validate_python(loaded)
+    _ROUND.validate_python(valid.get("round"))
+    return {name: float("nan") if value is None else value for name, value in valid.items()}
 
 
-_HOLDINGS = _kind(
-    tuple[list[_Name], Annotated[list[Annotated[list[_Whole], Field(min_length=1)]], Field(min_length=1)]]
+_LABEL_COUNTS = _strict(
+    tuple[list[_Name], Annotated[list[Annotated[list[_Count], Field(min_length=1)]], Field(min_length=1)]]
 )
 
 
-def holdings(loaded: Mapping[str, Any]) -> dict[str, Any]:
-    """How many examples of each label each client has.
+def label_counts(loaded: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the content of holdings.json: the names of the labels, and how many examples of each a client has.
 
     Raises:
-        ValueError: that is not what it says.
+        ValueError: it has another form.
     """
-    names, counts = _HOLDINGS.validate_python((loaded.get("classes"), loaded.get("counts")))
+    names, counts = _LABEL_COUNTS.validate_python((loaded.get("classes"), loaded.get("counts")))
     if len({len(count) for count in counts}) != 1:
-        raise ValueError("clients with more labels than others")
+        raise ValueError("counts: expected as many labels for each client")
     labels = len(counts[0])
     return {"classes": names if len(names) == labels else [str(k) for k in range(labels)], "counts": counts}

@@ -1,4 +1,4 @@
-"""Tables of `fedbcgd hours`."""
+"""The tables of `fedbcgd hours`."""
 
 import math
 from collections.abc import Sequence
@@ -8,6 +8,7 @@ from typing import Any
 from rich.table import Table
 from rich.text import Text
 
+from fedbcgd.display.metrics import accuracy_column
 from fedbcgd.display.progress import printable
 from fedbcgd.engine.run_folder import RunFolder
 from fedbcgd.errors import UserError
@@ -17,38 +18,55 @@ from fedbcgd.runs.bias import Lean
 from fedbcgd.runs.retiming import Tied, bias, check_target, configuration_of, hours, to_reach
 
 OWN = "own"
-Networks = dict[str, Network | str | None]  # by the name they are shown under; None: the run's own
+Networks = dict[str, Network | str | None]  # by shown name: a network, a profile, or None for the run's own
 
 
-def networks(folder: Path, names: str | None, csv: Path | None) -> Networks:
-    """Those asked for, with commas; by default the run's own, where it has one, and every profile. The user's measurements
-    come first, then the run's own network."""
-    place = RunFolder(folder)
+def select_networks(folder: Path, names: str | None, csv: Path | None) -> Networks:
+    """Return the networks to put a run on: measured links first, then the run's own network, then profiles.
+
+    Args:
+        folder: The folder of the run.
+        names: Names with commas between them; by default the run's own network, if it has one, and every profile.
+        csv: A file of measured links.
+
+    Raises:
+        UserError: none is named.
+    """
+    run = RunFolder(folder)
     if names is None:
-        own = place.config.exists() and configuration_of(place).network is not None
+        own = run.config.exists() and configuration_of(run).network is not None
         chosen = [*([OWN] if own else []), *PROFILES]
     else:
         chosen = [name.strip() for name in names.split(",") if name.strip()]
         chosen.sort(key=lambda name: name != OWN)
     if not chosen and csv is None:
-        raise UserError(f"--network: name at least one of {', '.join(PROFILES)}, or {OWN}; with commas between them")
+        raise UserError(f"--network: expected names with commas, of {', '.join((*PROFILES, OWN))}; got none")
     measured: Networks = {} if csv is None else {str(csv): Network(csv=str(csv))}
     return measured | {name: None if name == OWN else name for name in chosen}
 
 
-def measure(folder: Path, chosen: Networks, target: float | None) -> list[dict[str, Any]]:
-    """A row for each network: hours of the whole run, and to the target; or why there are none."""
+def measure_hours(folder: Path, chosen: Networks, target: float | None) -> list[dict[str, Any]]:
+    """Return a row for each network: hours of the whole run and to the target, or why there are none.
+
+    Args:
+        folder: The folder of the run.
+        chosen: From `select_networks`.
+        target: An accuracy; by default the best that the run reached.
+
+    Raises:
+        UserError: the run has no metrics yet, or no accuracy for a target.
+    """
     check_target(target)
     rows = RunFolder(folder).rows()
     if not rows:
-        raise UserError(f"{folder} has no metrics yet")
-    metric = next((m for m in ("test_accuracy", "validation_accuracy") if m in rows[-1]), None)
+        raise UserError(f"{folder}: expected metrics, got none yet; wait for the run's first evaluation")
+    metric = accuracy_column(rows[-1])
     if metric is None and target is not None:
-        raise UserError(f"--target: {folder} measured no accuracy; leave it out")
+        raise UserError(f"--target: expected a run with an accuracy, got {folder} without; leave it out")
     goal = target
     if metric is not None and target is None:
         goal = max((row[metric] for row in rows if math.isfinite(row.get(metric, math.nan))), default=None)
-    found = []
+    table = []
     for name, network in chosen.items():
         row: dict[str, Any] = {"network": name, "hours": None}
         try:
@@ -58,33 +76,37 @@ def measure(folder: Path, chosen: Networks, target: float | None) -> list[dict[s
                 row |= {"target": goal, "hours_to_target": to_reach(rows, at, metric, goal)}
         except Tied as why:
             row["why"] = str(why)
-        found.append(row)
-    return found
+        table.append(row)
+    return table
 
 
-def hours_table(found: Sequence[dict[str, Any]]) -> Table:
-    goal = next((row["target"] for row in found if "target" in row), None)
+def hours_table(rows: Sequence[dict[str, Any]]) -> Table:
+    """Return the rows of `measure_hours` as a table for the terminal."""
+    goal = next((row["target"] for row in rows if "target" in row), None)
     out = Table(title="on the clock of each network", title_justify="left")
     out.add_column("network")
     out.add_column("whole run", justify="right")
     if goal is not None:
         out.add_column(f"to accuracy {goal:.4f}", justify="right")
-    for row in found:
-        cells: list[Text | str] = [printable(row["network"]), "–" if row["hours"] is None else told(row["hours"])]
+    for row in rows:
+        cells: list[Text | str] = [
+            printable(row["network"]),
+            "–" if row["hours"] is None else format_hours(row["hours"]),
+        ]
         if goal is not None:
             reached = row.get("hours_to_target")
-            cells.append("–" if row["hours"] is None else "not reached" if reached is None else told(reached))
+            cells.append("–" if row["hours"] is None else "not reached" if reached is None else format_hours(reached))
         out.add_row(*cells)
     return out
 
 
-def told(hours: float) -> str:
-    """A time as a person would say it."""
+def format_hours(hours: float) -> str:
+    """Return a time in seconds or hours, as text."""
     return f"{hours * 3600:.3g} s" if hours < 1 / 60 else f"{hours:.3g} h"
 
 
 def bias_table(leans: Sequence[Lean], name: str) -> Table:
-    """Who served each block, by the speed of its uplink."""
+    """Return a table of which clients served each block, by the speed of their uplinks."""
     whose = "the own network" if name == OWN else name
     out = Table(title=printable(f"who served each block ({whose})"), title_justify="left")
     for column in ("block", "uploads", "different\nclients", "mean rank of uplinks\n(0 slowest, fair 0.5)"):
@@ -99,6 +121,6 @@ def bias_table(leans: Sequence[Lean], name: str) -> Table:
 
 
 def first_bias(folder: Path, chosen: Networks) -> tuple[str, list[Lean]]:
-    """Under the first of these networks: its name, and who served each block."""
+    """Return the name of the first network, and for each block which clients served it, by the links of that network."""
     name, network = next(iter(chosen.items()))
     return name, bias(folder, network)

@@ -1,4 +1,4 @@
-"""The page: one HTML file with everything in it, that opens without a network."""
+"""The page of runs: one self-contained HTML file."""
 
 import base64
 import hashlib
@@ -12,8 +12,8 @@ from typing import Any
 
 from fedbcgd.display.looks import Look
 from fedbcgd.files import as_json
-from fedbcgd.report.collect import Collector, Found, Problem
-from fedbcgd.report.groups import ASIDE, group
+from fedbcgd.report.collect import Collector, Problem, RunData
+from fedbcgd.report.groups import IGNORED_OPTIONS, group
 from fedbcgd.version import __version__
 
 SCRIPTS = ("base.js", "numbers.js", "chart.js", "panels.js", "tables.js", "main.js")
@@ -21,46 +21,59 @@ _FACTS = ("stopped", "seconds", "rounds", "finished", "command", "versions", "ma
 _LEDGER = ("dim", "itemsize", "blocks", "block_bytes", "upload_bytes", "upload_max_bytes", "refused", "lost")
 
 
-def write(places: Sequence[Path], path: Path) -> tuple[int, list[Problem]]:
-    """Write the page of these folders; how many runs are on it, and what could not be read."""
+def write(folders: Sequence[Path], path: Path) -> tuple[int, list[Problem]]:
+    """Write the page of these folders.
+
+    Args:
+        folders: Folders of runs, or folders that contain some.
+        path: The HTML file.
+
+    Returns:
+        The number of runs on the page, and the problems with the others.
+    """
     from fedbcgd.files import write_text
 
-    runs, problems = Collector(places).collect()
+    runs, problems = Collector(folders).collect()
     write_text(path, document(content(runs, problems)))
     return len(runs), problems
 
 
-def content(runs: Sequence[Found], problems: Sequence[Problem]) -> dict[str, Any]:
-    """Everything the page shows, as plain values."""
+def content(runs: Sequence[RunData], problems: Sequence[Problem]) -> dict[str, Any]:
+    """Return everything the page shows, as JSON values."""
     grouped = group(runs)
-    holdings: dict[str, dict[str, Any]] = {}
+    tables: dict[str, dict[str, Any]] = {}  # label counts, each once: runs often share them
     shown = []
     for run in runs:
-        key = _holdings_key(run)
-        if key and run.holdings:
-            holdings.setdefault(key, run.holdings)
-        shown.append(_run(run) | {"holdings": list(holdings).index(key) if key in holdings else None})
+        key = repr(run.label_counts)
+        if run.label_counts:
+            tables.setdefault(key, run.label_counts)
+        shown.append(_run(run) | {"label_counts": list(tables).index(key) if key in tables else None})
     return {
         "version": __version__,
-        "aside": sorted(ASIDE),
+        "ignored_options": sorted(IGNORED_OPTIONS),
         "tasks": list(grouped.tasks),
         "groups": [
             {"task": g.task, "name": g.name, "algorithm": g.algorithm, "look": _look(g.look), "runs": list(g.runs)}
             for g in grouped.groups
         ],
         "runs": shown,
-        "holdings": list(holdings.values()),
+        "label_counts": list(tables.values()),
         "problems": [{"where": p.where, "what": p.what} for p in problems],
     }
 
 
 def document(data: dict[str, Any], watch: bool = False) -> str:
-    """The page as HTML. Nothing in `data` is ever read as markup: it travels as JSON, and the script only sets text."""
+    """Return the page as HTML. Nothing in `data` is read as markup: it is JSON, and the script only sets text.
+
+    Args:
+        data: From `content`.
+        watch: Whether the page asks its server for changes.
+    """
     style, script = _part("page.css"), "\n".join(_part(name) for name in SCRIPTS)
-    reach = "'self'" if watch else "'none'"
+    connect = "'self'" if watch else "'none'"
     policy = (
         f"default-src 'none'; base-uri 'none'; form-action 'none'; img-src data:; "
-        f"style-src {_digest(style)}; script-src {_digest(script)}; connect-src {reach}"
+        f"style-src {_digest(style)}; script-src {_digest(script)}; connect-src {connect}"
     )
     filled = {
         "POLICY": html.escape(policy),
@@ -69,10 +82,11 @@ def document(data: dict[str, Any], watch: bool = False) -> str:
         "SCRIPT": script,
         "DATA": as_script(data | {"watch": watch}),
     }
-    return re.sub(r"\{\{([A-Z]+)\}\}", lambda found: filled[found[1]], _part("page.html"))
+    return re.sub(r"\{\{([A-Z]+)\}\}", lambda match: filled[match[1]], _part("page.html"))
 
 
 def title(data: dict[str, Any]) -> str:
+    """Return the title of the page."""
     names = data["tasks"]
     if not names:
         return "fedbcgd: no runs yet"
@@ -80,7 +94,7 @@ def title(data: dict[str, Any]) -> str:
 
 
 def as_script(data: Any) -> str:
-    """JSON that can stand inside a script element: no character of it can end that element or begin a comment."""
+    """Return JSON that is safe inside a script element: nothing in it can end the element or begin a comment."""
     text = as_json(data)
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
@@ -97,11 +111,11 @@ def _look(look: Look) -> dict[str, Any]:
     return {"colour": look.colour, "dark": look.dark, "dash": list(look.dash), "marker": look.marker}
 
 
-def _run(run: Found) -> dict[str, Any]:
+def _run(run: RunData) -> dict[str, Any]:
     columns = dict.fromkeys(key for row in run.rows for key in row)
     ledger = run.summary.get("ledger", {"block_bytes": run.block_bytes})
     return {
-        "place": run.place,
+        "folder": run.folder,
         "algorithm": run.algorithm,
         "seed": run.seed,
         "status": run.status,
@@ -116,9 +130,5 @@ def _run(run: Found) -> dict[str, Any]:
 
 
 def _short(value: float) -> float:
-    """Seven digits are more than a picture or a table shows."""
+    """Round to seven digits, more than a chart or a table shows."""
     return float(f"{value:.7g}") if isinstance(value, float) and math.isfinite(value) else value
-
-
-def _holdings_key(run: Found) -> str:
-    return "" if run.holdings is None else repr(run.holdings)

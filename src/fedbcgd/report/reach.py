@@ -1,4 +1,4 @@
-"""What it took each algorithm to reach one accuracy: rounds, upload, and hours under each network."""
+"""The cost of reaching an accuracy: rounds, upload, and hours under each network, by algorithm."""
 
 import logging
 import math
@@ -9,12 +9,13 @@ from typing import Any
 
 from rich.table import Table
 
+from fedbcgd.display.metrics import accuracy_column
 from fedbcgd.display.progress import printable
 from fedbcgd.engine.loop import Outcome
 from fedbcgd.engine.run_folder import RunFolder
 from fedbcgd.errors import UserError
 from fedbcgd.network.profiles import PROFILES
-from fedbcgd.report.network import told
+from fedbcgd.report.network import format_hours
 from fedbcgd.runs.retiming import check_target, hours, to_reach
 
 log = logging.getLogger("fedbcgd")
@@ -25,10 +26,16 @@ Outcomes = Mapping[str, dict[int, Outcome]]  # by algorithm and seed
 def rows(
     outcomes: Outcomes, folder: Path, target: float | None = None, say: Callable[[str], None] = log.warning
 ) -> list[dict[str, Any]]:
-    """A row for each run. Without a target: the highest accuracy that every run reached. What diverged reached nothing.
-    `say` is told why a run has no hours."""
+    """Return a row for each run; a run that diverged reached nothing.
+
+    Args:
+        outcomes: By algorithm and seed.
+        folder: The folder of the comparison.
+        target: An accuracy; by default the highest that every run reached.
+        say: Called with the reason why a run has no hours.
+    """
     check_target(target)
-    metric = accuracy(outcomes)
+    metric = common_accuracy(outcomes)
     runs = [o for group in outcomes.values() for o in group.values() if o.rows and not o.diverged]
     if metric is None or not runs:
         return []
@@ -37,14 +44,14 @@ def rows(
     out = []
     for name, group in outcomes.items():
         for seed, o in group.items():
-            place = folder / name / f"seed-{seed}"
+            run = folder / name / f"seed-{seed}"
             cost: dict[str, Any] = {
                 name: to_reach(o.rows, [row.get(column, math.nan) for row in o.rows], metric, goal)
                 for name, column in (("rounds", "round"), ("upload_d", "upload_d"), ("upload_bytes", "upload_bytes"))
             }
-            if RunFolder(place).traffic.exists():  # a run of earlier days has no record
+            if RunFolder(run).traffic.exists():  # runs of earlier versions have none
                 try:
-                    times = {profile: hours(place, profile) for profile in PROFILES}
+                    times = {profile: hours(run, profile) for profile in PROFILES}
                     cost |= {f"hours_{p}": to_reach(o.rows, at, metric, goal) for p, at in times.items()}
                 except UserError as why:
                     say(str(why))
@@ -56,16 +63,14 @@ def rows(
     return out
 
 
-def accuracy(outcomes: Outcomes) -> str | None:
-    """The accuracy that these runs measured; None if they measured none."""
-    measured = [o.rows[0] for group in outcomes.values() for o in group.values() if o.rows]
-    return next(
-        (m for m in ("test_accuracy", "validation_accuracy") if measured and all(m in r for r in measured)), None
-    )
+def common_accuracy(outcomes: Outcomes) -> str | None:
+    """Return the accuracy that all these runs measured; None if there is none."""
+    columns = [set(o.rows[0]) for group in outcomes.values() for o in group.values() if o.rows]
+    return accuracy_column(set.intersection(*columns)) if columns else None
 
 
 def table(reached: Sequence[Mapping[str, Any]]) -> Table:
-    """Means over the seeds; where not every seed arrived, how many did."""
+    """Return a table for the terminal: means over seeds, or how many seeds reached the target if not all did."""
     out = Table(title=f"to reach accuracy {reached[0]['target']:.4f} (mean over seeds)", title_justify="left")
     out.add_column("algorithm", no_wrap=True)
     keys = [
@@ -88,10 +93,10 @@ def _title(key: str) -> str:
 def _cell(key: str, values: Sequence[float | None]) -> str:
     if not values:
         return "–"
-    there = [v for v in values if v is not None]
-    if len(there) < len(values):
-        return f"{len(there)} of {len(values)} runs"
-    mean = statistics.fmean(there)
+    reached = [v for v in values if v is not None]
+    if len(reached) < len(values):
+        return f"{len(reached)} of {len(values)} runs"
+    mean = statistics.fmean(reached)
     if key.startswith("hours_"):
-        return told(mean)
+        return format_hours(mean)
     return {"rounds": f"{mean:.0f}", "upload_d": f"{mean:.2f}", "upload_bytes": f"{mean / 1e6:.1f}"}[key]

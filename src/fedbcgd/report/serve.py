@@ -1,4 +1,4 @@
-"""The page on loopback, refreshed while runs go on."""
+"""A server of the page on loopback, which refreshes it while runs go on."""
 
 import hashlib
 import io
@@ -17,105 +17,121 @@ from fedbcgd.report.collect import Collector
 from fedbcgd.report.page import as_script, content, document
 
 LOOPBACK = "127.0.0.1"
-MOST_CONNECTIONS = 32  # at a time; one more is told so and closed
-MOST_HEAD = 1 << 14  # bytes of a request
-REQUEST_SECONDS = 10.0  # for the whole of a request to arrive
-ANSWER_SECONDS = 300.0  # for the whole of an answer to be taken
+MAX_CONNECTIONS = 32  # at a time; further ones get status 503
+MAX_REQUEST_BYTES = 1 << 14  # bytes of a request
+REQUEST_SECONDS = 10.0  # for a whole request to arrive
+RESPONSE_SECONDS = 300.0  # for a whole response to be read
 
 
 class PageServer(ThreadingHTTPServer):
-    """Serves `/`, the page, and `/data.json`, what it shows now; to this machine alone."""
+    """Serves `/`, the page, and `/data.json`, its current data, to this machine alone.
+
+    Args:
+        folders: Folders of runs, or folders that contain some.
+        port: The port; 0 for a free one.
+
+    Raises:
+        UserError: the port cannot be used.
+    """
 
     daemon_threads = True
 
-    def __init__(self, places: Sequence[Path], port: int = 0):
-        self._collector = Collector(places)
+    def __init__(self, folders: Sequence[Path], port: int = 0):
+        self._collector = Collector(folders)
         self._lock = threading.Lock()
-        self._free = threading.Semaphore(MOST_CONNECTIONS)
+        self._free = threading.Semaphore(MAX_CONNECTIONS)
         try:
             super().__init__((LOOPBACK, port), _Handler)
         except OSError as error:
-            raise UserError(f"--port {port}: {error.strerror}; without it a free one is chosen") from None
+            raise UserError(
+                f"--port {port}: {error.strerror}; choose another, or leave it out for a free one"
+            ) from None
 
     @property
     def address(self) -> str:
+        """The URL of the page."""
         return f"http://{LOOPBACK}:{self.server_address[1]}/"
 
     def content(self) -> dict[str, Any]:
+        """Return what the page shows now."""
         with self._lock:
             runs, problems = self._collector.collect()
             return content(runs, problems)
 
     def process_request(self, request: Any, client_address: Any) -> None:
+        """Handle a connection in a thread, or refuse it if there are too many."""
         if self._free.acquire(blocking=False):
             super().process_request(request, client_address)
             return
         try:
             request.setblocking(False)
             request.send(b"HTTP/1.0 503 Service Unavailable\r\nRetry-After: 2\r\n\r\ntoo many connections\n")
-            request.recv(MOST_HEAD)  # closed with something unread, the answer would be lost
+            request.recv(MAX_REQUEST_BYTES)  # closing with unread bytes would lose the response
         except OSError:
             pass
         self.shutdown_request(request)
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
+        """Handle a connection, then free its place."""
         try:
             super().process_request_thread(request, client_address)
         finally:
             self._free.release()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
+        """Print an unexpected error; a browser that closes its connection is none."""
         if not isinstance(sys.exc_info()[1], OSError):
-            super().handle_error(request, client_address)  # a reader that goes away is no error
+            super().handle_error(request, client_address)
 
 
 class _Handler(BaseHTTPRequestHandler):
     server: PageServer
     server_version = "fedbcgd"
     sys_version = ""
-    default_request_version = "HTTP/1.0"  # a line that is no request is answered with a status too
-    request_version, requestline, command = default_request_version, "", ""  # of a request that is not read to its end
+    # Defaults for requests that are malformed or not read to the end: they get a status line too.
+    default_request_version = "HTTP/1.0"
+    request_version, requestline, command = default_request_version, "", ""
 
     def handle(self) -> None:
-        """Read the whole request within its time and size, then answer it; there is one per connection."""
+        """Read one request within its limits of time and size, and respond to it."""
         try:
             head = _head(self.connection)
         except TimeoutError:
-            self._answer(408, "text/plain", b"the request took too long\n")
+            self._respond(408, "text/plain", b"the request took too long\n")
             return
-        if len(head) > MOST_HEAD:
-            self._answer(431, "text/plain", b"the request is too long\n")
+        if len(head) > MAX_REQUEST_BYTES:
+            self._respond(431, "text/plain", b"the request is too long\n")
             return
-        self.connection.settimeout(ANSWER_SECONDS)
+        self.connection.settimeout(RESPONSE_SECONDS)
         self.rfile = io.BytesIO(head)
         self.handle_one_request()
 
     def do_GET(self) -> None:
-        # A page from elsewhere may point a name of its own at this machine; only these two names are ours.
+        # DNS rebinding: another site's name may resolve to this machine, so only these two hosts are accepted.
         port = self.server.server_address[1]
         if self.headers.get("Host") not in (f"{LOOPBACK}:{port}", f"localhost:{port}"):
-            self._answer(403, "text/plain", b"this server answers on loopback alone\n")
+            self._respond(403, "text/plain", b"this server answers on loopback alone\n")
             return
         path = self.path.partition("?")[0]
         try:
             if path == "/":
                 page = document(self.server.content(), watch=True)
-                answer: Any = (200, "text/html; charset=utf-8", page.encode())
+                response: Any = (200, "text/html; charset=utf-8", page.encode())
             elif path == "/data.json":
                 body = as_script(self.server.content()).encode()
                 tag = f'"{hashlib.sha256(body).hexdigest()[:20]}"'
                 same = self.headers.get("If-None-Match") == tag
-                answer = (304, "", b"", tag) if same else (200, "application/json", body, tag)
+                response = (304, "", b"", tag) if same else (200, "application/json", body, tag)
             else:
-                answer = (404, "text/plain", b"there is / and /data.json\n")
-        except UserError as error:  # such as a folder that has been taken away
-            answer = (503, "text/plain; charset=utf-8", f"{shorten(str(error))}\n".encode())
-        except Exception as error:  # the page says it, where a connection that breaks off would say nothing
-            said = shorten(f"the page cannot be made: {type(error).__name__}: {error}")
-            answer = (500, "text/plain; charset=utf-8", f"{said}\n".encode())
-        self._answer(*answer)
+                response = (404, "text/plain", b"not found; this server has / and /data.json\n")
+        except UserError as error:  # such as a folder that was removed
+            response = (503, "text/plain; charset=utf-8", f"{shorten(str(error))}\n".encode())
+        except Exception as error:  # the browser shows it; a closed connection would show nothing
+            text = shorten(f"the page cannot be made: {type(error).__name__}: {error}")
+            response = (500, "text/plain; charset=utf-8", f"{text}\n".encode())
+        self._respond(*response)
 
-    def _answer(self, code: int, kind: str, body: bytes, tag: str = "") -> None:
+    def _respond(self, code: int, kind: str, body: bytes, tag: str = "") -> None:
         self.send_response(code)
         if kind:
             self.send_header("Content-Type", kind)
@@ -132,20 +148,20 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 def _head(connection: socket.socket) -> bytes:
-    """A request up to its empty line, or as much of it as there is; more than MOST_HEAD bytes if it is too long.
+    """Read a request up to its empty line, or to the end of the connection; stop after MAX_REQUEST_BYTES bytes.
 
     Raises:
-        TimeoutError: it is not there in time, however steadily it arrives.
+        TimeoutError: it did not arrive within REQUEST_SECONDS.
     """
-    ends = time.monotonic() + REQUEST_SECONDS
+    deadline = time.monotonic() + REQUEST_SECONDS
     head = b""
-    while b"\r\n\r\n" not in head and len(head) <= MOST_HEAD:
-        left = ends - time.monotonic()
+    while b"\r\n\r\n" not in head and len(head) <= MAX_REQUEST_BYTES:
+        left = deadline - time.monotonic()
         if left <= 0:
             raise TimeoutError
         connection.settimeout(left)
-        some = connection.recv(4096)
-        if not some:
+        chunk = connection.recv(4096)
+        if not chunk:
             break
-        head += some
+        head += chunk
     return head

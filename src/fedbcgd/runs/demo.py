@@ -12,7 +12,7 @@ from fedbcgd.data import dirichlet, fashion_mnist, label_counts, split
 from fedbcgd.data.embedded import CLASSES
 from fedbcgd.display import plots
 from fedbcgd.display import tables as runs
-from fedbcgd.display.progress import watch
+from fedbcgd.display.progress import progress_display
 from fedbcgd.files import as_csv, write_text
 from fedbcgd.models import LeNet5
 from fedbcgd.simulation import Interrupted, Result, simulate
@@ -46,14 +46,14 @@ def run(budget: float, seed: int, folder: Path) -> dict[str, Result]:
     train, test = fashion_mnist()
     labels = train.labels.numpy()
     parts = dirichlet(labels, CLIENTS, RHO, seed)
-    plots.holdings(label_counts(labels, parts), folder / "holdings.png", CLASSES, f"Dirichlet {RHO}, seed {seed}")
+    plots.label_counts(label_counts(labels, parts), folder / "holdings.png", CLASSES, f"Dirichlet {RHO}, seed {seed}")
     clients = split(train, parts)
     with torch.random.fork_rng([]):
         torch.manual_seed(seed)
         model = LeNet5(len(CLASSES), (1, 28, 28))
     results: dict[str, Result] = {}
     try:
-        with watch(list(ALGORITHMS)) as shown:
+        with progress_display(list(ALGORITHMS)) as shown:
             for k, (name, options) in enumerate(ALGORITHMS.items()):
                 shown.begin(k)
                 algorithm = make_algorithm(name, **LOCAL, **options)

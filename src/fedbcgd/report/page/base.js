@@ -1,5 +1,5 @@
 "use strict";
-/* What everything else stands on: the data, the user's choices, and elements made without a word of markup. */
+/* The basis of the page: its data, the user's choices, and functions that make elements without parsing markup. */
 
 let DATA = JSON.parse(document.getElementById("data").textContent);
 
@@ -11,16 +11,16 @@ const state = {
   logX: false,
   logY: false,
   seeds: false,
-  hidden: new Set(), // places of runs
-  target: null, // null: what every finished run holds at its end
+  hidden: new Set(), // folders of runs
+  target: null, // null: the value that every finished run ends with
   uplink: 1, // Mbit/s
-  latency: 0, // s a round
-  minibatch: 0, // ms
-  holdings: 0,
-  open: new Set(), // what is unfolded
+  latency: 0, // seconds a round
+  minibatch: 0, // milliseconds
+  labelCounts: 0,
+  open: new Set(), // keys of unfolded details
 };
 
-/* What an emptied field goes back to. */
+/* Values that replace an invalid or empty field. */
 const DEFAULTS = { target: state.target, uplink: state.uplink, latency: state.latency, minibatch: state.minibatch };
 
 const SVG = "http://www.w3.org/2000/svg";
@@ -33,7 +33,7 @@ function svg(tag, attributes, ...children) {
   return fill(document.createElementNS(SVG, tag), attributes, children);
 }
 
-/* Text stays text: children are nodes or become text nodes, so nothing from a run folder is read as markup. */
+/* Children are nodes or become text nodes, so nothing from a run folder is read as markup. */
 function fill(node, attributes, children) {
   for (const [name, value] of Object.entries(attributes || {})) {
     if (value === null || value === undefined || value === false) continue;
@@ -51,13 +51,14 @@ function fill(node, attributes, children) {
 
 const byId = (id) => document.getElementById(id);
 
-let saying = 0;
+let announcing = 0;
 
-function say(text) {
-  const place = byId("said");
-  place.textContent = "";
-  clearTimeout(saying); // what was to be said before is out of date
-  saying = setTimeout(() => (place.textContent = text), 60); // the same words twice are said twice
+/* Have a screen reader read a text. */
+function announce(text) {
+  const region = byId("announcement");
+  region.textContent = "";
+  clearTimeout(announcing); // the text before is out of date
+  announcing = setTimeout(() => (region.textContent = text), 60); // after a change, so that the same text is read again
 }
 
 function look(group) {
@@ -70,7 +71,7 @@ function unfold(key, summary, ...children) {
   return details;
 }
 
-/* A labelled field; `id` keeps the focus when everything is drawn again. */
+/* A labelled field; its `id` keeps the focus when the page is redrawn. */
 function field(id, label, control, note) {
   control.id = id;
   return el("div", { class: "field" }, el("label", { for: id }, label), control, note ? el("span", { class: "note" }, note) : null);
@@ -88,7 +89,7 @@ function tick(id, label, checked, onchange) {
   return el("label", { class: "tick", for: id }, box, el("span", {}, label));
 }
 
-/* One of several, as a row of buttons that arrow keys walk through. */
+/* A choice of one of several, as a row of buttons that arrow keys move through. */
 function segments(name, legend, options, value, onchange) {
   const set = el("fieldset", { class: "segments" }, el("legend", {}, legend));
   for (const [key, text] of options) {
@@ -112,7 +113,7 @@ async function copy(text, what) {
     done = document.execCommand("copy");
     area.remove();
   }
-  say(done ? what + " copied" : "Copying is not allowed here: mark the table and copy it by hand");
+  announce(done ? what + " copied" : "Copying is not allowed here: select the table and copy it by hand");
   return done;
 }
 

@@ -1,4 +1,4 @@
-/* Lines over an axis: drawn as SVG, read with the pointer or the arrow keys. */
+/* Line charts: drawn as SVG, read with the pointer or the arrow keys. */
 
 const MARKS = {
   o: (s) => `M${-s},0a${s},${s} 0 1,0 ${2 * s},0a${s},${s} 0 1,0 ${-2 * s},0Z`,
@@ -33,7 +33,7 @@ function polygon(n, s, inner = 0, turn = 0) {
 const mark = (group, x, y, s = 3.6) => svg("path", { d: MARKS[group.look.marker](s), transform: `translate(${x.toFixed(1)},${y.toFixed(1)})`, class: "mark" });
 const dash = (group, width) => (group.look.dash.length ? group.look.dash.map((d) => d * width).join(" ") : null);
 
-/* The line of a group, small: for legends. */
+/* A short piece of a group's line, for legends. */
 function swatch(group) {
   return svg(
     "svg",
@@ -72,14 +72,15 @@ function ticks(low, high, count, log) {
   return out;
 }
 
-function tickText(v) {
+function tickLabel(v) {
   const size = Math.abs(v);
   if (size >= 1e6) return short(v / 1e6, 3) + " M";
   if (size >= 1e4) return short(v / 1e3, 3) + " k";
   return short(v, 3);
 }
 
-/* lines: [{group, points, thin, alone}]; thin ones are read only where their group has no other. Returns an element that reads itself aloud and answers to arrow keys. */
+/* lines: [{group, points, thin, alone}]; thin ones can be read only if their group has no other. Returns an element that
+   announces its values and responds to arrow keys. */
 function lineChart(id, lines, { xLabel, yLabel, logX, logY, goal, width }) {
   const all = lines.flatMap((l) => l.points).filter((p) => (!logX || p.x > 0) && (!logY || p.y > 0));
   if (!all.length) return el("p", { class: "empty" }, "Nothing to draw yet: no run that is shown has this metric.");
@@ -102,50 +103,50 @@ function lineChart(id, lines, { xLabel, yLabel, logX, logY, goal, width }) {
   const inside = (p) => (!logX || p.x > 0) && (!logY || p.y > 0);
   const root = svg("svg", { viewBox: `0 0 ${width} ${height}`, width, height, class: "chart", "aria-hidden": "true" });
   const grid = svg("g", { class: "grid" });
-  const words = svg("g", { class: "words" });
+  const labels = svg("g", { class: "words" });
   for (const v of ticks(y0, y1, 6, logY)) {
     grid.append(svg("line", { x1: edge.left, x2: width - edge.right, y1: Y(v), y2: Y(v) }));
-    words.append(svg("text", { x: edge.left - 8, y: Y(v) + 4, "text-anchor": "end" }, tickText(v)));
+    labels.append(svg("text", { x: edge.left - 8, y: Y(v) + 4, "text-anchor": "end" }, tickLabel(v)));
   }
   for (const v of ticks(x0, x1, width < 500 ? 4 : 8, logX)) {
     grid.append(svg("line", { x1: X(v), x2: X(v), y1: edge.top, y2: height - edge.bottom }));
-    words.append(svg("text", { x: X(v), y: height - edge.bottom + 18, "text-anchor": "middle" }, tickText(v)));
+    labels.append(svg("text", { x: X(v), y: height - edge.bottom + 18, "text-anchor": "middle" }, tickLabel(v)));
   }
-  words.append(svg("text", { x: (edge.left + width - edge.right) / 2, y: height - 6, "text-anchor": "middle", class: "axis" }, xLabel));
-  root.append(grid, words);
+  labels.append(svg("text", { x: (edge.left + width - edge.right) / 2, y: height - 6, "text-anchor": "middle", class: "axis" }, xLabel));
+  root.append(grid, labels);
   if (Number.isFinite(goal)) {
     root.append(svg("line", { class: "goal", x1: edge.left, x2: width - edge.right, y1: Y(goal), y2: Y(goal) }));
     root.append(svg("text", { class: "goal-word", x: edge.left + 6, y: Y(goal) - 5 }, "target " + short(goal)));
   }
   for (const { group, points, thin } of lines) {
-    const kept = points.filter(inside);
-    if (!kept.length) continue;
+    const visible = points.filter(inside);
+    if (!visible.length) continue;
     const g = svg("g", { class: "look" + (thin ? " thin" : ""), css: look(group), "data-group": group.name });
-    const banded = thin ? [] : kept.filter((p) => p.sd > 0);
+    const banded = thin ? [] : visible.filter((p) => p.sd > 0);
     if (banded.length > 1) {
       const upper = banded.map((p) => `${X(p.x).toFixed(1)},${Y(p.y + p.sd).toFixed(1)}`);
       const lower = banded.map((p) => `${X(p.x).toFixed(1)},${Y(logY ? Math.max(p.y - p.sd, y0) : p.y - p.sd).toFixed(1)}`).reverse();
       g.append(svg("polygon", { class: "band", points: upper.concat(lower).join(" ") }));
     }
-    const path = kept.map((p, i) => (i ? "L" : "M") + X(p.x).toFixed(1) + "," + Y(p.y).toFixed(1)).join("");
+    const path = visible.map((p, i) => (i ? "L" : "M") + X(p.x).toFixed(1) + "," + Y(p.y).toFixed(1)).join("");
     g.append(svg("path", { class: "line", d: path, "stroke-dasharray": thin ? null : dash(group, 2) }));
-    if (!thin || kept.length < 3) for (const p of apart(kept, X, Y, (width - edge.left) / 8)) g.append(mark(group, X(p.x), Y(p.y)));
+    if (!thin || visible.length < 3) for (const p of apart(visible, X, Y, (width - edge.left) / 8)) g.append(mark(group, X(p.x), Y(p.y)));
     root.append(g);
   }
   return withCursor(id, root, lines.filter((l) => (!l.thin || l.alone) && l.points.some(inside)), { X, Y, edge, width, height, xLabel, yLabel, inside });
 }
 
-/* Points that stand at least so many pixels apart along the line. */
+/* Points at least `distance` pixels apart along the line. */
 function apart(points, X, Y, distance) {
   const out = [];
-  let gone = distance / 2;
+  let travelled = distance / 2;
   let last = points[0];
   for (const p of points) {
-    gone += Math.hypot(X(p.x) - X(last.x), Y(p.y) - Y(last.y));
+    travelled += Math.hypot(X(p.x) - X(last.x), Y(p.y) - Y(last.y));
     last = p;
-    if (gone >= distance) {
+    if (travelled >= distance) {
       out.push(p);
-      gone = 0;
+      travelled = 0;
     }
   }
   return out.length ? out : [points[points.length - 1]];
@@ -157,16 +158,16 @@ function withCursor(id, root, lines, at) {
   const dots = svg("g", {});
   root.append(cursor, dots);
   const tip = el("div", { class: "tip", hidden: true, "aria-hidden": "true" });
-  const label = `${at.yLabel} over ${at.xLabel}: ${lines.map((l) => l.group.name).join(", ")}. Arrow keys read the values; the numbers stand in a table below.`;
+  const label = `${at.yLabel} over ${at.xLabel}: ${lines.map((l) => l.group.name).join(", ")}. Arrow keys read the values; a table below has the numbers.`;
   const box = el("div", { class: "plot", id, tabindex: 0, role: "application", "aria-roledescription": "chart", "aria-label": label }, root, tip);
-  const places = [...new Set(lines.flatMap((l) => l.points.filter(at.inside).map((p) => p.x)))].sort((a, b) => a - b);
+  const positions = [...new Set(lines.flatMap((l) => l.points.filter(at.inside).map((p) => p.x)))].sort((a, b) => a - b);
   let now = -1;
 
   function show(x, aloud) {
-    if (x === undefined) return; // there are thin lines alone
+    if (x === undefined) return; // no line can be read
     const rows = lines
       .map(({ group, points }) => ({ group, point: lastBefore(points.filter(at.inside), x) }))
-      .filter((r) => r.point) // a line that has ended before, or not begun, has no value here
+      .filter((r) => r.point) // a line that ends before x or begins after it has no value here
       .sort((a, b) => b.point.y - a.point.y);
     cursor.setAttribute("x1", X(x));
     cursor.setAttribute("x2", X(x));
@@ -181,7 +182,7 @@ function withCursor(id, root, lines, at) {
     const shift = box.clientWidth / width;
     const left = X(x) * shift;
     tip.style.left = (left > box.clientWidth / 2 ? Math.max(0, left - tip.offsetWidth - 14) : Math.min(box.clientWidth - tip.offsetWidth, left + 14)) + "px";
-    if (aloud) say(`${at.xLabel} ${short(x)}: ` + rows.map(({ group, point }) => `${group.name} ${value(point)}`).join(", "));
+    if (aloud) announce(`${at.xLabel} ${short(x)}: ` + rows.map(({ group, point }) => `${group.name} ${value(point)}`).join(", "));
   }
 
   function hide() {
@@ -193,8 +194,8 @@ function withCursor(id, root, lines, at) {
   box.addEventListener("pointermove", (event) => {
     const rect = root.getBoundingClientRect();
     const x = X.back(((event.clientX - rect.left) * width) / rect.width);
-    now = nearest(places, x);
-    show(places[now], false);
+    now = nearest(positions, x);
+    show(positions[now], false);
   });
   box.addEventListener("pointerleave", hide);
   box.addEventListener("blur", hide);
@@ -202,11 +203,11 @@ function withCursor(id, root, lines, at) {
     const step = { ArrowRight: 1, ArrowLeft: -1, PageDown: 10, PageUp: -10 }[event.key];
     if (event.key === "Escape") return hide();
     if (event.key === "Home") now = 0;
-    else if (event.key === "End") now = places.length - 1;
-    else if (step) now = Math.min(places.length - 1, Math.max(0, now < 0 ? (step > 0 ? 0 : places.length - 1) : now + step));
+    else if (event.key === "End") now = positions.length - 1;
+    else if (step) now = Math.min(positions.length - 1, Math.max(0, now < 0 ? (step > 0 ? 0 : positions.length - 1) : now + step));
     else return undefined;
     event.preventDefault();
-    show(places[now], true);
+    show(positions[now], true);
     return undefined;
   });
   return box;
@@ -214,7 +215,7 @@ function withCursor(id, root, lines, at) {
 
 function lastBefore(points, x) {
   if (!points.length || points[points.length - 1].x < x * (1 - 1e-9)) return null;
-  return points.reduce((kept, p) => (p.x <= x * (1 + 1e-9) ? p : kept), null);
+  return points.reduce((last, p) => (p.x <= x * (1 + 1e-9) ? p : last), null);
 }
 
 function nearest(sorted, x) {

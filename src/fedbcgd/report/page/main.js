@@ -1,11 +1,11 @@
-/* Putting it together: themes, drawing again without losing the focus, and the refresh while runs go on. */
+/* The whole page: themes, redrawing without losing the focus, and refreshing while runs go on. */
 
 const THEMES = ["auto", "light", "dark"];
 let theme = "auto";
 try {
   theme = THEMES.includes(localStorage.getItem("fedbcgd-theme")) ? localStorage.getItem("fedbcgd-theme") : "auto";
 } catch {
-  /* not every browser lets a file keep anything */
+  /* some browsers have no storage for local files */
 }
 const darkness = matchMedia("(prefers-color-scheme: dark)");
 
@@ -20,22 +20,22 @@ byId("theme").addEventListener("click", () => {
   try {
     localStorage.setItem("fedbcgd-theme", theme);
   } catch {
-    /* then it holds until the page is closed */
+    /* the choice lasts until the page is closed */
   }
   applyTheme();
   draw();
-  say(byId("theme").textContent);
+  announce(byId("theme").textContent);
 });
 darkness.addEventListener("change", () => (applyTheme(), draw()));
 
-let trouble = ""; // what the server says that it cannot do now
+let serverProblem = ""; // why the server cannot update the page
 
 function problems() {
-  const stale = trouble ? el("section", { class: "card problem", "aria-labelledby": "trouble-heading" }, el("h2", { id: "trouble-heading" }, "This page is not up to date"), el("p", {}, trouble)) : null;
-  return [stale, unread()].filter(Boolean);
+  const stale = serverProblem ? el("section", { class: "card problem", "aria-labelledby": "stale-heading" }, el("h2", { id: "stale-heading" }, "This page is not up to date"), el("p", {}, serverProblem)) : null;
+  return [stale, readingProblems()].filter(Boolean);
 }
 
-function unread() {
+function readingProblems() {
   if (!DATA.problems.length) return null;
   return el(
     "section",
@@ -53,48 +53,49 @@ function lead() {
   return `${runs} ${runs > 1 ? "runs" : "run"}: ` + Object.entries(counts).map(([s, n]) => `${n} ${s}`).join(", ") + ".";
 }
 
-/* One part that cannot be drawn takes none of the others with it. */
+/* An error in one section is shown in its place; the others are drawn. */
 function guarded(name, make) {
   try {
     return make();
   } catch (error) {
     console.warn(error);
-    return el("section", { class: "card problem", "aria-labelledby": name + "-heading" }, el("h2", { id: name + "-heading" }, capital(name)), el("p", {}, `This part cannot be drawn from what the folders say: ${error.message}`));
+    return el("section", { class: "card problem", "aria-labelledby": name + "-heading" }, el("h2", { id: name + "-heading" }, capital(name)), el("p", {}, `This part cannot be drawn from these folders: ${error.message}`));
   }
 }
 
-/* The field whose text or slider is being changed and has not been committed yet: nothing is put into it. */
+/* The field that the user is changing: redrawing does not touch its value. */
 let busy = null;
 document.addEventListener("input", (event) => (busy = ["number", "range"].includes(event.target.type) ? event.target : null), true);
 document.addEventListener("change", () => (busy = null), true);
 document.addEventListener("focusout", () => (busy = null), true);
 
-/* Puts new content into a place, around the field that has the focus if it is there again: that one is never taken out of the
-   page, so a caret, a drag and an open list survive. */
-function put(place, parts) {
+/* Replaces the content of an element. If the focused field is in the new content too, it is never removed from the page, so
+   that its caret, a drag and an open list survive. */
+function replaceContent(container, parts) {
   const fresh = el("div", {}, ...parts);
-  const kept = document.activeElement;
-  const twin = kept && kept.id && place.contains(kept) && ["number", "range", "select-one"].includes(kept.type) ? fresh.querySelector("#" + CSS.escape(kept.id)) : null;
-  if (twin && kept.type === twin.type) graft(place, fresh, kept, twin);
-  else place.replaceChildren(...fresh.childNodes);
+  const focused = document.activeElement;
+  const twin = focused && focused.id && container.contains(focused) && ["number", "range", "select-one"].includes(focused.type) ? fresh.querySelector("#" + CSS.escape(focused.id)) : null;
+  if (twin && focused.type === twin.type) graft(container, fresh, focused, twin);
+  else container.replaceChildren(...fresh.childNodes);
 }
 
-function graft(place, fresh, kept, twin) {
-  if (place === kept || fresh === twin) return renew(kept, twin);
-  const [mine, theirs] = [[...place.childNodes].find((c) => c.contains(kept)), [...fresh.childNodes].find((c) => c.contains(twin))];
-  for (const child of [...place.childNodes]) if (child !== mine) child.remove();
+/* Replaces everything in `container` by `fresh`, except the field `focused`, which takes the place of its `twin`. */
+function graft(container, fresh, focused, twin) {
+  if (container === focused || fresh === twin) return updateField(focused, twin);
+  const [mine, theirs] = [[...container.childNodes].find((c) => c.contains(focused)), [...fresh.childNodes].find((c) => c.contains(twin))];
+  for (const child of [...container.childNodes]) if (child !== mine) child.remove();
   const others = [...fresh.childNodes];
   const at = others.indexOf(theirs);
   mine.before(...others.slice(0, at));
   mine.after(...others.slice(at + 1));
-  return graft(mine, theirs, kept, twin);
+  return graft(mine, theirs, focused, twin);
 }
 
-function renew(kept, twin) {
-  for (const { name, value } of [...twin.attributes]) if (kept.getAttribute(name) !== value) kept.setAttribute(name, value);
+function updateField(focused, twin) {
+  for (const { name, value } of [...twin.attributes]) if (focused.getAttribute(name) !== value) focused.setAttribute(name, value);
   const list = (select) => [...select.options].map((o) => o.value + " " + o.text).join("\n");
-  if (kept.type === "select-one" && list(kept) !== list(twin)) kept.replaceChildren(...[...twin.options].map((o) => o.cloneNode(true)));
-  if (kept !== busy && (kept.value !== twin.value || kept.validity.badInput)) kept.value = twin.value;
+  if (focused.type === "select-one" && list(focused) !== list(twin)) focused.replaceChildren(...[...twin.options].map((o) => o.cloneNode(true)));
+  if (focused !== busy && (focused.value !== twin.value || focused.validity.badInput)) focused.value = twin.value;
 }
 
 function draw() {
@@ -106,10 +107,10 @@ function draw() {
   byId("foot").textContent = `fedbcgd ${DATA.version}. d is the size of the model: FedAvg uploads 1 d a round.`;
   byId("problems").replaceChildren(...problems());
   const choice = () => choose("task", "Task", DATA.tasks.map((t, k) => [k, t]), state.task, (k) => ((state.task = Number(k)), (state.target = null), draw()));
-  put(byId("task-choice"), DATA.tasks.length > 1 ? [el("div", { class: "controls" }, choice())] : []);
+  replaceContent(byId("task-choice"), DATA.tasks.length > 1 ? [el("div", { class: "controls" }, choice())] : []);
   const width = Math.max(280, Math.floor(byId("sections").clientWidth - (innerWidth < 560 ? 26 : 42)));
-  const sections = { runs: legend, curves: () => curves(width), time: timeToTarget, outcomes, traffic, labels: () => holdingsCard(width), configuration };
-  put(byId("sections"), DATA.runs.length ? Object.entries(sections).map(([name, make]) => guarded(name, make)) : []);
+  const sections = { runs: legend, curves: () => curves(width), time: timeToTarget, outcomes, traffic, labels: () => labelsCard(width), configuration };
+  replaceContent(byId("sections"), DATA.runs.length ? Object.entries(sections).map(([name, make]) => guarded(name, make)) : []);
   for (const [label, x, y] of scrolled) {
     const box = [...document.querySelectorAll(".scroll")].find((s) => s.getAttribute("aria-label") === label);
     if (box) [box.scrollLeft, box.scrollTop] = [x, y];
@@ -123,53 +124,53 @@ addEventListener("resize", () => {
   drawn = setTimeout(draw, 120);
 });
 
-/* While runs go on: ask whether anything changed, and draw again only then. What the user typed meanwhile stays. */
+/* While runs go on: ask the server for changes, and redraw only if there are some. */
 let tag = "";
-let pause = 2000; // milliseconds between two questions
+let pause = 2000; // milliseconds between two requests
 
-function liveness(words, lost) {
+function showConnection(text, lost) {
   byId("live").classList.toggle("lost", lost);
-  byId("live-text").textContent = words;
+  byId("live-text").textContent = text;
 }
 
-/* The task that is looked at has another number when runs of others come or go. */
+/* Keeps the chosen task: its number changes when runs of other tasks come or go. */
 function replaceData(fresh) {
-  const place = (groupsOfTask().flatMap((g) => g.runs.map((k) => DATA.runs[k].place)))[0];
+  const folder = (groupsOfTask().flatMap((g) => g.runs.map((k) => DATA.runs[k].folder)))[0];
   DATA = { ...fresh, watch: true };
-  const now = DATA.groups.find((g) => g.runs.some((k) => DATA.runs[k].place === place));
+  const now = DATA.groups.find((g) => g.runs.some((k) => DATA.runs[k].folder === folder));
   if (now) state.task = now.task;
 }
 
-async function ask() {
-  let answer;
-  let told;
+async function fetchData() {
+  let response;
+  let content;
   try {
-    answer = await fetch("data.json", { headers: tag ? { "If-None-Match": tag } : {}, cache: "no-store" });
-    told = answer.status === 200 ? await answer.json() : answer.status === 304 ? null : (await answer.text()).trim();
+    response = await fetch("data.json", { headers: tag ? { "If-None-Match": tag } : {}, cache: "no-store" });
+    content = response.status === 200 ? await response.json() : response.status === 304 ? null : (await response.text()).trim();
   } catch {
-    return liveness("not connected", true);
+    return showConnection("not connected", true);
   }
-  const before = trouble;
-  const fine = answer.status === 200 || answer.status === 304;
-  trouble = fine ? "" : told || `the server answered ${answer.status}`;
-  liveness(fine ? "live" : "not live", !fine);
-  if (trouble !== before) {
+  const before = serverProblem;
+  const fine = response.status === 200 || response.status === 304;
+  serverProblem = fine ? "" : content || `the server answered ${response.status}`;
+  showConnection(fine ? "live" : "not live", !fine);
+  if (serverProblem !== before) {
     byId("problems").replaceChildren(...problems());
-    say(trouble ? "This page is not up to date: " + trouble : "live again");
+    announce(serverProblem ? "This page is not up to date: " + serverProblem : "live again");
   }
-  if (answer.status !== 200) return undefined;
+  if (response.status !== 200) return undefined;
   const runs = DATA.runs.length;
-  tag = answer.headers.get("ETag") || "";
-  replaceData(told);
+  tag = response.headers.get("ETag") || "";
+  replaceData(content);
   draw();
-  if (DATA.runs.length !== runs) say(`${DATA.runs.length} runs now`);
+  if (DATA.runs.length !== runs) announce(`${DATA.runs.length} runs now`);
   document.documentElement.dataset.refreshed = String(Number(document.documentElement.dataset.refreshed || 0) + 1);
   return undefined;
 }
 
 async function refresh() {
   try {
-    await ask();
+    await fetchData();
   } finally {
     setTimeout(refresh, pause);
   }

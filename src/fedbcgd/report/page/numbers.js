@@ -1,4 +1,4 @@
-/* Numbers: of runs, of groups of seeds, and how they are written. */
+/* Numbers of runs and of groups of seeds, and their formats. */
 
 const COSTS = new Set([
   "round", "upload_d", "upload_bytes", "upload_max_bytes", "upload_wait_bytes", "download_bytes", "gradient_evaluations", "seconds", "hours",
@@ -12,22 +12,22 @@ function deviation(values) {
   if (values.length < 2) return NaN;
   const m = mean(values);
   const sd = Math.sqrt(values.reduce((sum, v) => sum + (v - m) ** 2, 0) / (values.length - 1));
-  return sd > 1e-12 * Math.abs(m) ? sd : 0; // what rounding leaves is no deviation
+  return sd > 1e-12 * Math.abs(m) ? sd : 0; // smaller ones are rounding errors
 }
 
 const groupsOfTask = () => DATA.groups.filter((g) => g.task === state.task);
-const runsOf = (group) => group.runs.map((k) => DATA.runs[k]).filter((run) => !state.hidden.has(run.place));
+const runsOf = (group) => group.runs.map((k) => DATA.runs[k]).filter((run) => !state.hidden.has(run.folder));
 const shownGroups = () => groupsOfTask().filter((g) => runsOf(g).length);
-/* A run that diverged is a seed that came to nothing: it is counted, in no mean, and never at the target. */
+/* Runs that diverged: they count as seeds, but are in no mean and never reach the target. */
 const diverged = (group) => runsOf(group).filter((run) => run.status === "diverged");
-/* What means are taken over: finished runs, or those that go on as long as none is finished. */
+/* The runs that means are over: finished ones, or those that go on if none is finished. */
 function settled(group) {
   const done = runsOf(group).filter((run) => run.status === "finished");
   return done.length ? done : runsOf(group).filter((run) => run.status !== "diverged");
 }
 const unsettled = (group) => runsOf(group).filter((run) => !settled(group).includes(run));
 const seedsOf = (group) => settled(group).length + diverged(group).length;
-const divergedWords = (group) => (diverged(group).length ? `${diverged(group).length} of ${seedsOf(group)} diverged` : "");
+const divergedText = (group) => (diverged(group).length ? `${diverged(group).length} of ${seedsOf(group)} diverged` : "");
 const falls = (metric) => /loss|gap|error|mse/.test(metric);
 const rowsOf = (run) => (run.columns.round || []).length;
 
@@ -43,11 +43,11 @@ function metric() {
   return names.includes(state.metric) ? state.metric : names[0] || "";
 }
 
-/* A column that a damaged folder may not have. */
+/* A value of a column; null if a damaged folder does not have it. */
 const cell = (run, name, i) => (run.columns[name] ? run.columns[name][i] : null);
 const orNaN = (v) => (v === null || v === undefined ? NaN : v);
 
-/* Seconds until each row, on the link that the user chose. */
+/* Seconds until each row, on the uplink that the user chose. */
 function secondsOf(run) {
   const cohort = Number(run.options["run.cohort"]) || 10;
   return (run.columns.round || []).map((round, i) => {
@@ -58,36 +58,36 @@ function secondsOf(run) {
   });
 }
 
-/* Training in one place, say: no uplink tells how long it takes. */
+/* True of centralised training: its time does not depend on an uplink. */
 function uploadsNothing(group) {
   const runs = runsOf(group).filter((run) => rowsOf(run) && run.columns.upload_d);
   return runs.length > 0 && runs.every((run) => lastOf(run.columns.upload_d) === 0);
 }
 
-/* Old folders have only the largest upload of all rounds. */
+/* Folders of earlier versions have only the largest upload of all rounds. */
 const estimated = (run) => !run.columns.upload_wait_bytes || run.columns.upload_wait_bytes.some((v) => v === null);
 
 const AXES = {
   upload_d: { name: "Upload", label: "upload of a client, in d", of: (run) => run.columns.upload_d },
   round: { name: "Rounds", label: "rounds", of: (run) => run.columns.round },
   gradient_evaluations: { name: "Gradients", label: "gradient evaluations (minibatches)", of: (run) => run.columns.gradient_evaluations },
-  time: { name: "Time", get label() { return timeUnit("time").words + " on the chosen uplink"; }, of: (run) => inUnit(secondsOf(run), "time") },
-  hours: { name: "Network", get label() { return timeUnit("hours").words + " on the run's own network"; }, of: (run) => inUnit(networkSeconds(run), "hours") },
+  time: { name: "Time", get label() { return timeUnit("time").name + " on the chosen uplink"; }, of: (run) => inUnit(secondsOf(run), "time") },
+  hours: { name: "Network", get label() { return timeUnit("hours").name + " on the run's own network"; }, of: (run) => inUnit(networkSeconds(run), "hours") },
 };
 
 const UNITS = [
-  { seconds: 0.001, sign: "ms", words: "milliseconds" },
-  { seconds: 1, sign: "s", words: "seconds" },
-  { seconds: 60, sign: "min", words: "minutes" },
-  { seconds: 3600, sign: "h", words: "hours" },
-  { seconds: 86400, sign: "days", words: "days" },
+  { seconds: 0.001, sign: "ms", name: "milliseconds" },
+  { seconds: 1, sign: "s", name: "seconds" },
+  { seconds: 60, sign: "min", name: "minutes" },
+  { seconds: 3600, sign: "h", name: "hours" },
+  { seconds: 86400, sign: "days", name: "days" },
 ];
 
-/* The unit in which so many seconds are a number that people read: up to two minutes are seconds. */
+/* The unit in which to show a time: seconds up to two minutes, and so on. */
 const unitFor = (seconds) => UNITS.filter((u) => u.seconds < 1 || seconds >= (u.seconds > 1 ? 2 : 1) * u.seconds).pop();
 const networkSeconds = (run) => run.columns.hours && run.columns.hours.map((h) => (h === null ? null : h * 3600));
 
-/* One for all lines of the chart. */
+/* One unit for all lines of the chart. */
 function timeUnit(axis) {
   const ends = shownGroups().flatMap(runsOf).flatMap((run) => (axis === "time" ? secondsOf(run) : networkSeconds(run) || []));
   return unitFor(most(ends.filter(Number.isFinite)));
@@ -121,9 +121,9 @@ function series(group, axis, name, among = settled(group)) {
   return points;
 }
 
-const lastOf = (values) => (values || []).reduce((kept, v) => (v === null ? kept : v), NaN);
+const lastOf = (values) => (values || []).reduce((last, v) => (v === null ? last : v), NaN);
 
-/* As the paper's tables: the mean over the last tenth of the rounds. */
+/* The mean over the last tenth of the rounds, as in the paper's tables. */
 function lastTenth(run, name) {
   const rounds = run.columns.round || [];
   const from = 0.9 * rounds[rounds.length - 1];
@@ -131,8 +131,8 @@ function lastTenth(run, name) {
   return values.length ? mean(values.map((p) => p[1])) : lastOf(run.columns[name]);
 }
 
-/* What every finished run that is shown holds at its end, unless the user chose another. One that ends less than half as well
-   as the best has learnt too little to set it: every curve passes its end at once, by chance. */
+/* The user's target, or the value that every finished run that is shown ends with. Runs that end less than half as well as the
+   best are not considered: every curve passes their end at once, by chance. */
 function target() {
   if (state.target !== null) return state.target;
   const name = metric();
@@ -144,21 +144,21 @@ function target() {
   return Math.floor(least(ends.filter((v) => v >= most(ends) / 2)) * 1000) / 1000;
 }
 
-/* What each seed of a group had spent when it first reached the target; null for one that never did. */
+/* What each seed of a group had spent when it first reached the target; null for seeds that did not. */
 function reached(group) {
   const name = metric();
   const goal = target();
-  const idle = uploadsNothing(group);
-  const found = settled(group).map((run) => {
+  const silent = uploadsNothing(group);
+  const costs = settled(group).map((run) => {
     const i = (run.columns[name] || []).findIndex((v) => v !== null && (falls(name) ? v <= goal : v >= goal));
     if (i < 0) return null;
-    const onProfiles = Object.entries(run.profiles || {}).map(([profile, hours]) => ["on " + profile, idle ? NaN : hours[i] * 3600]);
-    return { round: run.columns.round[i], upload_d: orNaN(cell(run, "upload_d", i)), seconds: idle ? NaN : secondsOf(run)[i], ...Object.fromEntries(onProfiles) };
+    const onProfiles = Object.entries(run.profiles || {}).map(([profile, hours]) => ["on " + profile, silent ? NaN : hours[i] * 3600]);
+    return { round: run.columns.round[i], upload_d: orNaN(cell(run, "upload_d", i)), seconds: silent ? NaN : secondsOf(run)[i], ...Object.fromEntries(onProfiles) };
   });
-  return [...found, ...diverged(group).map(() => null)];
+  return [...costs, ...diverged(group).map(() => null)];
 }
 
-/* Networks that every shown run can be put on afterwards. */
+/* Network profiles under which every shown run has hours. */
 function profiles() {
   const runs = shownGroups().flatMap(runsOf);
   const first = runs.length ? Object.keys(runs[0].profiles || {}) : [];
@@ -175,7 +175,7 @@ function short(v, digits = 4) {
   return Number(v.toPrecision(digits)).toLocaleString("en-GB", { maximumSignificantDigits: digits });
 }
 
-/* Mean and deviation with the same number of decimals: as many as two digits of the deviation need. */
+/* Mean and deviation with the same number of decimals, so that the deviation has two digits. */
 function plusMinus(m, sd, digits = 4) {
   if (!(sd > 0)) return short(m, digits);
   const decimals = Math.min(6, Math.max(0, 1 - Math.floor(Math.log10(sd))));
@@ -189,7 +189,7 @@ function spread(values, digits = 4) {
   return known.length ? plusMinus(mean(known), deviation(known), digits) : "–";
 }
 
-/* Seconds, in one unit. */
+/* Times in seconds, as mean and deviation in one unit. */
 function duration(values) {
   const known = values.filter(Number.isFinite);
   if (!known.length) return "–";

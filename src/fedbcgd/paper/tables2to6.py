@@ -1,4 +1,4 @@
-"""Tables 2 to 6: networks that meet under an upload budget."""
+"""Tables 2 to 6: algorithms compared on neural networks under an upload budget."""
 
 from dataclasses import replace
 
@@ -12,43 +12,43 @@ from fedbcgd.paper.comparisons import (
     reaches_sooner,
     times_sooner,
 )
-from fedbcgd.paper.spec import Claim, Item, Panel
+from fedbcgd.paper.spec import Claim, Item, Panel, paper_scale_claim
 
-OURS = (("fedbcgd", "FedBCGD"), ("fedbcgd+", "FedBCGD+"))
-OTHERS = ("fedavg", "fedavgm", "fedadam", "scaffold", "feddc")
+OUR_ALGORITHMS = (("fedbcgd", "FedBCGD"), ("fedbcgd+", "FedBCGD+"))
+BASELINES = ("fedavg", "fedavgm", "fedadam", "scaffold", "feddc")
 
-SILENT = (
+OPEN_CHOICES = (
     "The paper does not say on what the hyper-parameters were searched, nor how many runs its deviations are of: here a "
     "tenth of the training set is held out for the search; the tables say how many seeds were run.",
     "SCAFFOLD and FedDC send 2d a round, as published and as the paper's Table 1 counts; the rows 'sending d' derive the "
     "control change at the server and train the same models in the same rounds.",
     "FedAdam: the paper's α = 0.9 is taken as β₁; the server's learning rate is not given, 0.01 is taken.",
 )
-LENET = (
+LENET_NOTES = (
     "LeNet-5 has four blocks and a shared layer where the caption says N = 5 (erratum 8): the table of Appendix F counts "
     "the shared layer as the fifth.",
 )
-NETS = (
+NETWORK_NOTES = (
     "How images are augmented and how networks normalise is not said: images are padded by four pixels, cropped at random, "
     "and every other one is mirrored; ResNet-18 has GroupNorm with two groups, LeNet-5 and VGG normalise nothing.",
 )
-CENTRAL = (
+CENTRAL_NOTES = (
     "Centralised SGD: the paper does not say for how long. It gets as many minibatches as FedBCGD, on all "
     "data in one place.",
 )
-MINIMA = (
+MINIMA_NOTE = (
     "That FedBCGD converges to sharp minima (5.2 iii) contradicts the paragraph after it, by which local steps leave sharp "
     "minima; neither is measured."
 )
 
 
-def _table(number: str, data: str, printed: paper.Table) -> tuple[Panel, ...]:
-    targets: dict[str, float] = paper.TARGETS[number]  # type: ignore[assignment]
+def _panels(item: str, data: str, printed: paper.Table) -> tuple[Panel, ...]:
+    targets: dict[str, float] = paper.TARGETS[item]  # type: ignore[assignment]
     return tuple(
-        s.network(
+        s.network_panel(
             data,
             name,
-            (s.central(), *s.baselines(), *s.ours(name)),
+            (s.central(), *s.baselines(), *s.fedbcgd_contenders(name)),
             target=targets[name],
             printed=printed[f"{data}-{name}"],
         )
@@ -56,67 +56,65 @@ def _table(number: str, data: str, printed: paper.Table) -> tuple[Panel, ...]:
     )
 
 
-TABLE_2 = _table("table2", "cifar100", paper.TABLE_2)
-TABLE_3 = _table("table3", "cifar10", paper.TABLE_3)
+TABLE_2 = _panels("table2", "cifar100", paper.TABLE_2)
+TABLE_3 = _panels("table3", "cifar10", paper.TABLE_3)
 
 
-def _networks(which: str) -> tuple[Claim, ...]:
+def _network_claims(item: str) -> tuple[Claim, ...]:
+    """Return the claims that Tables 2 and 3 have in common."""
     return (
         Claim(
-            f"{which}-sooner",
+            f"{item}-sooner",
             "FedBCGD reaches the target accuracy with fewer floats than FedAvg, FedAvgM, FedAdam, SCAFFOLD and FedDC "
             "(5.2 i)",
-            reaches_sooner("fedbcgd", OTHERS),
+            reaches_sooner("fedbcgd", BASELINES),
         ),
         Claim(
-            f"{which}-better",
+            f"{item}-better",
             "FedBCGD ends more accurate than each of them under the same upload budget (5.2 i)",
-            ends_better("fedbcgd", OTHERS),
+            ends_better("fedbcgd", BASELINES),
         ),
         Claim(
-            f"{which}-plus-sooner",
+            f"{item}-plus-sooner",
             "FedBCGD+ reaches the target accuracy with fewer floats than FedBCGD (5.2 ii)",
             reaches_sooner("fedbcgd+", ["fedbcgd"]),
         ),
-        Claim(
-            f"{which}-plus-end",
+        paper_scale_claim(
+            f"{item}-plus-end",
             "FedBCGD+ does not end more accurate than FedBCGD (5.2 ii)",
             ends_no_better("fedbcgd+", ["fedbcgd"]),
-            scales=("paper",),
         ),
-        Claim(
-            f"{which}-central",
+        paper_scale_claim(
+            f"{item}-central",
             "FedBCGD ends more accurate than centralised SGD (5.2 iii)",
             ends_better("fedbcgd", ["central"]),
-            scales=("paper",),
         ),
-        *_plus(which, "5.2 ii, iii"),
+        *_plus_claims(item, "5.2 ii, iii"),
         Claim(
-            f"{which}-minima",
+            f"{item}-minima",
             "FedBCGD and FedBCGD+ leave poor local minima and converge to sharp ones (5.2 iii)",
             never_measured("How sharp a minimum is, is not measured."),
         ),
     )
 
 
-def _plus(which: str, where: str) -> tuple[Claim, ...]:
-    """FedBCGD+ against all that is not FedBCGD."""
+def _plus_claims(item: str, where: str) -> tuple[Claim, ...]:
+    """Return the claims on FedBCGD+ against everything but FedBCGD; `where` they stand in the paper."""
     return (
         Claim(
-            f"{which}-plus-others-sooner",
+            f"{item}-plus-others-sooner",
             f"FedBCGD+ reaches the target with fewer floats than the baselines ({where})",
-            reaches_sooner("fedbcgd+", OTHERS),
+            reaches_sooner("fedbcgd+", BASELINES),
         ),
         Claim(
-            f"{which}-plus-others-better",
+            f"{item}-plus-others-better",
             f"FedBCGD+ ends more accurate than the baselines ({where})",
-            ends_better("fedbcgd+", OTHERS),
+            ends_better("fedbcgd+", BASELINES),
         ),
-        Claim(
-            f"{which}-plus-central",
+        paper_scale_claim(
+            f"{item}-plus-central",
             f"FedBCGD+ ends more accurate than centralised SGD ({where})",
             ends_better("fedbcgd+", ["central"]),
-            scales=("paper",),
         ),
     )
 
@@ -125,45 +123,43 @@ TABLES = (
     Item(
         "table2",
         "Table 2: networks on CIFAR-100, ρ = 0.6",
-        s.scaled(*TABLE_2),
+        s.at_all_scales(*TABLE_2),
         (
-            *_networks("table2"),
-            Claim(
+            *_network_claims("table2"),
+            paper_scale_claim(
                 "table2-7.3",
                 "LeNet-5 on CIFAR-100: FedBCGD reaches 40 % 7.3 times sooner than FedAvg (5.2 i)",
                 times_sooner("fedbcgd", "fedavg", 7.3),
-                scales=("paper",),
                 panels="lenet5",
             ),
-            Claim(
+            paper_scale_claim(
                 "table2-1.8",
                 "ResNet-18 on CIFAR-100: FedBCGD+ reaches 54 % 1.8 times sooner than FedBCGD (5.2 ii)",
                 times_sooner("fedbcgd+", "fedbcgd", 1.8),
-                scales=("paper",),
                 panels="resnet18",
             ),
         ),
         (
-            *SILENT,
-            *NETS,
-            *LENET,
-            *CENTRAL,
+            *OPEN_CHOICES,
+            *NETWORK_NOTES,
+            *LENET_NOTES,
+            *CENTRAL_NOTES,
             "The table itself has FedBCGD+ end more accurate than FedBCGD with VGG-19 (63.6 against 61.1).",
             "558d are 7.2 times 77d, not 7.3: a factor counts as reached where floats in whole d can stand for it.",
-            MINIMA,
+            MINIMA_NOTE,
         ),
     ),
     Item(
         "table3",
         "Table 3: networks on CIFAR-10, ρ = 0.6",
-        s.scaled(*TABLE_3),
-        _networks("table3"),
+        s.at_all_scales(*TABLE_3),
+        _network_claims("table3"),
         (
-            *SILENT,
-            *NETS,
-            *LENET,
-            *CENTRAL,
-            MINIMA,
+            *OPEN_CHOICES,
+            *NETWORK_NOTES,
+            *LENET_NOTES,
+            *CENTRAL_NOTES,
+            MINIMA_NOTE,
             "The table itself does not bear out every sentence. With VGG-11 SCAFFOLD reaches the target before FedBCGD "
             "(278d, 292d). With VGG-19 FedBCGD+ needs more floats than FedBCGD (207d, 117d), centralised SGD ends above "
             "both (88.6 against 87.8 and 87.1), and FedAvgM and FedAdam are level with both (87.4 ± 0.5, 87.5 ± 0.9). Level "
@@ -175,35 +171,35 @@ TABLES = (
     Item(
         "table4",
         "Table 4: ResNet-18 at high heterogeneity, ρ = 0.1",
-        s.scaled(
+        s.at_all_scales(
             *(
-                s.network(
+                s.network_panel(
                     data,
                     "resnet18",
-                    (*s.baselines(), *s.ours("resnet18")),
+                    (*s.baselines(), *s.fedbcgd_contenders("resnet18")),
                     rho=0.1,
                     target=paper.TARGETS["table4"][data],  # type: ignore[index]
                     printed=paper.TABLE_4[f"{data}-resnet18"],
                 )
                 for data in ("cifar100", "cifar10")
             ),
-            # As many local steps as in the paper, in smaller batches: with fewer everybody is at chance at this ρ.
+            # As many local steps as in the paper, in smaller batches: with fewer, all are at chance at this ρ.
             cpu={"budget": 6.0, "local": {"batch_size": 10}, "effort": replace(s.CPU_SHORT, evaluations=12)},
         ),
         (
             *(
                 claim
-                for key, name in OURS
+                for key, name in OUR_ALGORITHMS
                 for claim in (
                     Claim(
                         f"table4-{key}-sooner",
                         f"At ρ = 0.1 {name} reaches the target with fewer floats than the baselines (5.2)",
-                        reaches_sooner(key, OTHERS),
+                        reaches_sooner(key, BASELINES),
                     ),
                     Claim(
                         f"table4-{key}-better",
                         f"At ρ = 0.1 {name} ends more accurate than the baselines (5.2)",
-                        ends_better(key, OTHERS),
+                        ends_better(key, BASELINES),
                     ),
                 )
             ),
@@ -214,8 +210,8 @@ TABLES = (
             ),
         ),
         (
-            *SILENT,
-            *NETS,
+            *OPEN_CHOICES,
+            *NETWORK_NOTES,
             "The sentence that FedBCGD+ slightly outperforms FedBCGD is true of the printed CIFAR-100 column alone, and "
             "there within the deviations (59.9 ± 0.4, 59.5 ± 0.3); on CIFAR-10 the table has it six points behind, and "
             "level with FedDC (80.2 ± 1.3, 79.1 ± 0.8).",
@@ -224,43 +220,40 @@ TABLES = (
     Item(
         "table5",
         "Table 5: vision transformer, ρ = 0.6",
-        s.scaled(s.transformer("cifar100"), s.transformer("tiny-imagenet")),
+        s.at_all_scales(s.transformer_panel("cifar100"), s.transformer_panel("tiny-imagenet")),
         (
             Claim(
                 "table5-sooner",
                 "With a vision transformer FedBCGD reaches the target with fewer floats than the baselines (5.2)",
-                reaches_sooner("fedbcgd", OTHERS),
+                reaches_sooner("fedbcgd", BASELINES),
             ),
             Claim(
                 "table5-better",
                 "With a vision transformer FedBCGD ends most accurate of all (5.2)",
-                ends_better("fedbcgd", (*OTHERS, "fedbcgd+")),
+                ends_better("fedbcgd", (*BASELINES, "fedbcgd+")),
             ),
-            Claim(
+            paper_scale_claim(
                 "table5-3",
                 "ViT-Base on CIFAR-100: more than 3 times sooner than FedAvg (5.2)",
                 more_than_times_sooner("fedbcgd", "fedavg", 3.0),
-                scales=("paper",),
                 panels="cifar100",
             ),
-            Claim(
+            paper_scale_claim(
                 "table5-11.5",
                 "ViT-Base on Tiny ImageNet: more than 11.5 times sooner than FedAvg (5.2)",
                 more_than_times_sooner("fedbcgd", "fedavg", 11.5),
-                scales=("paper",),
                 panels="tiny",
             ),
-            Claim(
+            paper_scale_claim(
                 "table5-central",
                 "With a vision transformer FedBCGD ends more accurate than centralised SGD (Table 5)",
                 ends_better("fedbcgd", ["central"]),
-                scales=("paper",),
             ),
-            *_plus("table5", "Table 5"),
+            *_plus_claims("table5", "Table 5"),
         ),
         (
-            *SILENT,
-            *CENTRAL,
+            *OPEN_CHOICES,
+            *CENTRAL_NOTES,
             "The table itself has FedAvg level with FedBCGD+ on CIFAR-100 (90.4 ± 0.1, 90.6 ± 0.3).",
             "Whether images are augmented is not said: they are cropped at random (those of Tiny ImageNet from 256 to 224 "
             "pixels) and mirrored.",
@@ -271,9 +264,9 @@ TABLES = (
     Item(
         "table6",
         "Table 6: compression, LeNet-5, ρ = 0.6",
-        s.scaled(
+        s.at_all_scales(
             *(
-                s.network(
+                s.network_panel(
                     data,
                     "lenet5",
                     s.compressed("lenet5"),
@@ -308,9 +301,9 @@ TABLES = (
             ),
         ),
         (
-            *SILENT[:1],
-            *NETS,
-            *LENET,
+            *OPEN_CHOICES[:1],
+            *NETWORK_NOTES,
+            *LENET_NOTES,
             "Neither k nor the bits of QSGD are given. Top-k stands twice: at 18 %, which sends about as much a round as a "
             "block, and at 5 %; a claim against top-k holds only if it holds against both. QSGD has 8 bits, buckets of "
             "512.",

@@ -1,4 +1,4 @@
-"""Outcomes made up for tests."""
+"""Invented panels and outcomes for tests."""
 
 from dataclasses import replace
 
@@ -17,11 +17,11 @@ def panel(*keys, budget=20.0, metric="accuracy", target=None, key="p"):
 
 def outcome(*values, cost=1.0, stopped="budget", metric="test_accuracy"):
     """A run evaluated every round, with these values and this upload a round."""
-    made = [
+    rows = [
         {"round": k + 1, metric: v, "train_loss": v, "upload_d": cost * (k + 1), "gradient_evaluations": 10 * (k + 1)}
         for k, v in enumerate(values)
     ]
-    return Outcome("fedavg", made, Ledger(1, 4, 1), len(made), 1.0, stopped)
+    return Outcome("fedavg", rows, Ledger(1, 4, 1), len(rows), 1.0, stopped)
 
 
 def result(where=None, **runs):

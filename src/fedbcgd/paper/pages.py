@@ -1,0 +1,337 @@
+"""The files of an item: tables with the paper's numbers beside ours, the search, the verdicts, and how it was run."""
+
+import platform
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from pydantic import BaseModel
+
+from fedbcgd.backends.workers.processes import cores
+from fedbcgd.engine.loop import Outcome
+from fedbcgd.errors import UserError
+from fedbcgd.files import as_csv, as_json, make_folder, write_text
+from fedbcgd.paper import figures
+from fedbcgd.paper.claims import judge
+from fedbcgd.paper.engine import Request
+from fedbcgd.paper.reductions import reductions
+from fedbcgd.paper.results import PanelResult, format_final, format_floats, format_number, format_printed
+from fedbcgd.paper.spec import NOT_RUN, Item
+from fedbcgd.version import __version__
+
+
+def write(item: Item, request: Request, results: list[PanelResult]) -> None:
+    """Write README.md, about.json, the CSV files and the figure of an item from its finished runs."""
+    folder = make_folder(request.out / item.name)
+    for name, rows in (
+        ("scores.csv", scores(results)),
+        ("runs.csv", runs(results)),
+        ("curves.csv", curves(results)),
+        ("search.csv", search(results)),
+    ):
+        if rows:
+            write_text(folder / name, as_csv(rows))
+    drawn = figures.draw(results, folder, f"{item.title} — scale {request.scale}")
+    verdicts = judge_all(item, request, results)
+    about = _about_results(request.command(item), results)
+    write_about(folder, request, about, verdicts)
+    write_text(folder / "README.md", markdown(item, request, results, verdicts, about, drawn))
+
+
+def judge_all(item: Item, request: Request, results: list[PanelResult]) -> list[dict[str, str]]:
+    """Return key, text, verdict and evidence of each claim of an item."""
+    by_key = {result.panel.key: result for result in results}
+    records = []
+    for claim in item.claims:
+        verdict = judge(item, claim, by_key, request.scale)
+        records.append({"key": claim.key, "claim": claim.text, "verdict": verdict.status, "evidence": verdict.evidence})
+    return records
+
+
+# -- rows of the CSV files
+
+
+def scores(results: list[PanelResult]) -> list[dict[str, Any]]:
+    """Return a row for each contender: our numbers and the paper's."""
+    rows = []
+    for result in results:
+        for contender in result.contenders:
+            mean, deviation = result.final(contender.key)
+            printed = result.panel.printed.get(contender.key)
+            rows.append(
+                {
+                    "panel": result.panel.key,
+                    "contender": contender.key,
+                    "seeds": len(result.outcomes[contender.key]),
+                    result.panel.metric: mean,
+                    "deviation": deviation,
+                    "target": result.target,
+                    "floats_d": result.mean_floats_to_target(contender.key),
+                    "paper": printed and printed.mean,
+                    "paper_deviation": printed and printed.deviation,
+                    "paper_floats_d": printed and printed.floats,
+                    **{f"chosen_{k}": v for k, v in result.hyper_parameters(contender.key).items()},
+                }
+            )
+    return rows
+
+
+def runs(results: list[PanelResult]) -> list[dict[str, Any]]:
+    """Return a row for each run: why it stopped, its final value and its costs."""
+    return [
+        {
+            "panel": result.panel.key,
+            "contender": contender.key,
+            "seed": seed,
+            "stopped": outcome.stopped,
+            "rounds": outcome.rounds,
+            "last_tenth": result.finals(contender.key)[k],
+            "floats_d": dict(enumerate(result.floats_to_target(contender.key))).get(k),
+            "upload_d": outcome.ledger.upload_d,
+            "upload_max_bytes": outcome.ledger.upload_max_bytes,
+            "gradient_evaluations": outcome.ledger.gradient_evaluations,
+            "seconds": round(outcome.seconds, 1),
+        }
+        for result in results
+        for contender in result.contenders
+        for k, (seed, outcome) in enumerate(result.outcomes[contender.key].items())
+    ]
+
+
+def curves(results: list[PanelResult]) -> list[dict[str, Any]]:
+    """Return a row for each evaluation of each run."""
+    columns = ("round", "upload_d", "gradient_evaluations", "test_accuracy", "test_loss", "train_loss")
+    return [
+        {"panel": r.panel.key, "contender": c.key, "seed": seed, **{k: row[k] for k in columns if k in row}}
+        for r in results
+        for c in r.contenders
+        for seed, outcome in r.outcomes[c.key].items()
+        for row in outcome.rows
+    ]
+
+
+def search(results: list[PanelResult]) -> list[dict[str, Any]]:
+    """Return a row for each run of the search."""
+    return [
+        {
+            "panel": result.panel.key,
+            "contender": trial.contender,
+            **trial.options,
+            f"validation_{result.panel.metric}": trial.score,
+            "rounds": trial.rounds,
+            "chosen": int(trial.chosen),
+        }
+        for result in results
+        for trial in result.trials
+    ]
+
+
+# -- the page in Markdown
+
+
+def markdown(
+    item: Item,
+    request: Request,
+    results: list[PanelResult],
+    verdicts: list[dict[str, str]],
+    about: Mapping[str, Any],
+    drawn: list[str],
+) -> str:
+    """Return the README.md of an item.
+
+    Args:
+        item: The item.
+        request: What was asked for.
+        results: The results of all its panels.
+        verdicts: From `judge_all`.
+        about: How it was run.
+        drawn: File names of its figure.
+    """
+    parts = [
+        f"# {item.title}",
+        f"Scale `{request.scale}`. Mean ± standard deviation over seeds of the last 10 % of rounds.",
+    ]
+    seeds = {r.panel.key: _seeds_run(r) for r in results if r.contenders}
+    reduced = reductions(item, [r.panel for r in results], seeds)
+    if reduced:
+        parts.append("Against the paper's setting:\n\n" + "\n".join(f"- {line}" for line in reduced))
+    parts += [_panel_section(result) for result in results]
+    if drawn:
+        parts.append(f"![{item.title}]({drawn[0]})")
+    parts.append("## Claims\n\n" + claims_table(verdicts))
+    if any(result.trials for result in results):
+        parts.append("## The search\n\n" + _search_section(results))
+    if item.notes:
+        parts.append("## Where the paper is silent\n\n" + "\n".join(f"- {note}" for note in item.notes))
+    parts.append(
+        f"{command_line(about)}; {about['runs']} runs took {about['hours']:g} hours together with "
+        f"{about['machine']['cores']} cores (the search not counted; the machine may have done other work)."
+    )
+    return "\n\n".join(parts) + "\n"
+
+
+def _seeds_run(result: PanelResult) -> str:
+    """Return how many seeds were finished: `2`, or `1 to 2` if contenders differ."""
+    counts = {len(result.outcomes[contender.key]) for contender in result.contenders}
+    return f"{min(counts)} to {max(counts)}" if len(counts) > 1 else str(min(counts))
+
+
+def markdown_table(head: str, rows: Iterable[str]) -> str:
+    """Return a Markdown table; `head` and `rows` are lines such as `| a | b |`."""
+    return "\n".join([head, "|" + "---|" * (head.count("|") - 1), *rows])
+
+
+def claims_table(verdicts: list[dict[str, str]]) -> str:
+    """Return the verdicts as a Markdown table."""
+    rows = [f"| {v['claim']} | **{v['verdict']}** | {v['evidence']} |" for v in verdicts]
+    return markdown_table("| claim | verdict | evidence |", rows)
+
+
+def command_line(about: Mapping[str, Any]) -> str:
+    """Return command, commits and seeds as a phrase."""
+    seeds = ", ".join(map(str, about["seeds"])) or "none"
+    return f"`{about['command']}`, commit {', '.join(about['commits'])}, seeds {seeds}"
+
+
+def _panel_section(result: PanelResult) -> str:
+    panel = result.panel
+    if not result.contenders:
+        return f"## {panel.title}\n\nNot run."
+    metric = "accuracy, %" if result.higher_is_better else "test loss"
+    target = "–" if result.target is None else format_number(result.target, result.digits)
+    whose = ""
+    if panel.target is None and result.reference is not None:
+        whose = f", which is what {result.title(result.reference)} ends with"
+    head = (
+        f"| | seeds | {metric} | to {target} | paper: % | paper: to target | rounds | largest upload of a client, d | "
+        "gradient evaluations | lr, λ |"
+    )
+    rows = []
+    for contender in panel.contenders:
+        by_seed = result.outcomes.get(contender.key)
+        printed = " | ".join(format_printed(panel.printed.get(contender.key)))
+        if not by_seed:
+            rows.append(f"| {contender.title} | 0 | {NOT_RUN} | – | {printed} | – | – | – | – |")
+            continue
+        first = next(iter(by_seed.values()))
+        chosen = ", ".join(f"{v:g}" for v in result.hyper_parameters(contender.key).values())
+        rows.append(
+            f"| {contender.title} | {len(by_seed)} | {format_final(result, contender.key)} | "
+            f"{format_floats(result, contender.key)} | {printed} | {first.rounds} | {_max_upload(by_seed.values())} | "
+            f"{first.ledger.gradient_evaluations:,} | {chosen or '–'} |"
+        )
+    lead = f"Upload budget {panel.budget:g}d. Target: {target}{whose}."
+    return f"## {panel.title}\n\n{lead}\n\n{markdown_table(head, rows)}"
+
+
+def _max_upload(outcomes: Iterable[Outcome]) -> str:
+    """Return the largest upload in d of any client in any round: blocks differ in size."""
+    return f"{max(o.ledger.upload_max_bytes / (o.ledger.dim * o.ledger.itemsize) for o in outcomes):.2f}"
+
+
+def _search_section(results: list[PanelResult]) -> str:
+    lines = []
+    for result in results:
+        for key in dict.fromkeys(trial.contender for trial in result.trials):
+            trials = [trial for trial in result.trials if trial.contender == key]
+            texts = []
+            for trial in trials:
+                point = ", ".join(f"{k} {v:g}" for k, v in trial.options.items())
+                text = f"{point}: {format_number(result.unit * trial.score, result.digits)}"
+                texts.append(f"**{text}**" if trial.chosen else text)
+            rates = sorted(trial.options["lr"] for trial in trials)
+            chosen = next(trial.options["lr"] for trial in trials if trial.chosen)
+            edge = " (at the edge of the grid)" if chosen in (rates[0], rates[-1]) else ""
+            head = f"- {result.panel.title}, {result.title(key)}, {trials[0].rounds} rounds: "
+            lines.append(head + "; ".join(texts) + edge)
+    return "On data held out of the training set, seed 0; the test set is not looked at.\n\n" + "\n".join(lines)
+
+
+# -- about.json: how an item was run, and its verdicts
+
+
+class _ClaimRecord(BaseModel):
+    key: str
+    verdict: str
+    evidence: str
+
+
+class About(BaseModel):
+    """What other pages read from an item's about.json."""
+
+    scale: str
+    claims: list[_ClaimRecord]
+    seeds: list[int] = []
+    runs: int = 0
+    hours: int | float | str = "–"
+
+
+def _about_results(command: str, results: list[PanelResult]) -> dict[str, Any]:
+    outcomes = [o for r in results for by_seed in r.outcomes.values() for o in by_seed.values()]
+    seeds = sorted({seed for r in results for by_seed in r.outcomes.values() for seed in by_seed})
+    hours = round(sum(o.seconds for o in outcomes) / 3600, 3)
+    commits = sorted({commit for r in results for commit in r.commits})
+    return about_runs(command, commits, seeds, len(outcomes), hours)
+
+
+def about_runs(command: str, commits: list[str], seeds: list[int], runs: int, hours: float | str) -> dict[str, Any]:
+    """Return how runs were made: the arguments, and the versions and machine of this process."""
+    return {
+        "command": command,
+        "commits": commits,
+        "seeds": seeds,
+        "runs": runs,
+        "versions": {"fedbcgd": __version__, "torch": torch.__version__, "python": platform.python_version()},
+        "machine": {"system": platform.platform(), "cores": cores()},
+        "hours": hours,
+    }
+
+
+def write_about(folder: Path, request: Request, about: Mapping[str, Any], verdicts: list[dict[str, str]]) -> None:
+    """Write the about.json of an item."""
+    content = {"scale": request.scale, **about, "claims": verdicts}
+    write_text(folder / "about.json", as_json(content, indent=1) + "\n")
+
+
+def read_about(folder: Path) -> About | None:
+    """Read the about.json of an item; None if there is none.
+
+    Raises:
+        UserError: the file is damaged.
+    """
+    path = folder / "about.json"
+    try:
+        return About.model_validate_json(path.read_bytes())
+    except FileNotFoundError:
+        return None
+    except ValueError:
+        raise UserError(
+            f"{path} is damaged: delete it, and `fedbcgd reproduce {folder.name} --show` writes it anew"
+        ) from None
+
+
+def claims_page(out: Path, items: Mapping[str, Item], scale: str) -> str:
+    """Return claims.md: the verdicts on every claim, from the about.json of the items."""
+    claims, state = [], []
+    for item in items.values():
+        about = read_about(out / item.name)
+        name = f"[{item.name}]({item.name}/README.md)" if about else item.name
+        about = about or About(scale=scale, claims=[])
+        known = {record.key: record for record in about.claims}
+        for claim in item.claims:
+            record = known.get(claim.key, _ClaimRecord(key=claim.key, verdict=NOT_RUN, evidence=""))
+            claims.append(f"| {name} | {claim.text} | **{record.verdict}** | {record.evidence} |")
+        seeds = ", ".join(map(str, about.seeds)) or NOT_RUN
+        state.append(f"| {name} | {item.title} | {seeds} | {about.runs} | {about.hours} |")
+    head = (
+        f"# The paper's claims\n\nScale `{scale}`; written by `fedbcgd reproduce` from what it measured. An item's own page "
+        "has its tables, figure, search and circumstances."
+    )
+    parts = [
+        head,
+        markdown_table("| item | claim | verdict | evidence |", claims),
+        "## What was run",
+        markdown_table("| item | what | seeds | runs | hours |", state),
+    ]
+    return "\n\n".join(parts) + "\n"
