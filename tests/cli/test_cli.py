@@ -63,7 +63,7 @@ def test_help_does_not_wait_for_torch():
         (["demo", "--bugdet", "3"], "--budget"),
         (["demo", "--budget", "0"], "0"),
         (["demo", "--budget", "many"], "many"),
-        (["demo", "--out", "file/folder"], "file/folder could not be made"),
+        (["demo", "--out", "file/folder"], "file/folder could not be created"),
     ],
 )
 def test_mistakes_end_with_exit_code_2_and_no_traceback(args, words, tmp_path):

@@ -83,7 +83,7 @@ def test_json(place):
         (["run", "run.toml", "--out", "x", "--set", "run.roundz=3"], "Did you mean 'rounds'"),
         (["run", "run.toml", "--out", "x", "--set", "algorithm.lr=0"], "lr: input should be greater than 0"),
         (["run", "run.toml", "--out", "x", "--set", "run.budget=0.01"], "does not pay for one round"),
-        (["run", "run.toml", "--out", "/proc/nowhere"], "/proc/nowhere could not be made"),
+        (["run", "run.toml", "--out", "/proc/nowhere"], "/proc/nowhere could not be created"),
         (["run", "run.toml", "--out", "x", "--set", "algorithm.blocks=1000000"], "larger than d"),
         (["compare", "run.toml", "--algorithms", "fedavg,fedagv", "--out", "x"], "'fedagv'"),
         (["compare", "run.toml", "--algorithms", "fedavg,fedavg", "--out", "x"], "twice"),

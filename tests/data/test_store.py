@@ -200,7 +200,7 @@ def header_only(path, **about):
     with safe_open(path, "pt") as old:
         tensors = {key: old.get_tensor(key) for key in old.keys()}  # noqa: SIM118
         metadata = old.metadata() | about
-    metadata["checksum"] = files.checksum(tensors, metadata)
+    metadata["checksum"] = files.tensors_checksum(tensors, metadata)
     return safetensors.torch.save(tensors, metadata)
 
 
@@ -304,7 +304,7 @@ def test_where_the_folder_is(monkeypatch, tmp_path):
 def test_a_cache_folder_that_cannot_be_made(tmp_path, monkeypatch, file):
     (tmp_path / "taken").write_text("")
     monkeypatch.setenv("FEDBCGD_DATA", str(tmp_path / "taken" / "cache"))
-    assert "could not be made: Not a directory" in refusal(tmp_path, file())
+    assert "could not be created: Not a directory" in refusal(tmp_path, file())
 
 
 @pytest.fixture

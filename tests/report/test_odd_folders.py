@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from fedbcgd import UserError
-from fedbcgd.files import sealed
+from fedbcgd.files import add_checksum
 from fedbcgd.report import facts, page
 from fedbcgd.report.collect import Found, read
 from fedbcgd.report.groups import group
@@ -208,7 +208,7 @@ def test_numbers_that_are_none(tmp_path):
 
 def test_a_line_whose_checksum_is_wrong_is_left_out(tmp_path):
     folder = make(tmp_path / "a")
-    good = sealed('{"round": 1, "test_accuracy": 0.5}')
+    good = add_checksum('{"round": 1, "test_accuracy": 0.5}')
     (folder / "metrics.jsonl").write_text(f"{good}\n{good.replace('0.5', '0.9')}\n")
     (run,), (told,) = collect(tmp_path)
     assert run.rows == [{"round": 1, "test_accuracy": 0.5}]

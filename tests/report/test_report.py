@@ -83,7 +83,7 @@ def test_a_file_is_written_whole_or_not_at_all(tmp_path):
 
 def test_a_folder_that_cannot_be_made(tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(UserError, match="could not be made"):
+    with pytest.raises(UserError, match="could not be created"):
         make_folder(tmp_path / "file" / "folder")
     with pytest.raises(UserError, match="could not be written"):
         write_text(tmp_path / "absent" / "a.txt", "")

@@ -142,7 +142,7 @@ def test_a_damaged_newest_checkpoint_falls_back_to_the_one_before(place, cut, ca
     assert Checkpoints(cut / "checkpoint", None).load()[1]["round"] == 3
     execute(make(6), cut, resume=True, figures=False)
     assert caplog.messages == [
-        f"{cut / CHECKPOINTS[0]} is damaged: its checksum does not fit: going on from the checkpoint before it, of round 3"
+        f"{cut / CHECKPOINTS[0]} is damaged: its checksum does not match: going on from the checkpoint before it, of round 3"
     ]
     assert same(cut, place)
     assert rows_of(cut) == rows_of(place / "whole")
@@ -249,7 +249,7 @@ def test_a_damaged_configuration_is_taken_from_the_checkpoint(place, cut, caplog
     assert path.read_text() != before
     assert state(cut, "config.toml") == "damaged"
     execute(make(6), cut, resume=True, figures=False)
-    assert caplog.messages == [f"{path} is damaged (its checksum does not fit): the copy in the checkpoint is taken"]
+    assert caplog.messages == [f"{path} is damaged (its checksum does not match): the copy in the checkpoint is taken"]
     assert same(cut, place)
     assert read_configuration(RunFolder(cut)).algorithm["lr"] == 0.1
 
@@ -429,7 +429,7 @@ def test_check_says_what_is_whole(cut):
     (cut / CHECKPOINTS[0]).unlink()
     done = CliRunner().invoke(app, ["check", str(cut)])
     assert done.exit_code == 1
-    assert "model.safetensors               damaged: its checksum does not fit" in done.output
+    assert "model.safetensors               damaged: its checksum does not match" in done.output
     assert "checkpoint/server.safetensors   missing" in done.output
 
 
@@ -448,7 +448,7 @@ def test_check_of_data_sets(place):
     try:
         done = CliRunner().invoke(app, ["data", "check", "mine"])
         assert done.exit_code == 1
-        assert "damaged: its checksum does not fit; delete it and add the data set again" in done.output
+        assert "damaged: its checksum does not match; delete it and add the data set again" in done.output
     finally:
         store.place("mine").write_bytes(kept)
     assert CliRunner().invoke(app, ["data", "check", "other"]).exit_code == 2

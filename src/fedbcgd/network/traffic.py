@@ -12,7 +12,7 @@ from pydantic import ConfigDict, Field, TypeAdapter
 from fedbcgd.core.messages import Task
 from fedbcgd.core.server import Server
 from fedbcgd.errors import UserError
-from fedbcgd.files import open_regular, vouched
+from fedbcgd.files import open_regular, verify_checksum
 from fedbcgd.network.links import Links
 
 LARGEST = 1 << 29  # bytes of a record that is read
@@ -82,7 +82,7 @@ def read(path: Path) -> Iterator[Round]:
                 if not line.endswith(b"\n"):
                     return
                 try:
-                    vouched(line)
+                    verify_checksum(line)
                     round = _ROUND.validate_json(line)
                     lists = (round.clients, round.blocks, round.upload, round.evaluations, round.accepted)
                     if len({len(values) for values in lists}) > 1:

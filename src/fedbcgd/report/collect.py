@@ -10,7 +10,7 @@ from typing import Any
 from fedbcgd.core.reading import shorten
 from fedbcgd.engine.run_folder import find_runs
 from fedbcgd.errors import UserError
-from fedbcgd.files import as_json, open_regular, read_regular, unsealed
+from fedbcgd.files import as_json, open_regular, parse_json_object, read_regular
 from fedbcgd.report import facts
 from fedbcgd.runs.config import flat, read_table
 from fedbcgd.runs.secrets import mask_command, mask_config
@@ -116,7 +116,7 @@ def read(folder: Path, problems: list[Problem]) -> Found | None:
     def load(name: str, limit: int = MOST_JSON) -> dict[str, Any]:
         path = folder / name
         try:
-            return read_table(path) if path.suffix == ".toml" else unsealed(read_regular(path, limit))[0]
+            return read_table(path) if path.suffix == ".toml" else parse_json_object(read_regular(path, limit))[0]
         except FileNotFoundError:
             return {}
         except (OSError, ValueError) as error:
@@ -219,7 +219,7 @@ def _rows(path: Path, wrong: Callable[[str, str], None]) -> list[dict[str, float
                     break
                 lines += 1
                 try:
-                    last = facts.row(unsealed(line)[0])
+                    last = facts.row(parse_json_object(line)[0])
                 except ValueError:
                     damaged += 1
                     continue

@@ -11,7 +11,7 @@ import torch
 from fedbcgd.engine import checkpoint
 from fedbcgd.engine.run_folder import LARGEST, MOST, RunFolder, find_runs, read_rows
 from fedbcgd.errors import UserError
-from fedbcgd.files import checksum_of, open_regular, read_regular, read_tensors, unsealed, vouched
+from fedbcgd.files import bytes_checksum, open_regular, parse_json_object, read_regular, read_tensors, verify_checksum
 
 WHOLE, DAMAGED, MISSING, UNVERIFIED = "whole", "damaged", "missing", "unverified"
 
@@ -41,7 +41,7 @@ class _Check:
         saved = self._checkpoints()
         flower = "clients_in_all" in saved or "flower" in [(summary or {}).get(key) for key in ("backend", "carrier")]
         begun = bool(saved or summary)
-        self._try(folder.config, lambda path: vouched(read_regular(path, LARGEST)), begun and not flower)
+        self._try(folder.config, lambda path: verify_checksum(read_regular(path, LARGEST)), begun and not flower)
         self._try(folder.label_counts, self._object)
         for file, needed in (
             (folder.metrics, bool(saved.get("metrics"))),
@@ -78,7 +78,7 @@ class _Check:
 
     @staticmethod
     def _object(path: Path) -> tuple[dict[str, Any], bool]:
-        return unsealed(read_regular(path, LARGEST))
+        return parse_json_object(read_regular(path, LARGEST))
 
     def _checkpoints(self) -> dict[str, Any]:
         """Both of them with their client state; the values of the newer one that can be read."""
@@ -119,7 +119,7 @@ def _slots(path: Path, size: int, slots: dict[int, list[int]]) -> bool:
             if size and said:
                 file.seek(slot * size)
                 data = bytearray(file.read(size))
-                wrong += len(data) < size or checksum_of(torch.frombuffer(data, dtype=torch.uint8)) != said[0]
+                wrong += len(data) < size or bytes_checksum(torch.frombuffer(data, dtype=torch.uint8)) != said[0]
     if wrong:
         raise ValueError(f"{wrong} of the {len(slots)} states of clients that checkpoints speak of")
     return bool(size)

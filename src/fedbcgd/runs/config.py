@@ -17,7 +17,7 @@ from fedbcgd.backends.registry import BACKENDS
 from fedbcgd.core.parts import Section, explain_error
 from fedbcgd.data.names import EMBEDDED, QUADRATICS
 from fedbcgd.errors import UserError
-from fedbcgd.files import read_regular, vouched
+from fedbcgd.files import read_regular, verify_checksum
 from fedbcgd.network.links import COLUMNS
 from fedbcgd.network.profiles import Distribution
 from fedbcgd.network.settings import Network
@@ -201,7 +201,7 @@ def read_table(path: Path) -> dict[str, Any]:
     """
     data = read_regular(path, LARGEST)
     try:
-        vouched(data)
+        verify_checksum(data)
         text = data.decode()
         if max(line.count(".") for line in text.split("\n")) > MOST_DOTS:
             raise ValueError(f"a line has more than {MOST_DOTS:,} dots")

@@ -23,11 +23,11 @@ from fedbcgd.engine.run_folder import JsonlFile, RunFolder, exclusive_lock, swee
 from fedbcgd.engine.signals import uninterrupted
 from fedbcgd.errors import Diverged, UserError
 from fedbcgd.files import (
+    add_checksum,
     as_json,
     make_folder,
     refuse_link,
     remove,
-    sealed,
     write_tensors,
     write_text,
 )
@@ -134,10 +134,10 @@ def _execute(prepared: _Prepared, folder: RunFolder, callbacks: Sequence[Callbac
         network.restore(before["network"])
     remove(folder.summary)  # a summary says that a run is finished
     text = config.text()
-    write_text(folder.config, sealed(text))
+    write_text(folder.config, add_checksum(text))
     if experiment.counts is not None:
         label_counts = as_json({"classes": experiment.classes, "counts": experiment.counts.tolist()})
-        write_text(folder.label_counts, sealed(label_counts) + "\n")
+        write_text(folder.label_counts, add_checksum(label_counts) + "\n")
     with (
         run,
         JsonlFile.resumed(folder.metrics, before) as metrics,
@@ -171,7 +171,7 @@ def _execute(prepared: _Prepared, folder: RunFolder, callbacks: Sequence[Callbac
             summary["notes"] = list(experiment.notes)
             if network.links is not None:
                 summary["links"] = network.links.digest()
-            write_text(folder.summary, sealed(as_json(summary, indent=1)) + "\n")
+            write_text(folder.summary, add_checksum(as_json(summary, indent=1)) + "\n")
 
         loop = run.start(
             partial(make_backend, where=config.where),

@@ -7,7 +7,7 @@ from fedbcgd.engine.checkpoint import Checkpoints
 from fedbcgd.engine.loop import Outcome
 from fedbcgd.engine.run_folder import LARGEST, RunFolder
 from fedbcgd.errors import UserError
-from fedbcgd.files import Damaged, read_regular, vouched
+from fedbcgd.files import Damaged, read_regular, verify_checksum
 from fedbcgd.runs import config as config_module
 from fedbcgd.runs.config import Config
 
@@ -21,7 +21,7 @@ def read_configuration(folder: RunFolder, say: Callable[[str], None] = lambda li
     text, wrong = b"", "it has no checksum"  # as those of earlier days
     try:
         found = read_regular(folder.config, LARGEST)
-        wrong = "" if vouched(found) else wrong
+        wrong = "" if verify_checksum(found) else wrong
         text = found
     except OSError as error:
         raise UserError(f"{folder.config} cannot be read: {error.strerror}") from None
