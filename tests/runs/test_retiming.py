@@ -104,8 +104,8 @@ def test_damaged_records_are_explained(run, tmp_path, damage):
         kept = {"cut": lines[:3], "nonsense": [*lines[:3], '{"round": 4}'], "out of order": lines[::-1]}[damage]
         traffic.write_text("\n".join(kept) + "\n")
     words = {
-        "absent": "has no traffic.jsonl", "cut": "3 rounds and the metrics 4", "nonsense": "line 4: this is no record",
-        "out of order": "line 1: round 4 stands where round 1", "no run": "is not the folder of a run",
+        "absent": "has no traffic.jsonl", "cut": "expected 4 rounds as in the metrics, got 3", "nonsense": "line 4: expected the record",
+        "out of order": "line 1: expected round 1, got round 4", "no run": "is not the folder of a run",
     }  # fmt: skip
     with pytest.raises(UserError, match=words[damage]):
         hours(path, "4g")
