@@ -64,9 +64,8 @@ _Pair = tuple[float, float]  # median and spread
 
 
 def _kind(up: _Pair, down: _Pair, latency: _Pair, gradient: _Pair, availability: float) -> Kind:
-    return Kind(
-        *(Distribution(median=m, spread=s) for m, s in (up, down, latency, gradient)), availability=availability
-    )
+    uplink, downlink, delay, compute = (Distribution(median=m, spread=s) for m, s in (up, down, latency, gradient))
+    return Kind(uplink, downlink, delay, compute, availability)
 
 
 _4G = _kind((8, 25), (30, 20), (45, 4), (20, 5), 0.7)

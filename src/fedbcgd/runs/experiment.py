@@ -14,7 +14,7 @@ from fedbcgd.data.images import Images
 from fedbcgd.data.names import QUADRATICS
 from fedbcgd.data.sources import Tensors, as_source, split
 from fedbcgd.errors import UserError
-from fedbcgd.models.make import call, load_attribute, make_model
+from fedbcgd.models.make import call_factory, load_attribute, make_model
 from fedbcgd.models.problems import quadratics
 from fedbcgd.rng import stream
 from fedbcgd.runs.config import Config, Data, Quadratics
@@ -165,7 +165,7 @@ def _from_user(data: Data) -> Loaded:
         if getattr(data, option):
             raise UserError(f"data.{option}: a loader of your own prepares its data itself")
     found = load_attribute(data.name, "data")
-    made = call(found, data.name, "data", {}, data.options)
+    made = call_factory(found, data.name, "data", {}, data.options)
     if not isinstance(made, tuple) or len(made) not in (2, 3):
         raise UserError(
             f"data: {data.name} gives {type(made).__name__}; wanted is (train, test) or (train, test, groups)"
