@@ -55,7 +55,7 @@ def data_set() -> tuple[float, float]:
     """Median seconds of loading as many bytes as CIFAR-10 has, with and without the check."""
     pixels, labels = torch.randint(256, (60_000, 32, 32, 3), dtype=torch.uint8), torch.arange(60_000) % 10
     split = [Split(pixels[k].numpy(), labels[k].numpy()) for k in (slice(0, 50_000), slice(50_000, 60_000))]
-    store.keep("made-up", Raw(split[0], split[1], tuple("0123456789")), "made up")
+    store.save("made-up", Raw(split[0], split[1], tuple("0123456789")), "made up")
 
     def bare() -> None:
         with patch("fedbcgd.files.checksum", lambda tensors, _: said):
@@ -63,7 +63,7 @@ def data_set() -> tuple[float, float]:
 
     from safetensors import safe_open
 
-    with safe_open(store.place("made-up"), "pt") as file:
+    with safe_open(store.path_of("made-up"), "pt") as file:
         said = file.metadata()["checksum"]
     seconds = interleaved({"bare": bare, "checked": lambda: store.load("made-up") and None}, 10)
     return statistics.median(seconds["checked"]), statistics.median(seconds["bare"])

@@ -109,9 +109,7 @@ def test_a_checksum_finds_every_flipped_bit(length):
             assert bytes_checksum(data) != whole
             data[at] ^= 1 << bit
     if length == 5000:
-        assert (
-            bytes_checksum(torch.cat([data[512:1024], data[:512], data[1024:]])) != whole
-        )  # swapped sectors
+        assert bytes_checksum(torch.cat([data[512:1024], data[:512], data[1024:]])) != whole  # swapped sectors
 
 
 @pytest.mark.parametrize("text", ['{"round": 1, "loss": null}', '{\n "a": {"b": "crc"}\n}', "a = 1\n[b]\n"])

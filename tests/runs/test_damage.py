@@ -99,7 +99,7 @@ def damage(path, draw):
 def check_damages(place, tmp_path, count, seed):
     draw = random.Random(seed)
     files = [p.relative_to(place / "cut") for p in (place / "cut").rglob("*") if p.is_file() and p.name != ".lock"]
-    data = store.place("mine")
+    data = store.path_of("mine")
     kept = data.read_bytes()
     seen = dict.fromkeys(("went on", "fell back", "refused"), 0)
     for trial in range(count):
@@ -443,14 +443,14 @@ def test_check_of_what_is_no_run(tmp_path, name, capsys):
 
 def test_check_of_data_sets(place):
     assert CliRunner().invoke(app, ["data", "check"]).output == "mine: whole\n"
-    kept = store.place("mine").read_bytes()
-    flip(store.place("mine"))
+    kept = store.path_of("mine").read_bytes()
+    flip(store.path_of("mine"))
     try:
         done = CliRunner().invoke(app, ["data", "check", "mine"])
         assert done.exit_code == 1
         assert "damaged: its checksum does not match; delete it and add the data set again" in done.output
     finally:
-        store.place("mine").write_bytes(kept)
+        store.path_of("mine").write_bytes(kept)
     assert CliRunner().invoke(app, ["data", "check", "other"]).exit_code == 2
 
 

@@ -13,7 +13,7 @@ from fedbcgd.data import store
 from fedbcgd.data.raw import Raw, Split
 from fedbcgd.runs.config import check
 from fedbcgd.runs.execute import execute
-from fedbcgd.runs.experiment import hand_out, make_experiment
+from fedbcgd.runs.experiment import make_experiment, partition_data
 
 
 def made_up(n=120, test=30, side=16, seed=0, groups=False):
@@ -30,7 +30,7 @@ def made_up(n=120, test=30, side=16, seed=0, groups=False):
 def shelf(tmp_path, monkeypatch):
     """A cache folder with one small data set of images."""
     monkeypatch.setenv("FEDBCGD_DATA", str(tmp_path / "shelf"))
-    store.keep("small", made_up(groups=True), "made up")
+    store.save("small", made_up(groups=True), "made up")
     return tmp_path
 
 
@@ -57,7 +57,7 @@ def test_model_and_data_fit_together(shelf):
 
 @pytest.mark.parametrize("kind", ["dirichlet", "dirichlet-unequal", "iid", "shards", "quantity", "group"])
 def test_every_partition_from_a_configuration(shelf, kind):
-    handed = hand_out(config({"partition": kind}))
+    handed = partition_data(config({"partition": kind}))
     assert np.array_equal(np.sort(np.concatenate(handed.parts)), np.arange(120))
     if kind == "group":
         assert all(len(part) % 6 == 0 for part in handed.parts)
@@ -107,7 +107,7 @@ def test_resize_and_crop_reach_the_model(shelf):
         ({"positive": 4}, {}, "labels are 0 to 3"),
         ({"options": {"a": 1}}, {}, "loader of your own"),
         ({"name": "embedded", "partition": "group"}, {}, "no group column"),
-        ({"clients": 30, "partition": "group"}, {}, "20 groups cannot be split over 30"),
+        ({"clients": 30, "partition": "group"}, {}, "expected at most 20, one for each group, got 30"),
         ({"validation": 0.001}, {}, "leaves one side empty"),
         ({}, {"width": None, "norm": "group"}, "lenet5 has no such option"),
     ],
@@ -189,8 +189,8 @@ def test_a_run_that_failed_before_its_first_round_does_not_keep_its_folder(mine,
 def test_loaders_of_other_kinds(mine):
     grouped = check(own("grouped").model_dump() | {"data": {"name": "my_data:grouped", "clients": 2, "partition": "group"},
                     "run": {"rounds": 1, "cohort": 2}, "quadratics": None}, "test")  # fmt: skip
-    assert sorted(map(len, hand_out(grouped).parts)) == [20, 20]
-    counts = hand_out(own("words")).counts
+    assert sorted(map(len, partition_data(grouped).parts)) == [20, 20]
+    counts = partition_data(own("words")).counts
     assert counts.shape == (4, 2)
     with pytest.raises(UserError, match="gives int"):
         make_experiment(own("wrong"))
@@ -207,10 +207,10 @@ def test_a_run_says_how_unequal_clients_are(shelf, tmp_path):
 
 def test_a_run_does_not_go_on_with_other_data_of_the_same_name(shelf, tmp_path):
     execute(config(rounds=1), tmp_path / "run")
-    store.keep("small", made_up(seed=1), "made up again")
+    store.save("small", made_up(seed=1), "made up again")
     with pytest.raises(UserError, match="other data under the name 'small'"):
         execute(config(rounds=2), tmp_path / "run", resume=True)
-    store.keep("small", made_up(groups=True), "the first again")
+    store.save("small", made_up(groups=True), "the first again")
     assert execute(config(rounds=2), tmp_path / "run", resume=True).rounds == 2
 
 

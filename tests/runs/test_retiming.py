@@ -13,7 +13,7 @@ from fedbcgd.network.traffic import Round
 from fedbcgd.report import reach
 from fedbcgd.report.network import first_bias, hours_table, measure, networks, told
 from fedbcgd.runs import config as configuration
-from fedbcgd.runs.bias import leans
+from fedbcgd.runs.bias import block_biases
 from fedbcgd.runs.execute import execute
 from fedbcgd.runs.retiming import Tied, bias, check_target, hours, to_reach
 
@@ -172,7 +172,7 @@ def test_bias_by_hand():
     links = Links(np.arange(1.0, 11), *(np.ones(10) for _ in range(4)))
     first = Round(1, 3, 0, 0.0, [0, 1, 8], [0, 0, 1], [0] * 3, [0] * 3, [1, 1, 1])
     second = Round(2, 2, 0, 0.0, [0, 2], [0, 1], [0] * 2, [0] * 2, [1, 0])
-    slow, fast = leans([first, second], links)
+    slow, fast = block_biases([first, second], links)
     assert (slow.block, slow.uploads, slow.clients) == (0, 3, 2)
     assert slow.rank == pytest.approx(1 / 27)
     assert slow.shares == (1, 0, 0, 0, 0)

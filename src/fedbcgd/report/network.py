@@ -13,7 +13,7 @@ from fedbcgd.engine.run_folder import RunFolder
 from fedbcgd.errors import UserError
 from fedbcgd.network.profiles import PROFILES
 from fedbcgd.network.settings import Network
-from fedbcgd.runs.bias import Lean
+from fedbcgd.runs.bias import BlockBias
 from fedbcgd.runs.retiming import Tied, bias, check_target, configuration_of, hours, to_reach
 
 OWN = "own"
@@ -83,7 +83,7 @@ def told(hours: float) -> str:
     return f"{hours * 3600:.3g} s" if hours < 1 / 60 else f"{hours:.3g} h"
 
 
-def bias_table(leans: Sequence[Lean], name: str) -> Table:
+def bias_table(leans: Sequence[BlockBias], name: str) -> Table:
     """Who served each block, by the speed of its uplink."""
     whose = "the own network" if name == OWN else name
     out = Table(title=printable(f"who served each block ({whose})"), title_justify="left")
@@ -98,7 +98,7 @@ def bias_table(leans: Sequence[Lean], name: str) -> Table:
     return out
 
 
-def first_bias(folder: Path, chosen: Networks) -> tuple[str, list[Lean]]:
+def first_bias(folder: Path, chosen: Networks) -> tuple[str, list[BlockBias]]:
     """Under the first of these networks: its name, and who served each block."""
     name, network = next(iter(chosen.items()))
     return name, bias(folder, network)

@@ -102,14 +102,14 @@ class _Prepared:
         settings = config.run
         self.config = config
         refuse_masked(config.model_dump())
-        config.where.check()
+        config.placement.check()
         self.experiment = experiment = make_experiment(config)
         algorithm = configuration.algorithm_of(config, "configuration")
         model, clients = experiment.model, experiment.clients
         algorithm = fit_to_links(algorithm, config.network, model, clients, settings.cohort, settings.seed)
         job = make_job(
             *(model, clients, algorithm, experiment.test, settings.seed, experiment.loss, experiment.metrics),
-            device=config.where.home,
+            device=config.placement.home,
             together=settings.together,
         )
         if ":" in config.model.name + config.data.name:  # a user's own code
@@ -174,14 +174,14 @@ def _execute(prepared: _Prepared, folder: RunFolder, callbacks: Sequence[Callbac
             write_text(folder.summary, add_checksum(as_json(summary, indent=1)) + "\n")
 
         loop = run.start(
-            partial(make_backend, where=config.where),
+            partial(make_backend, where=config.placement),
             every=settings.evaluate_every,
             # Rows are on disk before any other callback sees them.
             callbacks=[write_rows, *callbacks, *_tensorboard(config, folder), write_checkpoint],
             metric_prefix=experiment.prefix,
             rows=metrics.rows,
             seconds=before["seconds"] if before else 0.0,
-            overlap=config.where.entry.overlaps_evaluation,
+            overlap=config.placement.entry.overlaps_evaluation,
             on_commit=record_traffic,
         )
         loop.backend.clock.add(before["clock"] if before else {})
