@@ -249,7 +249,7 @@ def test_a_damaged_configuration_is_taken_from_the_checkpoint(place, cut, caplog
     assert path.read_text() != before
     assert state(cut, "config.toml") == "damaged"
     execute(make(6), cut, resume=True, figures=False)
-    assert caplog.messages == [f"{path} is damaged (its checksum does not match): the copy in the checkpoint is taken"]
+    assert caplog.messages == [f"{path} is damaged (its checksum does not match): the copy in the checkpoint is used"]
     assert same(cut, place)
     assert read_configuration(RunFolder(cut)).algorithm["lr"] == 0.1
 
@@ -339,9 +339,7 @@ def test_rows_removed_in_the_middle_of_a_run_are_put_back(place, tmp_path, caplo
             (tmp_path / name).write_text("by somebody else")
 
     execute(make(6), tmp_path, callbacks=[once(3, act)], figures=False)
-    assert caplog.messages == [
-        f"{tmp_path / name} was removed or replaced while the run went on: it is written again"
-    ]
+    assert caplog.messages == [f"{tmp_path / name} was removed or replaced while the run went on: it is written again"]
     assert rows_of(tmp_path) == rows_of(place / "whole")
     assert not [f for f in checks.check(tmp_path) if f.bad]
 

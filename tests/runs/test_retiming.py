@@ -103,11 +103,14 @@ def test_damaged_records_are_explained(run, tmp_path, damage):
     else:
         kept = {"cut": lines[:3], "nonsense": [*lines[:3], '{"round": 4}'], "out of order": lines[::-1]}[damage]
         traffic.write_text("\n".join(kept) + "\n")
-    words = {
-        "absent": "has no traffic.jsonl", "cut": "expected 4 rounds as in the metrics, got 3", "nonsense": "line 4: expected the record",
-        "out of order": "line 1: expected round 1, got round 4", "no run": "is not the folder of a run",
-    }  # fmt: skip
-    with pytest.raises(UserError, match=words[damage]):
+    messages = {
+        "absent": "has no traffic.jsonl",
+        "cut": "expected 4 rounds as in the metrics, got 3",
+        "nonsense": "line 4: expected the record",
+        "out of order": "line 1: expected round 1, got round 4",
+        "no run": "is not the folder of a run",
+    }
+    with pytest.raises(UserError, match=messages[damage]):
         hours(path, "4g")
 
 
@@ -120,7 +123,7 @@ def test_the_first_row_that_reached_the_target():
 
 @pytest.mark.parametrize("target", [80.0, 1.5, 0.0, -1.0, float("nan"), float("inf")])
 def test_a_target_is_an_accuracy(target):
-    with pytest.raises(UserError, match=r"target: an accuracy above 0 and at most 1"):
+    with pytest.raises(UserError, match=r"target: expected an accuracy > 0 and ≤ 1"):
         check_target(target)
 
 

@@ -166,7 +166,7 @@ def configuration_of(run: RunFolder) -> Config:
     try:
         config = configuration.check(configuration.read_table(run.config), str(run.config))
     except FileNotFoundError:
-        raise UserError(f"{run.path} is no folder of a run: it has no {run.config.name}") from None
+        raise UserError(f"{run.path} is not the folder of a run: it has no {run.config.name}") from None
     except OSError as error:
         raise UserError(f"{run.config} cannot be read: {error.strerror}") from None
     if config.data.clients > MOST_CLIENTS:
