@@ -83,8 +83,8 @@ def test_a_short_demo(tmp_path):
     assert sorted(os.listdir(tmp_path / "out")) == [
         "curves.png",
         "curves.svg",
-        "holdings.png",
-        "holdings.svg",
+        "label_counts.png",
+        "label_counts.svg",
         "metrics.csv",
     ]
     rows = list(csv.DictReader((tmp_path / "out" / "metrics.csv").open()))

@@ -230,7 +230,10 @@ def test_what_is_wrong_with_any_run_is_said_before_the_first(place):
 
 @pytest.mark.parametrize(
     ("text", "words"),
-    [("[compare.fedavg]\nname = 'fedbcgd'\n", "expected none, since the section is for fedavg"), ("[compare.fedavg]\ncodec = ['x']\n", "codec")],
+    [
+        ("[compare.fedavg]\nname = 'fedbcgd'\n", "expected none, since the section is for fedavg"),
+        ("[compare.fedavg]\ncodec = ['x']\n", "codec"),
+    ],
 )
 def test_broken_comparisons(place, text, words):
     (place / "run.toml").write_text(QUICK + text)

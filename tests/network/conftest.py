@@ -10,6 +10,6 @@ def no_figures() -> Iterator[None]:
     from fedbcgd.display import plots
 
     with pytest.MonkeyPatch.context() as patch:
-        for name in ("curves", "holdings"):
+        for name in ("curves", "label_counts"):
             patch.setattr(plots, name, lambda *_: None)
         yield

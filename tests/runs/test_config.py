@@ -41,7 +41,10 @@ BROKEN = {
     ),
     "option out of range": (GOOD + "[algorithm]\nmomentum = 1.0\n", ["momentum", "less than 1", "1.0"]),
     "unknown codec": (GOOD + "[algorithm]\ncodec = 'zip'\n", ["codec", "'zip'", "qsgd"]),
-    "quadratics without a point": (GOOD + "[data]\nname = 'quadratics'\n", ["model.name: expected point with data.name = 'quadratics'"]),
+    "quadratics without a point": (
+        GOOD + "[data]\nname = 'quadratics'\n",
+        ["model.name: expected point with data.name = 'quadratics'"],
+    ),
     "quadratics upside down": (
         GOOD + "[data]\nname = 'quadratics'\n[model]\nname = 'point'\n[quadratics]\nmu = 5.0\nbeta = 2.0\n",
         ["quadratics.mu", "beta = 2", "5"],

@@ -160,7 +160,7 @@ def test_a_loader_and_a_model_of_ones_own_on_both_carriers(mine, workers):
     outcome = execute(own("load", workers=workers, rounds=2), mine / "run")
     assert 0 <= outcome.final["test_accuracy"] <= 1
     assert outcome.ledger.refused == 0
-    assert (mine / "run" / "holdings.png").exists()
+    assert (mine / "run" / "label_counts.png").exists()
 
 
 def test_a_mistake_in_a_users_model_is_reported_before_anything_is_written(mine):
@@ -192,7 +192,7 @@ def test_loaders_of_other_kinds(mine):
     assert sorted(map(len, partition_data(grouped).parts)) == [20, 20]
     counts = partition_data(own("words")).counts
     assert counts.shape == (4, 2)
-    with pytest.raises(UserError, match="to return .* got int"):
+    with pytest.raises(UserError, match=r"to return .* got int"):
         make_experiment(own("wrong"))
     with pytest.raises(UserError, match=r"data\.augment"):
         make_experiment(config({"name": "my_data:load", "augment": True}))

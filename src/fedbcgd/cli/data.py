@@ -146,7 +146,7 @@ def split(config: ConfigFile, set_: Sets = None, out: Picture = None) -> None:
     if out is not None:
         from fedbcgd.display import plots
 
-        plots.holdings(counts, out, handed.loaded.classes, f"{settings.data.name}, {settings.data.partition}")
+        plots.label_counts(counts, out, handed.loaded.classes, f"{settings.data.name}, {settings.data.partition}")
         print(f"{out} written")
 
 

@@ -111,8 +111,8 @@ def bands(groups: Mapping[str, Sequence[Sequence[Row]]], path: Path, title: str 
         save(figure, path)
 
 
-def holdings(counts: np.ndarray, path: Path, labels: Sequence[str] | None = None, title: str = "") -> None:
-    """Who holds what: a column per client, a row per label, darker for more examples."""
+def label_counts(counts: np.ndarray, path: Path, labels: Sequence[str] | None = None, title: str = "") -> None:
+    """Draw how many examples of each label each client has: a column per client, a row per label."""
     clients, kinds = counts.shape
     height = min(7.0, 1.2 + kinds * 0.14)
     with matplotlib.rc_context(STYLE):

@@ -57,7 +57,7 @@ class RunFolder:
     @property
     def label_counts(self) -> Path:
         """How many examples of which label each client has."""
-        return self.path / "holdings.json"
+        return self.path / "label_counts.json"
 
     @property
     def model(self) -> Path:
@@ -253,8 +253,8 @@ def sweep_up(folder: RunFolder) -> None:
             ("metrics", ".jsonl"),
             ("traffic", ".jsonl"),
             ("clients", ".bin"),
-            ("holdings", ".json"),
-            *((figure, kind) for figure in ("curve", "holdings") for kind in (".png", ".svg")),
+            ("label_counts", ".json"),
+            *((figure, kind) for figure in ("curve", "label_counts") for kind in (".png", ".svg")),
         ):
             for path in place.glob(f".{stem}-*{suffix}"):
                 path.unlink(missing_ok=True)

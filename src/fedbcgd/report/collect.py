@@ -15,7 +15,7 @@ from fedbcgd.report import facts
 from fedbcgd.runs.config import flat, read_table
 from fedbcgd.runs.secrets import mask_command, mask_config
 
-FILES = ("config.toml", "metrics.jsonl", "summary.json", "holdings.json")
+FILES = ("config.toml", "metrics.jsonl", "summary.json", "label_counts.json", "holdings.json")
 FRESH = 120.0  # seconds after which a run that writes nothing is no longer called running
 MOST_ROWS = 2000  # of one run on the page; of more, every so many and the last
 MOST_BLOCKS = facts.MOST_ITEMS
@@ -138,7 +138,10 @@ def read(folder: Path, problems: list[Problem]) -> Found | None:
     seed = options.get("run.seed", summary.get("seed"))
     known_seed = seed if isinstance(seed, int) and not isinstance(seed, bool) else None
     status = _status(summary) if summary else _unfinished(folder)
-    holdings = _holdings(load("holdings.json", MOST_HOLDINGS), wrong)
+    counts_file = (
+        "label_counts.json" if (folder / "label_counts.json").exists() else "holdings.json"
+    )  # as it was called
+    holdings = _holdings(load(counts_file, MOST_HOLDINGS), lambda what: wrong(counts_file, what))
     hours = _hours(folder, rows)
     sent = [] if summary else _block_bytes(folder / "traffic.jsonl")
     place = facts.text(str(folder))
@@ -238,12 +241,12 @@ def _rows(path: Path, wrong: Callable[[str, str], None]) -> list[dict[str, float
     return rows if last is None or rows[-1] is last else [*rows, last]
 
 
-def _holdings(loaded: dict[str, Any], wrong: Callable[[str, str], None]) -> dict[str, Any] | None:
+def _holdings(loaded: dict[str, Any], wrong: Callable[[str], None]) -> dict[str, Any] | None:
     if not loaded:
         return None
     try:
         made = facts.holdings(loaded)
         return made if len(made["counts"]) * len(made["classes"]) <= MOST_CELLS else None
     except ValueError:
-        wrong("holdings.json", "is not what a run writes: it is left out")
+        wrong("is not what a run writes: it is left out")
         return None

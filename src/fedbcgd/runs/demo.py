@@ -56,7 +56,9 @@ def run(budget: float, seed: int, folder: Path) -> dict[str, Result]:
     train, test = fashion_mnist()
     labels = train.labels.numpy()
     parts = dirichlet(labels, CLIENTS, RHO, seed)
-    plots.holdings(label_counts(labels, parts), folder / "holdings.png", CLASSES, f"Dirichlet {RHO}, seed {seed}")
+    plots.label_counts(
+        label_counts(labels, parts), folder / "label_counts.png", CLASSES, f"Dirichlet {RHO}, seed {seed}"
+    )
     clients = split(train, parts)
     with torch.random.fork_rng([]):
         torch.manual_seed(seed)
@@ -113,5 +115,5 @@ def conclude(console: Console, results: Mapping[str, Result], budget: float, fol
             highlight=False,
         )
     console.print(
-        f"Plots and metrics: {folder}/curves.png, {folder}/holdings.png, {folder}/metrics.csv", highlight=False
+        f"Plots and metrics: {folder}/curves.png, {folder}/label_counts.png, {folder}/metrics.csv", highlight=False
     )

@@ -225,7 +225,7 @@ def _draw(folder: RunFolder, outcome: Outcome, experiment: Experiment) -> None:
 
     plots.curves({outcome.algorithm: outcome.rows}, folder.path / "curve.png")
     if experiment.counts is not None:
-        plots.holdings(experiment.counts, folder.path / "holdings.png", experiment.classes)
+        plots.label_counts(experiment.counts, folder.path / "label_counts.png", experiment.classes)
 
 
 def _refuse_foreign(
