@@ -143,7 +143,7 @@ def test_the_template_says_the_same_as_an_empty_file():
 
 
 def test_the_earlier_name_of_a_backend_still_works(tmp_path, caplog):
-    configuration._tell_of_the_new_name.cache_clear()
+    configuration._warn_of_carrier.cache_clear()
     config = load(tmp_path, GOOD + 'carrier = "ray"\n')
     assert config.run.backend == "ray"
     assert "run.carrier is called run.backend now" in caplog.text

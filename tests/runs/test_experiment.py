@@ -179,7 +179,7 @@ def test_a_run_that_failed_before_its_first_round_does_not_keep_its_folder(mine,
         raise RuntimeError("no luck")
 
     with monkeypatch.context() as patch:
-        patch.setattr("fedbcgd.runs.execute.Loop.run", fail)
+        patch.setattr("fedbcgd.engine.loop.Loop.run", fail)
         with pytest.raises(RuntimeError):
             execute(own("load"), mine / "run")
     assert (mine / "run" / "config.toml").exists()

@@ -132,13 +132,13 @@ def test_one_damaged_record_leaves_the_others_their_hours(run, tmp_path):
         shutil.copytree(run, tmp_path / "fedbcgd" / f"seed-{seed}")
     traffic = tmp_path / "fedbcgd" / "seed-1" / "traffic.jsonl"
     traffic.write_text(traffic.read_text()[:-20])
-    said = []
-    whole, cut = reach.rows({"fedbcgd": {s: RunFolder(run).outcome() for s in (0, 1)}}, tmp_path, say=said.append)
+    messages = []
+    whole, cut = reach.rows({"fedbcgd": {s: RunFolder(run).outcome() for s in (0, 1)}}, tmp_path, say=messages.append)
     assert whole["hours_4g"] > 0
     assert "hours_4g" not in cut
     assert cut["rounds"] == whole["rounds"]
-    assert len(said) == 1
-    assert "seed-1/traffic.jsonl has 3 rounds and the metrics 4" in said[0]
+    assert len(messages) == 1
+    assert "seed-1/traffic.jsonl: expected 4 rounds as in the metrics, got 3" in messages[0]
 
 
 @pytest.mark.parametrize(

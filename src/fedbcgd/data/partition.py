@@ -78,19 +78,8 @@ def dirichlet(labels: np.ndarray, clients: int, rho: float, seed: int = 0) -> Pa
 def dirichlet_unequal(labels: np.ndarray, clients: int, rho: float, seed: int = 0) -> Parts:
     """Split the examples of each label by shares drawn from Dirichlet(ρ), so that labels and sizes both vary.
 
-    A client that would have no example gets one of the largest client.
-
-    Args:
-        labels: of all examples.
-        clients: how many parts.
-        rho: ρ; the smaller, the more unequal the clients.
-        seed: of the partition.
-
-    Returns:
-        The row numbers of each client.
-
-    Raises:
-        UserError: there are fewer examples than clients, or ρ is not positive.
+    A client that would have no example gets one of the largest client. Arguments, result and errors are those of
+    `dirichlet`; the smaller ρ, the more unequal the clients.
     """
     labels = np.asarray(labels)
     _check_clients(len(labels), clients)
