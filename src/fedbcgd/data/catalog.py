@@ -66,8 +66,8 @@ class Known:
             for split_name, split, digest in zip(("train", "test"), (raw.train, raw.test), self.digests, strict=True):
                 if split.digest != digest:
                     raise UserError(
-                        f"{where} is not {self.title}: {split_name} images or labels are damaged, altered or mislabelled: "
-                        f"expected the digest {digest}, got {split.digest}{advice}"
+                        f"{where} is not {self.title}: {split_name} images or labels are damaged, altered or "
+                        f"mislabelled: expected the digest {digest}, got {split.digest}{advice}"
                     )
 
 

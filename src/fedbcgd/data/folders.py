@@ -133,7 +133,7 @@ def tiny_imagenet(files: Files, root: str, name: str, size: int | None, progress
 
 
 def root_of(names: Sequence[str]) -> str | None:
-    """Find the folder that contains train/CLASS/image or CLASS/image, with a slash at its end; None if there is none."""
+    """Find the folder that contains train/CLASS/image or CLASS/image; return its name with a slash, or None."""
     paths = [name.split("/") for name in names if _is_image(name)]
     with_train = {"/".join(path[:k]) for path in paths for k, part in enumerate(path[:-2]) if part in TRAIN}
     with_classes = Counter("/".join(path[:-2]) for path in paths if len(path) >= 2)

@@ -125,7 +125,7 @@ def cifar_python(files: Files, root: str, name: str, size: int | None, progress:
 
 
 def cifar_binary(files: Files, root: str, name: str, size: int | None, progress: Progress) -> Raw:
-    """Read CIFAR's binary files: records of one label byte (two for CIFAR-100, the second is the class) and 3072 bytes."""
+    """Read CIFAR's binary files: records of a label byte (two for CIFAR-100, the second is the class) and 3072 bytes."""
     is_cifar100 = root + "data_batch_1.bin" not in files.names
     label_bytes = 2 if is_cifar100 else 1
     record = label_bytes + 3072

@@ -57,7 +57,7 @@ class Images:
         mean: of each channel, of values from 0 to 1.
         std: of each channel.
         rows: the images of this source, if not all; they are not copied.
-        augment: whether to crop at random after padding with 4 black pixels, and to flip every other image horizontally.
+        augment: whether to crop at random after padding with 4 black pixels, and to mirror every other image.
         resize: the side that images are scaled to.
         crop: the side that is then cut out, at random with `augment`, else from the middle.
     """

@@ -31,9 +31,9 @@ def iid(examples: int, clients: int, seed: int = 0) -> Parts:
 def dirichlet(labels: np.ndarray, clients: int, rho: float, seed: int = 0) -> Parts:
     """Split examples into parts of equal size, to within one, with label shares drawn from Dirichlet(ρ).
 
-    Every example is assigned once. In turns, each client requests labels by its shares. If a label is requested more often
-    than examples of it are left, they go to requests chosen at random, and the others are repeated in the next turn with
-    the labels that are left.
+    Every example is assigned once. In turns, each client requests labels by its shares. If a label is requested more
+    often than examples of it are left, they go to requests chosen at random, and the others are repeated in the next
+    turn with the labels that are left.
 
     Args:
         labels: of all examples.
@@ -229,8 +229,8 @@ class Heterogeneity:
         equal = self.largest - self.smallest <= 1
         sizes = f"{self.largest:,}" if equal else f"{self.smallest:,} to {self.largest:,} (median {self.median:,})"
         return (
-            f"{self.clients:,} clients of {sizes} examples; heterogeneity {self.distance:.3f} (mean total variation between "
-            f"a client's labels and all; by chance it would be {self.by_chance:.3f}); "
+            f"{self.clients:,} clients of {sizes} examples; heterogeneity {self.distance:.3f} (mean total variation "
+            f"between a client's labels and all; by chance it would be {self.by_chance:.3f}); "
             f"{self.labels:.1f} of {self.kinds} labels effective per client"
         )
 

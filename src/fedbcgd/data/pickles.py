@@ -1,8 +1,8 @@
 """Reading the pickles of CIFAR's python archives without executing any code in them.
 
 A pickle is a program: it can call any function by name, and a few bytes of it can use any amount of memory or time. So
-`find_class` of our `pickle.Unpickler` returns harmless stand-ins for the few names that numpy arrays are pickled with, and
-refuses all others; and `_check_instructions` looks for what the unpickler itself does not guard against.
+`find_class` of our `pickle.Unpickler` returns harmless stand-ins for the few names that numpy arrays are pickled with,
+and refuses all others; and `_check_instructions` looks for what the unpickler itself does not guard against.
 """
 
 import io
@@ -64,9 +64,9 @@ def load(data: bytes, where: str) -> dict[str, Any]:
 def _check_instructions(data: bytes) -> None:
     """Refuse a pickle that would use too much memory or time; pickletools checks that no length exceeds the data.
 
-    Tuples can be keys, which are hashed. A tuple that contains another one twice, in each of forty levels, takes for ever,
-    and a million nested ones overflow the stack. So no tuple may be used twice, and few may be anything but arguments or
-    state.
+    Tuples can be keys, which are hashed. A tuple that contains another one twice, in each of forty levels, takes for
+    ever, and a million nested ones overflow the stack. So no tuple may be used twice, and few may be anything but
+    arguments or state.
     """
     memo_size, other_tuples = 0, 0
     tuple_on_top = False  # of the stack
@@ -111,7 +111,7 @@ class _Unpickler(pickle.Unpickler):
         raise UserError(f"it uses {full_name!r}, which no data set needs: refused")
 
     def _encode(self, text: str, encoding: str) -> bytes:
-        """Encode text to bytes: Python 3 pickles bytes in this way for Python 2. Limited, since a text may be repeated."""
+        """Encode text: Python 3 pickles bytes in this way for Python 2. Limited, since a text may be repeated."""
         self._encodable -= len(text)
         if self._encodable < 0:
             raise ValueError("more text is encoded than the file contains")

@@ -81,8 +81,8 @@ def validate(raw: Raw, where: str) -> Raw:
     for name, split in splits.items():
         if split.pixels.dtype != np.uint8 or split.pixels.ndim != 4:
             raise UserError(
-                f"{where}: expected {name} images as uint8 of shape (n, height, width) or (n, height, width, channels), got "
-                f"{split.pixels.dtype} of shape {split.pixels.shape}"
+                f"{where}: expected {name} images as uint8 of shape (n, height, width) or (n, height, width, "
+                f"channels), got {split.pixels.dtype} of shape {split.pixels.shape}"
             )
         if len(split.pixels) != len(split.labels):
             raise UserError(f"{where}: {name} has {len(split.pixels):,} images but {len(split.labels):,} labels")

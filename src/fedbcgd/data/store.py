@@ -216,8 +216,8 @@ def _damaged(path: Path, error: Exception) -> UserError:
 def _missing(name: str) -> UserError:
     if name in KNOWN:
         return UserError(
-            f"{KNOWN[name].title} is not here yet: `fedbcgd data get {name}` fetches it, or `fedbcgd data add {name} PATH` "
-            f"takes what you have: {KNOWN[name].by_hand}"
+            f"{KNOWN[name].title} is not here yet: `fedbcgd data get {name}` fetches it, or `fedbcgd data add {name} "
+            f"PATH` takes what you have: {KNOWN[name].by_hand}"
         )
     return unknown("data set", name, {*KNOWN, *stored_names(), EMBEDDED})
 

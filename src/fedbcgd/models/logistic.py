@@ -22,8 +22,8 @@ class Logistic(nn.Module):
     def stacked_gradient(values: dict[str, Tensor], x: Tensor, y: Tensor, out: dict[str, Tensor]) -> Tensor:
         """Write the mean gradient of each client to `out`, for many clients at once (core/stack.py).
 
-        The gradient of the cross entropy by the weights is (softmax − one-hot)ᵀ·x. Returns the loss of each example; shapes
-        are as in `BinaryLogistic.stacked_gradient`.
+        The gradient of the cross entropy by the weights is (softmax − one-hot)ᵀ·x. Returns the loss of each example;
+        shapes are as in `BinaryLogistic.stacked_gradient`.
         """
         x = x.flatten(2)
         losses, error = _errors(values, x, y)

@@ -47,8 +47,8 @@ def make_model(
     """Build a model.
 
     Args:
-        name: a name of `MODELS`; `module:attribute` or `file.py:attribute` of a factory; or `hf:FOLDER`, a folder with a
-            config.json of transformers.
+        name: a name of `MODELS`; `module:attribute` or `file.py:attribute` of a factory; or `hf:FOLDER`, a folder with
+            a config.json of transformers.
         shape: channels, height and width of an image.
         classes: how many.
         seed: the initial weights are drawn from it.

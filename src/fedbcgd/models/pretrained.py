@@ -49,7 +49,7 @@ PROJECTIONS = {f"attention.attention.{part}": part for part in QKV} | {
     f"attention.{part[0]}_proj": part for part in QKV
 }
 
-# The names in the file of what makes up one tensor of the model: by "query", "key" and "value", or by "" if it is whole.
+# The names in the file of the parts of one tensor of the model: by "query", "key" and "value", or by "" if it is whole.
 Parts = dict[str, str]
 
 
@@ -331,7 +331,7 @@ def _checked(name: str, tensor: Tensor, shape: torch.Size) -> Tensor:
 
 
 def _positions(name: str, tensor: Tensor, shape: torch.Size, grid: tuple[int, int]) -> Tensor:
-    """Return the positions for this grid; those of another, which must be square, are interpolated as in transformers."""
+    """Return the positions for this grid; those of another, square grid are interpolated as in transformers."""
     count = tensor.shape[1] if tensor.dim() == 3 else shape[1]
     tensor = _checked(name, tensor, torch.Size([1, count, shape[2]]))
     rows, columns = grid
@@ -344,8 +344,8 @@ def _positions(name: str, tensor: Tensor, shape: torch.Size, grid: tuple[int, in
         raise UserError(f"{name}: expected positions of the class token and a square grid, got {count}{hint}")
     if count == shape[1]:
         raise UserError(
-            f"{name} fits {side}×{side} patches and the model's {rows}×{columns}, and the file does not say which it is "
-            "for: use images of another shape, or model.load_state_dict if the file is for this shape"
+            f"{name} fits {side}×{side} patches and the model's {rows}×{columns}, and the file does not say which it "
+            "is for: use images of another shape, or model.load_state_dict if the file is for this shape"
         )
     patches = tensor[:, 1:].double().unflatten(1, (side, side)).permute(0, 3, 1, 2)
     patches = F.interpolate(patches, grid, mode="bicubic", align_corners=False)

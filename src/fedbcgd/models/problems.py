@@ -77,8 +77,8 @@ def quadratics(
         examples: of each client.
         seed: of the draws.
         conditioned: False draws the curvatures of each client independently, so that their mean f is much better
-            conditioned than β/μ. True makes a coordinate about equally steep for all clients, so that f is about as badly
-            conditioned as they are.
+            conditioned than β/μ. True makes a coordinate about equally steep for all clients, so that f is about as
+            badly conditioned as they are.
 
     Returns:
         The problem.
@@ -142,7 +142,7 @@ def logistic(clients: Sequence[Pair], classes: int, l2: float = 1e-3) -> Problem
         f.backward()
         return f
 
-    # Near the optimum f does not change in float64 while its gradient still does: end without a line search, which uses f.
+    # Near the optimum f no longer changes in float64 but its gradient does: end without a line search, which uses f.
     for search in ("strong_wolfe", None):
         solver = torch.optim.LBFGS(
             best.parameters(),

@@ -73,8 +73,8 @@ def _convs(*numbers: int) -> list[str]:
 class VGG11(VGG):
     """VGG-11 with dense layers 2048 → 1024 → 1024 → classes.
 
-    The paper's counts for its classifier (2,359,296 twice, then 102,400) fit no network. Here the last layer has the printed
-    102,400 weights for 100 classes, and the dense block is about as large as the others.
+    The paper's counts for its classifier (2,359,296 twice, then 102,400) fit no network. Here the last layer has the
+    printed 102,400 weights for 100 classes, and the dense block is about as large as the others.
     """
 
     stages = ((64,), (128,), (256, 256), (512, 512), (512, 512))

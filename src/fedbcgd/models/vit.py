@@ -12,8 +12,8 @@ STD = 0.02  # of the truncated normal that weights are drawn from
 class ViT(nn.Module):
     """Pre-norm transformer layers over patches and a class token, without dropout.
 
-    The parameters are in the order class token, positions, patches, layers, norm, head. So an even division cuts the body
-    into blocks and leaves norm and head, which the paper shares, at the end.
+    The parameters are in the order class token, positions, patches, layers, norm, head. So an even division cuts the
+    body into blocks and leaves norm and head, which the paper shares, at the end.
 
     Args:
         classes: how many.

@@ -32,9 +32,9 @@ def close(
 ) -> Closing:
     """Decide when a round closes.
 
-    A block is complete as soon as it has `minimum` valid uploads. Without a minimum, or if it cannot get that many, it is
-    complete when each of its clients has answered or is known to be gone. The round closes when all blocks are complete,
-    and at the deadline at the latest.
+    A block is complete as soon as it has `minimum` valid uploads. Without a minimum, or if it cannot get that many, it
+    is complete when each of its clients has answered or is known to be gone. The round closes when all blocks are
+    complete, and at the deadline at the latest.
 
     Args:
         moments: for each task, after how many seconds its upload arrives or, if its client is gone, the server notices

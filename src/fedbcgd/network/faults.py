@@ -27,8 +27,8 @@ def draw_dropouts(tasks: Sequence[Task], share: float, seed: int) -> tuple[np.nd
         seed: of the run.
 
     Returns:
-        For each task, whether its client drops out; and after which share of the time that it would have taken to answer,
-        uniform in [0, 1).
+        For each task, whether its client drops out; and after which share of the time that it would have taken to
+        answer, uniform in [0, 1).
     """
     if not share:
         return np.zeros(len(tasks), bool), np.ones(len(tasks))

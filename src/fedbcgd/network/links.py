@@ -99,8 +99,8 @@ def read_csv(path: Path, clients: int, seed: int) -> Links:
         missing = [client for client in range(clients) if client not in row_of]
         if missing:
             raise UserError(
-                f"{path}: expected a row for each of {clients} clients, got none for client {missing[0]} ({len(missing)} "
-                "are missing); add them, or remove the column `client` to assign rows at random"
+                f"{path}: expected a row for each of {clients} clients, got none for client {missing[0]} "
+                f"({len(missing)} are missing); add them, or remove the column `client` to assign rows at random"
             )
         chosen = np.array([row_of[client] for client in range(clients)])
     else:

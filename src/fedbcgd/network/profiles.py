@@ -72,8 +72,8 @@ _4G = _kind((8, 25), (30, 20), (45, 4), (20, 5), 0.7)
 _BROADBAND = _kind((20, 10), (100, 10), (12, 4), (5, 4), 0.9)
 _DATACENTRE = _kind((1000, 2), (1000, 2), (1, 3), (2, 2), 1.0)
 
-# The kinds that are assigned to clients in turn. The order of the mix spreads its 60, 30 and 10 % evenly: among the first
-# n clients each kind has its share to within one client.
+# The kinds that are assigned to clients in turn. The order of the mix spreads its 60, 30 and 10 % evenly: among the
+# first n clients each kind has its share to within one client.
 Profile = Literal["4g", "broadband", "datacentre", "mix"]
 PROFILES: Mapping[str, Sequence[Kind]] = {
     "4g": [_4G],
@@ -86,9 +86,9 @@ PROFILES: Mapping[str, Sequence[Kind]] = {
 def draw(profile: str, clients: int, seed: int, overrides: Mapping[str, Distribution] | None = None) -> Links:
     """Draw the links of all clients.
 
-    A client's uplink and downlink are at the same quantile of their distributions, since a connection is good or bad as a
-    whole; latency and speed are drawn independently. Kinds are assigned in turn from a random beginning, so that small
-    federations have their shares of them too. The links of a client depend on the seed and its number alone.
+    A client's uplink and downlink are at the same quantile of their distributions, since a connection is good or bad as
+    a whole; latency and speed are drawn independently. Kinds are assigned in turn from a random beginning, so that
+    small federations have their shares of them too. The links of a client depend on the seed and its number alone.
 
     Args:
         profile: a name from `PROFILES`.

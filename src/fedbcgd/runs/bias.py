@@ -22,8 +22,8 @@ class BlockBias:
         clients: how many different ones sent them.
         rank: mean rank of their uplinks: 0 is the slowest client, 1 the fastest; 0.5 is fair.
         shares: of uploads from each fifth of the clients, the slowest first; 0.2 each is fair.
-        distance: total variation between the shares and fair ones: 0 is fair, 0.8 is one fifth alone. Chance alone gives
-            about √(1/uploads).
+        distance: total variation between the shares and fair ones: 0 is fair, 0.8 is one fifth alone. Chance alone
+            gives about √(1/uploads).
     """
 
     block: int

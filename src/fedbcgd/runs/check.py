@@ -76,8 +76,8 @@ class _Check:
 
         Args:
             path: of the file.
-            read: returns whether the file has a checksum (None if it is empty and needs none), or a tuple of its content
-                and that.
+            read: returns whether the file has a checksum (None if it is empty and needs none), or a tuple of its
+                content and that.
             required: whether the file should exist.
         """
         name = str(path.relative_to(self._folder.path))

@@ -31,8 +31,8 @@ class Data(Section):
 
     name: str = Field(
         EMBEDDED,
-        description="embedded: 10,000 train and 2,000 test images of Fashion-MNIST, in the package; a name that `fedbcgd "
-        "data list` shows; module:attribute of your own loader; or quadratics, see [quadratics]",
+        description="embedded: 10,000 train and 2,000 test images of Fashion-MNIST, in the package; a name that "
+        "`fedbcgd data list` shows; module:attribute of your own loader; or quadratics, see [quadratics]",
     )
     clients: int = Field(100, ge=1, description="M: clients in the federation")
     partition: Literal["dirichlet", "dirichlet-unequal", "iid", "shards", "quantity", "group"] = Field(
@@ -113,8 +113,8 @@ class Run(Section):
     together: int | None = Field(
         None,
         ge=1,
-        description="clients computed in one multiplication, for logistic, binary-logistic, binary-sigmoid: faster, and "
-        "equal up to rounding",
+        description="clients computed in one multiplication, for logistic, binary-logistic, binary-sigmoid: faster, "
+        "and equal up to rounding",
     )
     device: str = Field("cpu", description="where clients compute: cpu, cuda, mps")
     tensorboard: bool = Field(False, description="also write TensorBoard events (extra `tensorboard`)")
@@ -343,8 +343,8 @@ def template() -> str:
         + _line(
             "uplink",
             "blocks",
-            "what each client sends: whole, blocks, or matched, blocks that fit the links of [network] (haste = 0.9: from "
-            "0, fair, to 1, fast)",
+            "what each client sends: whole, blocks, or matched, blocks that fit the links of [network] (haste = 0.9: "
+            "from 0, fair, to 1, fast)",
         )
     )
     lines.append(_line("weighting", "uniform", "of clients in a mean: uniform, or examples"))

@@ -193,8 +193,8 @@ def _make_parts(loaded: Loaded, data: Data, rows: np.ndarray, seed: int) -> list
         case "group":
             if loaded.groups is None:
                 raise UserError(
-                    f"data.partition: expected a data set with groups, got {data.name}, which has none; `fedbcgd data add` "
-                    "takes them from an .npz file (group_train)"
+                    f"data.partition: expected a data set with groups, got {data.name}, which has none; `fedbcgd data "
+                    "add` takes them from an .npz file (group_train)"
                 )
             return partition.by_group(loaded.groups[rows], data.clients, seed)
 
@@ -212,7 +212,7 @@ def _from_store(data: Data) -> Loaded:
 
 
 def _from_user(data: Data) -> Loaded:
-    """Call a user's loader, which returns (train, test), each a pair (x, y) or a dictionary of tensors with `labels`."""
+    """Call a user's loader. It returns (train, test), each a pair (x, y) or a dictionary of tensors with `labels`."""
     for option in ("augment", "resize", "crop"):
         if getattr(data, option):
             raise UserError(f"data.{option}: expected none with a loader of your own, which prepares its data itself")

@@ -1,8 +1,8 @@
-"""Timing a finished run on any network: hours at each row of its metrics, hours to a target, and who served which block.
+"""Timing a finished run on any network: hours at each row of its metrics, hours to a target, who served which block.
 
-A network that only measures time does not change training, so that one run can be timed on all networks: `traffic.jsonl` in
-its folder has what was sent. A run whose network did more is tied to it: on another network other clients would have been
-late, or had other blocks.
+A network that only measures time does not change training, so that one run can be timed on all networks:
+`traffic.jsonl` in its folder has what was sent. A run whose network did more is tied to it: on another network other
+clients would have been late, or had other blocks.
 """
 
 from array import array
@@ -140,8 +140,8 @@ def _refuse_tied(run: RunFolder, config: Config, links: Links) -> None:
         ties.append("uplink = 'matched'")
     if ties and _drawn(own, len(links), config.run.seed).digest() != links.digest():
         raise Tied(
-            f"{run.path}: {', '.join(ties)}: which clients were sampled, in time, or had which block depended on the run's "
-            "own network, so that hours on another one would mislead; repeat the run with that network"
+            f"{run.path}: {', '.join(ties)}: which clients were sampled, in time, or had which block depended on the "
+            "run's own network, so that hours on another one would mislead; repeat the run with that network"
         )
 
 

@@ -1,4 +1,4 @@
-"""Masking of secrets: values whose name looks like that of a secret are written neither to run folders nor to the page."""
+"""Masking of secrets: values with the name of a secret are written neither to run folders nor to the page."""
 
 import re
 from collections.abc import Mapping, Sequence
