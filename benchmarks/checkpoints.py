@@ -55,7 +55,7 @@ def data_set() -> tuple[float, float]:
     """Return the median seconds to load a data set of CIFAR-10's size, with and without checksums."""
     pixels, labels = torch.randint(256, (60_000, 32, 32, 3), dtype=torch.uint8), torch.arange(60_000) % 10
     split = [Split(pixels[k].numpy(), labels[k].numpy()) for k in (slice(0, 50_000), slice(50_000, 60_000))]
-    store.keep("noise", Raw(split[0], split[1], tuple("0123456789")), "noise")
+    store.save("noise", Raw(split[0], split[1], tuple("0123456789")), "noise")
 
     def bare() -> None:
         with patch("fedbcgd.files.checksum", lambda tensors, _: checksum):
@@ -63,7 +63,7 @@ def data_set() -> tuple[float, float]:
 
     from safetensors import safe_open
 
-    with safe_open(store.place("noise"), "pt") as file:
+    with safe_open(store.path_of("noise"), "pt") as file:
         checksum = file.metadata()["checksum"]
     seconds = interleaved({"bare": bare, "checked": lambda: store.load("noise") and None}, 10)
     return statistics.median(seconds["checked"]), statistics.median(seconds["bare"])

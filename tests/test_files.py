@@ -1,4 +1,4 @@
-"""Regular files only, and checksums: a link, a FIFO or a folder in the place of a file is left alone."""
+"""`fedbcgd.files`: it opens regular files only, and its checksums find damage."""
 
 import json
 import os
@@ -7,7 +7,16 @@ import pytest
 import torch
 
 from fedbcgd import UserError
-from fedbcgd.files import Damaged, checksum_of, open_regular, read_regular, sealed, unsealed, vouched, write_text
+from fedbcgd.files import (
+    Damaged,
+    add_checksum,
+    bytes_checksum,
+    open_regular,
+    parse_json_object,
+    read_regular,
+    verify_checksum,
+    write_text,
+)
 
 MODES = ["rb", "r+b", "a+b", "wb"]
 
@@ -72,11 +81,11 @@ def test_the_modes_are_those_of_open(tmp_path):
     assert place.read_bytes() == b"x"
 
 
-def test_no_more_is_read_than_asked_for(tmp_path):
+def test_a_file_larger_than_the_limit_is_refused(tmp_path):
     place = tmp_path / "place"
     place.write_bytes(bytes(11))
     assert len(read_regular(place, 11)) == 11
-    with pytest.raises(UserError, match="larger than 10 bytes"):
+    with pytest.raises(UserError, match="at most 10 bytes"):
         read_regular(place, 10)
 
 
@@ -91,39 +100,39 @@ def test_writing_replaces_a_link_and_not_what_it_points_to(tmp_path, secret):
 @pytest.mark.parametrize("length", [0, 1, 511, 512, 513, 5000])
 def test_a_checksum_finds_every_flipped_bit(length):
     data = torch.randint(256, (length,), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
-    whole = checksum_of(data)
-    assert checksum_of(torch.cat([torch.zeros(3, dtype=torch.uint8), data])[3:]) == whole  # wherever it lies
-    assert checksum_of(torch.cat([data, torch.zeros(1, dtype=torch.uint8)])) != whole
+    whole = bytes_checksum(data)
+    assert bytes_checksum(torch.cat([torch.zeros(3, dtype=torch.uint8), data])[3:]) == whole  # at any offset in memory
+    assert bytes_checksum(torch.cat([data, torch.zeros(1, dtype=torch.uint8)])) != whole
     for at in range(length):
         for bit in (0, 7):
             data[at] ^= 1 << bit
-            assert checksum_of(data) != whole
+            assert bytes_checksum(data) != whole
             data[at] ^= 1 << bit
     if length == 5000:
-        assert checksum_of(torch.cat([data[512:1024], data[:512], data[1024:]])) != whole  # sectors that changed places
+        assert bytes_checksum(torch.cat([data[512:1024], data[:512], data[1024:]])) != whole  # swapped sectors
 
 
 @pytest.mark.parametrize("text", ['{"round": 1, "loss": null}', '{\n "a": {"b": "crc"}\n}', "a = 1\n[b]\n"])
-def test_a_sealed_text_is_whole_or_noticed(text):
-    data = sealed(text).encode()
-    assert vouched(data)
-    assert not vouched(text.encode())
+def test_damage_of_a_text_with_a_checksum_is_found(text):
+    data = add_checksum(text).encode()
+    assert verify_checksum(data)
+    assert not verify_checksum(text.encode())
     for at in range(len(data)):
         for bit in range(8):
             damaged = bytearray(data)
             damaged[at] ^= 1 << bit
             try:
-                checked = vouched(bytes(damaged))
+                checked = verify_checksum(bytes(damaged))
             except Damaged:
                 continue
-            assert not checked  # what the checksum is known by is damaged, and with it that there is one
+            assert not checked  # the damage is in the marker, so that no checksum is recognised
 
 
-def test_what_is_sealed_is_json_that_anybody_reads():
-    line = sealed('{"round": 1, "loss": null}')
+def test_a_text_with_a_checksum_is_valid_json():
+    line = add_checksum('{"round": 1, "loss": null}')
     assert list(json.loads(line)) == ["round", "loss", "crc"]
-    assert unsealed(line.encode()) == ({"round": 1, "loss": None}, True)
-    assert unsealed(b'{"round": 1}') == ({"round": 1}, False)
+    assert parse_json_object(line.encode()) == ({"round": 1, "loss": None}, True)
+    assert parse_json_object(b'{"round": 1}') == ({"round": 1}, False)
     for damaged in (b"", b"[1]", b"{", b"[" * 100_000, b'{"a": 1, "crc": 5}'):
         with pytest.raises(ValueError):
-            unsealed(damaged)
+            parse_json_object(damaged)

@@ -1,4 +1,4 @@
-"""What goes wrong, said to a person."""
+"""Errors whose message is meant for the user, and the messages for exhausted resources."""
 
 import errno
 from collections.abc import Iterable
@@ -7,11 +7,15 @@ from typing import Any
 
 
 class UserError(ValueError):
-    """A mistake in what was asked for: the message says what was wrong, where, and what would be right."""
+    """A mistake in the user's input. The message says what is wrong, where, and what would be right."""
 
 
 class Diverged(RuntimeError):
-    """Every upload of several rounds in a row was refused: going on cannot help. From `simulate` it has a `result`."""
+    """The server refused every upload of several rounds in a row, so training cannot recover.
+
+    Attributes:
+        result: what `simulate` had computed until then; None if another caller raised the error.
+    """
 
     result: Any = None
 
@@ -20,15 +24,28 @@ class WorkerLost(RuntimeError):
     """One task ended several worker processes."""
 
 
-def unknown(kind: str, given: str, allowed: Iterable[str]) -> UserError:
-    """An unknown name, with the nearest valid one and the whole list."""
+def did_you_mean(name: str, allowed: Iterable[str]) -> str:
+    """Return a hint with the most similar allowed name, with a space before it; empty if none is similar."""
+    similar = get_close_matches(str(name), list(allowed), n=1, cutoff=0.5)
+    return f" Did you mean {similar[0]!r}?" if similar else ""
+
+
+def unknown(kind: str, name: str, allowed: Iterable[str]) -> UserError:
+    """Make the error for a name that does not exist.
+
+    Args:
+        kind: what the name stands for, such as "algorithm".
+        name: the name that the user wrote.
+        allowed: all names that exist.
+
+    Returns:
+        An error that suggests the most similar name and lists all.
+    """
     names = sorted(allowed)
-    near = get_close_matches(str(given), names, n=1, cutoff=0.5)
-    hint = f" Did you mean {near[0]!r}?" if near else ""
-    return UserError(f"unknown {kind} {given!r}.{hint} Known: {', '.join(names) or 'none'}.")
+    return UserError(f"unknown {kind} {name!r}.{did_you_mean(name, names)} Known: {', '.join(names) or 'none'}.")
 
 
-_LIMITS = {
+_MESSAGES = {
     errno.EMFILE: "too many open files: raise the limit (ulimit -n)",
     errno.ENFILE: "too many open files on this machine",
     errno.ENOMEM: "out of memory",
@@ -37,27 +54,31 @@ _LIMITS = {
     errno.EDQUOT: "no space left on the disk: the quota is used up",
     errno.EFBIG: "a file became too large: raise the limit (ulimit -f)",
 }
-_MEMORY = (
-    "allocate memory",
-    "out of memory",
-    "failed to map segment",
-)  # in what PyTorch and the loader of libraries say
+# In messages of PyTorch and of the dynamic loader.
+_OUT_OF_MEMORY = ("allocate memory", "out of memory", "failed to map segment")
 
 
 def shortage(error: BaseException) -> str:
-    """What this machine or a limit has too little of, if that is what the error is about; empty otherwise."""
+    """Say which resource of this machine ran out.
+
+    Args:
+        error: any error.
+
+    Returns:
+        A sentence for the user; empty if the error is about something else.
+    """
     if isinstance(error, OSError):
-        said = _LIMITS.get(error.errno or 0, "")
-        disk = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-        return f"{said} ({error.filename})" if disk and error.filename else said
+        message = _MESSAGES.get(error.errno or 0, "")
+        on_disk = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+        return f"{message} ({error.filename})" if on_disk and error.filename else message
     if isinstance(error, MemoryError):
         return "out of memory"
     text = str(error).strip() or type(error).__name__
     if "can't start new thread" in text:
-        return _LIMITS[errno.EAGAIN]
-    # The interpreter itself loses errors where there is no memory to make them.
+        return _MESSAGES[errno.EAGAIN]
+    # Without memory to create the right exception the interpreter raises SystemError.
     if isinstance(error, SystemError) or (
-        isinstance(error, (RuntimeError, ImportError)) and any(word in text.lower() for word in _MEMORY)
+        isinstance(error, (RuntimeError, ImportError)) and any(part in text.lower() for part in _OUT_OF_MEMORY)
     ):
         return f"out of memory: {text.splitlines()[-1]}"
     return ""

@@ -1,7 +1,7 @@
-"""Files are written whole or not at all, with a checksum inside; what is opened in a run folder is a regular file, never a
-link.
+"""Writing files atomically, opening regular files only, and checksums.
 
-Checksums find damage, not forgery: CRC-32, of tensors over sums of their words, which is as fast as memory is read.
+A file is written under a temporary name and renamed, so that a crash leaves the old or the new one. What is opened in a
+run folder must be a regular file, never a link. Checksums (CRC-32) find damage, not forgery.
 """
 
 import csv
@@ -24,43 +24,46 @@ if TYPE_CHECKING:
 
 
 class Damaged(UserError):
-    """A file is not what was written."""
+    """The content of a file is not what was written."""
 
 
-_HOW = {
+_FLAGS = {
     "rb": os.O_RDONLY,
     "r+b": os.O_RDWR,
     "a+b": os.O_RDWR | os.O_CREAT | os.O_APPEND,
     "wb": os.O_WRONLY | os.O_CREAT,
 }
-# Neither a link is followed nor is anything waited for: a FIFO without a writer would block for ever.
-_SAFELY = sum(getattr(os, name, 0) for name in ("O_NOFOLLOW", "O_NONBLOCK", "O_NOCTTY", "O_CLOEXEC", "O_BINARY"))
+# Do not follow links, and do not block: opening a FIFO without a writer would wait for ever.
+_SAFE_FLAGS = sum(getattr(os, name, 0) for name in ("O_NOFOLLOW", "O_NONBLOCK", "O_NOCTTY", "O_CLOEXEC", "O_BINARY"))
 _NOT_REGULAR = (errno.ELOOP, errno.EISDIR, errno.ENXIO, errno.ENODEV, errno.EOPNOTSUPP)
 
 
 def open_regular(path: Path, mode: str = "rb") -> IO[bytes]:
-    """Open a regular file; whatever else bears this name is left alone.
+    """Open a regular file, and nothing else.
 
     Args:
-        path: of the file. The folder it is in may be reached by a link, the file itself may not.
-        mode: "rb", "r+b", "a+b" or "wb", as for `open`. To be written to, a file may have no second name: that would
-            change the file of the other name too.
+        path: of the file. Its folder may be reached by a link, the file itself may not.
+        mode: "rb", "r+b", "a+b" or "wb", as for `open`. A file with a hard link is not opened for writing, since that
+            would change the other name's file too.
+
+    Returns:
+        The open file.
 
     Raises:
         UserError: it is a link, a folder, a FIFO, a socket or a device.
-        OSError: it is not there, or cannot be opened.
+        OSError: it does not exist, or cannot be opened.
     """
     try:
-        handle = os.open(path, _HOW[mode] | _SAFELY, 0o644)
+        handle = os.open(path, _FLAGS[mode] | _SAFE_FLAGS, 0o644)
     except OSError as error:
         if error.errno in _NOT_REGULAR:
             raise _not_regular(path) from None
         raise
     try:
-        found = os.fstat(handle)
-        if not stat.S_ISREG(found.st_mode):
+        status = os.fstat(handle)
+        if not stat.S_ISREG(status.st_mode):
             raise _not_regular(path)
-        if mode != "rb" and found.st_nlink > 1:
+        if mode != "rb" and status.st_nlink > 1:
             raise UserError(f"{path} has a second name (a hard link), and both would be written to: copy it instead")
         if mode == "wb":
             os.ftruncate(handle, 0)
@@ -71,16 +74,23 @@ def open_regular(path: Path, mode: str = "rb") -> IO[bytes]:
 
 
 def read_regular(path: Path, limit: int) -> bytes:
-    """The content of a regular file of at most `limit` bytes.
+    """Read a regular file.
+
+    Args:
+        path: of the file.
+        limit: the most bytes that are read.
+
+    Returns:
+        The whole content.
 
     Raises:
-        UserError: it is larger, or no regular file.
-        OSError: it is not there, or cannot be read.
+        UserError: it is larger than `limit`, or no regular file.
+        OSError: it does not exist, or cannot be read.
     """
     with open_regular(path) as file:
         data = file.read(limit + 1)
     if len(data) > limit:
-        raise UserError(f"{path} is larger than {limit:,} bytes, more than is expected here: it is not read")
+        raise UserError(f"{path}: expected a file of at most {limit:,} bytes, got a larger one, which is not read")
     return data
 
 
@@ -91,31 +101,46 @@ def _not_regular(path: Path) -> UserError:
 
 
 def refuse_link(folder: Path) -> None:
-    """A folder inside a run folder is no link to elsewhere."""
+    """Check that a folder inside a run folder is not a link.
+
+    Raises:
+        UserError: it is one.
+    """
     if folder.is_symlink():
         raise UserError(f"{folder}: expected a folder, got a link, which is not followed; remove it")
 
 
 def same_file(handle: int, path: Path) -> bool:
-    """Whether `path` still names the open file, or was removed or replaced."""
+    """Return whether `path` still names the open file, that is, was neither removed nor replaced."""
     try:
-        found, opened = os.lstat(path), os.fstat(handle)
+        at_path, opened = os.lstat(path), os.fstat(handle)
     except OSError:
         return False
-    return (found.st_dev, found.st_ino) == (opened.st_dev, opened.st_ino)
+    return (at_path.st_dev, at_path.st_ino) == (opened.st_dev, opened.st_ino)
 
 
 def remove(path: Path) -> None:
+    """Remove a file if it exists.
+
+    Raises:
+        UserError: it cannot be removed.
+    """
     try:
         path.unlink(missing_ok=True)
     except OSError as error:
         raise UserError(f"{path} could not be removed: {error.strerror}") from error
 
 
-def write_whole(path: Path, write: Callable[[Path], None], before: Path | None = None) -> None:
-    """Let `write` fill a temporary file beside `path`, make it durable, and put it in place in one step.
+def write_whole(path: Path, write: Callable[[Path], None], backup: Path | None = None) -> None:
+    """Write a file atomically: as a temporary file in the same folder, flushed to the disk and renamed.
 
-    before: where to keep what was in its place.
+    Args:
+        path: of the file.
+        write: is called with the path of the temporary file, and fills it.
+        backup: where the previous file is moved to; None replaces it.
+
+    Raises:
+        UserError: it cannot be written; the previous file is still in place then.
     """
     try:
         handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.stem}-", suffix=path.suffix)
@@ -126,8 +151,8 @@ def write_whole(path: Path, write: Callable[[Path], None], before: Path | None =
             with temporary.open("rb+") as file:
                 os.fsync(file.fileno())
             temporary.chmod(0o644)
-            if before is not None and path.exists():
-                path.replace(before)
+            if backup is not None and path.exists():
+                path.replace(backup)
             temporary.replace(path)
             sync_folder(path.parent)
         finally:
@@ -137,6 +162,8 @@ def write_whole(path: Path, write: Callable[[Path], None], before: Path | None =
 
 
 def write_text(path: Path, text: str) -> None:
+    """Write a UTF-8 text file atomically, see `write_whole`."""
+
     def write(temporary: Path) -> None:
         temporary.write_text(text, encoding="utf-8")
 
@@ -144,20 +171,20 @@ def write_text(path: Path, text: str) -> None:
 
 
 def as_json(value: Any, indent: int | None = None) -> str:
-    """Strict JSON: what is not a number is null."""
+    """Write a value as strict JSON, with null in place of NaN and infinities."""
 
-    def plain(v: Any) -> Any:
+    def finite(v: Any) -> Any:
         if isinstance(v, float) and not math.isfinite(v):
             return None
         if isinstance(v, dict):
-            return {k: plain(item) for k, item in v.items()}
-        return [plain(item) for item in v] if isinstance(v, (list, tuple)) else v
+            return {k: finite(item) for k, item in v.items()}
+        return [finite(item) for item in v] if isinstance(v, (list, tuple)) else v
 
-    return json.dumps(plain(value), indent=indent, allow_nan=False)
+    return json.dumps(finite(value), indent=indent, allow_nan=False)
 
 
 def as_csv(rows: Sequence[Mapping[str, Any]]) -> str:
-    """A table of rows whose keys may differ."""
+    """Write rows as CSV. Keys may differ between rows: there is a column for each, empty where a row lacks it."""
     text = io.StringIO()
     writer = csv.DictWriter(text, list(dict.fromkeys(key for row in rows for key in row)), lineterminator="\n")
     writer.writeheader()
@@ -165,69 +192,79 @@ def as_csv(rows: Sequence[Mapping[str, Any]]) -> str:
     return text.getvalue()
 
 
-def sealed(text: str) -> str:
-    """The text of a JSON object or a TOML file with a checksum of itself at its end: a key "crc", or a comment."""
+def add_checksum(text: str) -> str:
+    """Append a checksum to the text of a JSON object, as a key "crc", or of a TOML file, as a comment."""
     if text.startswith("{"):
         text = text.rstrip().removesuffix("}").rstrip()
         return f'{text}, "crc": {zlib.crc32(text.encode())}}}'
     return f"{text}# crc: {zlib.crc32(text.encode())}\n"
 
 
-def vouched(data: bytes) -> bool:
-    """Whether a checksum that `sealed` put there vouches for this; False where there is none, as in files of earlier days.
+def verify_checksum(data: bytes) -> bool:
+    """Compare a text with the checksum that `add_checksum` appended to it.
+
+    Returns:
+        Whether it has a checksum; files of the first versions have none.
 
     Raises:
-        Damaged: it does not fit.
+        Damaged: the checksum does not match.
     """
-    before, after = (b', "crc": ', b"}") if data.startswith(b"{") else (b"# crc: ", b"\n")
-    text, found, end = data.rpartition(before)
-    if found and end.rstrip(b"\n").removesuffix(after) != b"%d" % zlib.crc32(text):
-        raise Damaged("its checksum does not fit")
-    return bool(found)
+    prefix, suffix = (b', "crc": ', b"}") if data.startswith(b"{") else (b"# crc: ", b"\n")
+    text, separator, end = data.rpartition(prefix)
+    if separator and end.rstrip(b"\n").removesuffix(suffix) != b"%d" % zlib.crc32(text):
+        raise Damaged("its checksum does not match")
+    return bool(separator)
 
 
-def unsealed(data: bytes) -> tuple[dict[str, Any], bool]:
-    """The JSON object in a line or file, without its checksum; and whether it had one.
+def parse_json_object(data: bytes) -> tuple[dict[str, Any], bool]:
+    """Parse the JSON object in a line or file, and verify its checksum if it has one.
+
+    Returns:
+        The object without its checksum, and whether it had one.
 
     Raises:
         ValueError: it is damaged.
     """
-    checked = vouched(data)
+    has_checksum = verify_checksum(data)
     try:
-        made = json.loads(data)
+        value = json.loads(data)
     except RecursionError:
-        made = None
-    if not isinstance(made, dict):
+        value = None
+    if not isinstance(value, dict):
         raise Damaged("it holds no JSON object")
-    made.pop("crc", None)
-    return made, checked
+    value.pop("crc", None)
+    return value, has_checksum
 
 
-CHECKSUM = "checksum"  # among the metadata of a safetensors file
+CHECKSUM = "checksum"  # key in the metadata of a safetensors file
 _SECTOR = 512  # bytes
 
 
-def checksum(tensors: "Mapping[str, Tensor]", metadata: Mapping[str, str]) -> str:
-    """Of all that a safetensors file says."""
+def tensors_checksum(tensors: "Mapping[str, Tensor]", metadata: Mapping[str, str]) -> str:
+    """Compute the checksum of everything in a safetensors file: metadata, names, types, shapes and values."""
     import torch
 
-    said = {key: value for key, value in metadata.items() if key != CHECKSUM}
-    crc = zlib.crc32(json.dumps(said, sort_keys=True).encode())
+    others = {key: value for key, value in metadata.items() if key != CHECKSUM}
+    crc = zlib.crc32(json.dumps(others, sort_keys=True).encode())
     for name in sorted(tensors):
         tensor = tensors[name]
         crc = zlib.crc32(f"{name} {tensor.dtype} {list(tensor.shape)}".encode(), crc)
-        crc = checksum_of(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8), crc)
+        crc = bytes_checksum(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8), crc)
     return f"{crc:08x}"
 
 
-def checksum_of(data: "Tensor", crc: int = 0) -> int:
-    """Of a tensor of bytes: the CRC of the sums of the words in each sector, eight times as fast as that of the bytes.
+def bytes_checksum(data: "Tensor", crc: int = 0) -> int:
+    """Compute the checksum of a uint8 tensor: the CRC of the sums of 64-bit words over sectors of 512 bytes.
 
-    It finds any single change, and sectors that changed places.
+    It is eight times as fast as the CRC of the bytes, and finds any single change and swapped sectors.
+
+    Args:
+        data: a flat tensor on the CPU.
+        crc: the checksum of the bytes before it.
     """
     import torch
 
-    if data.storage_offset() % 8:  # words are read from multiples of their size only
+    if data.storage_offset() % 8:  # a view as int64 needs an aligned start
         data = data.clone()
     whole = len(data) // _SECTOR * _SECTOR
     if whole:
@@ -237,29 +274,42 @@ def checksum_of(data: "Tensor", crc: int = 0) -> int:
 
 
 def write_tensors(
-    path: Path, tensors: "dict[str, Tensor]", metadata: dict[str, str] | None = None, before: Path | None = None
+    path: Path, tensors: "dict[str, Tensor]", metadata: dict[str, str] | None = None, backup: Path | None = None
 ) -> None:
-    """A safetensors file with a checksum. before: where to keep what was in its place."""
+    """Write a safetensors file with a checksum, atomically.
+
+    Args:
+        path: of the file.
+        tensors: by their names.
+        metadata: stored beside them.
+        backup: where the previous file is moved to; None replaces it.
+
+    Raises:
+        UserError: it cannot be written.
+    """
     from safetensors import SafetensorError
     from safetensors.torch import save_file
 
-    metadata = (metadata or {}) | {CHECKSUM: checksum(tensors, metadata or {})}
+    metadata = (metadata or {}) | {CHECKSUM: tensors_checksum(tensors, metadata or {})}
 
     def write(temporary: Path) -> None:
         try:
             save_file(tensors, temporary, metadata)
-        except SafetensorError as error:  # it wraps what the disk said
+        except SafetensorError as error:  # wraps the operating system's error
             raise OSError(str(error).removeprefix("Error while serializing: ")) from error
 
-    write_whole(path, write, before)
+    write_whole(path, write, backup)
 
 
 def read_tensors(path: Path) -> "tuple[dict[str, Tensor], dict[str, str], bool]":
-    """The tensors of a safetensors file, mapped; its metadata; whether a checksum vouches for both.
+    """Read a safetensors file, and verify its checksum if it has one.
+
+    Returns:
+        The tensors, mapped into memory; the metadata; and whether the file has a checksum.
 
     Raises:
-        Damaged: it does not fit, or is no safetensors file.
-        OSError: it is not there, or cannot be read.
+        Damaged: the checksum does not match, or it is no safetensors file.
+        OSError: it does not exist, or cannot be read.
     """
     from safetensors import safe_open
 
@@ -271,26 +321,34 @@ def read_tensors(path: Path) -> "tuple[dict[str, Tensor], dict[str, str], bool]"
         raise
     except Exception as error:  # a damaged header fails in many ways
         raise Damaged(f"{path} is damaged: {error}") from None
-    said = metadata.pop(CHECKSUM, None)
-    if said is not None and said != checksum(tensors, metadata):
-        raise Damaged(f"{path} is damaged: its checksum does not fit")
-    return tensors, metadata, said is not None
+    expected = metadata.pop(CHECKSUM, None)
+    if expected is not None and expected != tensors_checksum(tensors, metadata):
+        raise Damaged(f"{path} is damaged: its checksum does not match")
+    return tensors, metadata, expected is not None
 
 
 def make_folder(path: Path) -> Path:
+    """Create a folder, and those it is in, if it does not exist.
+
+    Returns:
+        The same path.
+
+    Raises:
+        UserError: it cannot be created, or not be written to.
+    """
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise UserError(f"{path} could not be made: {error.strerror or error}") from error
+        raise UserError(f"{path} could not be created: {error.strerror or error}") from error
     if not os.access(path, os.W_OK):
         raise UserError(f"{path} cannot be written to: choose another folder")
     return path
 
 
 def sync_folder(folder: Path) -> None:
-    """Make the names in a folder durable."""
+    """Flush the names in a folder to the disk, so that a rename survives a power failure."""
     if os.name != "posix":
-        return  # Windows knows no fsync of a folder
+        return  # Windows cannot fsync a folder
     handle = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(handle)

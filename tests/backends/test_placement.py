@@ -89,7 +89,7 @@ def test_a_backend_is_one_entry(net, toys, monkeypatch):
     assert log == ["installed", "early", ("make", 6, None)]
     assert all(torch.equal(a, b) for a, b in zip(ends[0].parameters(), ends[1].parameters(), strict=True))
     config = configuration.check({"run": {"rounds": 1, "backend": "mine", "device": "cuda"}}, "test")
-    assert (config.where.entry, config.where.home) == (entry, "cpu")
+    assert (config.placement.entry, config.placement.home) == (entry, "cpu")
     images = [(torch.randn(4, 1, 2, 2), torch.randint(3, (4,)))] * 2
     with pytest.raises(UserError, match="backend = 'inprocess' or 'workers' computes clients together, got 'mine'"):
         simulate(Logistic(3, (1, 2, 2)), images, "fedavg", rounds=1, backend="mine", together=2)

@@ -63,7 +63,7 @@ def test_help_does_not_wait_for_torch():
         (["demo", "--bugdet", "3"], "--budget"),
         (["demo", "--budget", "0"], "0"),
         (["demo", "--budget", "many"], "many"),
-        (["demo", "--out", "file/folder"], "file/folder could not be made"),
+        (["demo", "--out", "file/folder"], "file/folder could not be created"),
     ],
 )
 def test_mistakes_end_with_exit_code_2_and_no_traceback(args, words, tmp_path):
@@ -83,8 +83,8 @@ def test_a_short_demo(tmp_path):
     assert sorted(os.listdir(tmp_path / "out")) == [
         "curves.png",
         "curves.svg",
-        "holdings.png",
-        "holdings.svg",
+        "label_counts.png",
+        "label_counts.svg",
         "metrics.csv",
     ]
     rows = list(csv.DictReader((tmp_path / "out" / "metrics.csv").open()))

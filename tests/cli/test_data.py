@@ -151,18 +151,18 @@ def test_get_that_finds_nothing_says_what_to_do(fedbcgd, tmp_path, monkeypatch):
     ("args", "words"),
     [
         (["get", "minst"], "Did you mean 'mnist'"),
-        (["add", "Mine", "FILE"], "'Mine' is no name for a data set"),
-        (["add", "../mine", "FILE"], "'../mine' is no name for a data set"),
-        (["add", "embedded", "FILE"], "has a meaning of its own"),
+        (["add", "Mine", "FILE"], "for a data set, got 'Mine'"),
+        (["add", "../mine", "FILE"], "for a data set, got '../mine'"),
+        (["add", "embedded", "FILE"], "is reserved"),
         (["add", "mine", "nowhere"], "nowhere does not exist"),
         (["add", "mine", "FILE/below"], "mine.npz/below does not exist"),
-        (["add", "mine", "."], "holds no data set that is known here"),
-        (["add", "mnist", "FILE"], "mine.npz is not MNIST: shape is (3, 5, 6), not (1, 28, 28)"),
-        (["add", "mine", "FILE", "--test-share", "0.5"], "has test images of its own (3)"),
-        (["add", "mine", "FILE", "--test-share", "nan"], "has test images of its own (3)"),
+        (["add", "mine", "."], "holds no data set of a known format"),
+        (["add", "mnist", "FILE"], "mine.npz is not MNIST: shape: expected (1, 28, 28), got (3, 5, 6)"),
+        (["add", "mine", "FILE", "--test-share", "0.5"], "has 3; leave it out"),
+        (["add", "mine", "FILE", "--test-share", "nan"], "has 3; leave it out"),
         (["show", "mnist"], "MNIST is not here yet"),
         (["show", "mine"], "unknown data set 'mine'"),
-        (["show", "a/b"], "'a/b' is no name for a data set"),
+        (["show", "a/b"], "for a data set, got 'a/b'"),
         (["remove", "mine"], "unknown data set here 'mine'"),
         (["remove", "../cache"], "unknown data set here"),
         (["show", "embedded", "--out", "no/such/folder.png"], "no/such/folder.png could not be written"),
@@ -189,7 +189,7 @@ def test_calls_that_are_none(fedbcgd, args):
 def test_nan_is_no_share(fedbcgd, tmp_path):
     np.savez(tmp_path / "mine.npz", x_train=X, y_train=Y)
     message = refused(fedbcgd, "data", "add", "mine", tmp_path / "mine.npz", "--test-share", "nan")
-    assert "leaves one side empty" in message
+    assert "leaves train or test empty" in message
 
 
 def test_a_share_and_a_size(fedbcgd, tmp_path):

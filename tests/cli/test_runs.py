@@ -83,14 +83,14 @@ def test_json(place):
         (["run", "run.toml", "--out", "x", "--set", "run.roundz=3"], "Did you mean 'rounds'"),
         (["run", "run.toml", "--out", "x", "--set", "algorithm.lr=0"], "lr: input should be greater than 0"),
         (["run", "run.toml", "--out", "x", "--set", "run.budget=0.01"], "does not pay for one round"),
-        (["run", "run.toml", "--out", "/proc/nowhere"], "/proc/nowhere could not be made"),
+        (["run", "run.toml", "--out", "/proc/nowhere"], "/proc/nowhere could not be created"),
         (["run", "run.toml", "--out", "x", "--set", "algorithm.blocks=1000000"], "larger than d"),
         (["compare", "run.toml", "--algorithms", "fedavg,fedagv", "--out", "x"], "'fedagv'"),
-        (["compare", "run.toml", "--algorithms", "fedavg,fedavg", "--out", "x"], "twice"),
-        (["compare", "run.toml", "--algorithms", ",", "--out", "x"], "none is named"),
+        (["compare", "run.toml", "--algorithms", "fedavg,fedavg", "--out", "x"], "expected each name once"),
+        (["compare", "run.toml", "--algorithms", ",", "--out", "x"], "expected at least one name, got none"),
         (["sweep", "run.toml", "--grid", "lr", "--out", "x"], "--grid lr"),
         (["sweep", "run.toml", "--grid", "lr=0.1,-1", "--out", "x"], "greater than 0"),
-        (["sweep", "run.toml", "--grid", "blocks=2", "--grid", "blocks=3", "--out", "x"], "twice"),
+        (["sweep", "run.toml", "--grid", "blocks=2", "--grid", "blocks=3", "--out", "x"], "expected each option once"),
         (["blocks", "lenet"], "Did you mean 'lenet5'"),
         (["blocks", "lenet5", "--blocks", "0"], "greater than or equal to 1"),
         (["blocks", "lenet5", "--divider", "1,2", "--blocks", "3"], "sizes of 2 blocks"),
@@ -230,7 +230,10 @@ def test_what_is_wrong_with_any_run_is_said_before_the_first(place):
 
 @pytest.mark.parametrize(
     ("text", "words"),
-    [("[compare.fedavg]\nname = 'fedbcgd'\n", "cannot be another"), ("[compare.fedavg]\ncodec = ['x']\n", "codec")],
+    [
+        ("[compare.fedavg]\nname = 'fedbcgd'\n", "expected none, since the section is for fedavg"),
+        ("[compare.fedavg]\ncodec = ['x']\n", "codec"),
+    ],
 )
 def test_broken_comparisons(place, text, words):
     (place / "run.toml").write_text(QUICK + text)

@@ -38,7 +38,7 @@ def refusal(tmp_path: Path, path: Path, name: str = "mine", **options: Any) -> s
     with pytest.raises(UserError) as refused:
         store.add(name, path, **options)
     assert sorted(tmp_path.rglob("*")) == before, "something was left behind"
-    assert not store.kept()
+    assert not store.stored_names()
     message = str(refused.value)
     assert message.isprintable(), "more than a line, or something that a terminal would follow"
     return message

@@ -10,7 +10,7 @@ import zipfile
 import pytest
 
 from fedbcgd.data import containers
-from fedbcgd.data.containers import opened
+from fedbcgd.data.containers import open_files
 from fedbcgd.errors import UserError
 from tests.data.archives import (
     CONTAINERS,
@@ -49,31 +49,31 @@ def header(name, size, kind):
 
 @pytest.mark.parametrize("kind", CONTAINERS)
 def test_the_same_files_however_they_are_packed(tmp_path, kind):
-    files = opened(pack(FILES, tmp_path / "set", kind))
+    files = open_files(pack(FILES, tmp_path / "set", kind))
     assert files.names == ["empty", "set/b.txt", "set/deep/a.bin"]
     assert {name: files.read(name, 10_000) for name in files.names} == FILES
 
 
 @pytest.mark.parametrize("kind", CONTAINERS)
 def test_a_file_larger_than_wanted_is_refused(tmp_path, kind):
-    files = opened(pack(FILES, tmp_path / "set", kind))
+    files = open_files(pack(FILES, tmp_path / "set", kind))
     assert files.read("set/b.txt", 6) == b"second"
-    with pytest.raises(UserError, match=r"set/b\.txt (is larger|would unpack).*refused"):
+    with pytest.raises(UserError, match=r"b\.txt: expected at most 0 MiB, got 0 MiB"):
         files.read("set/b.txt", 5)
 
 
 @pytest.mark.parametrize("kind", CONTAINERS)
 def test_too_many_files_are_refused(tmp_path, monkeypatch, kind):
-    monkeypatch.setattr(containers, "FILES", 2)
-    assert "more than 2 files" in refusal(tmp_path, pack(PICTURES, tmp_path / "set", kind))
+    monkeypatch.setattr(containers, "MAX_FILES", 2)
+    assert "expected at most 2 files, got more" in refusal(tmp_path, pack(PICTURES, tmp_path / "set", kind))
 
 
 def test_folders_in_a_tar_count_too(tmp_path, monkeypatch):
     """A gigabyte of them compresses to a megabyte."""
-    monkeypatch.setattr(containers, "FILES", 100)
+    monkeypatch.setattr(containers, "MAX_FILES", 100)
     blocks = b"".join(header(f"d{k}", 0, tarfile.DIRTYPE) for k in range(200))
     (tmp_path / "a.tar.gz").write_bytes(gzip.compress(blocks + bytes(1024)))
-    assert "more than 100 files" in refusal(tmp_path, tmp_path / "a.tar.gz")
+    assert "expected at most 100 files, got more" in refusal(tmp_path, tmp_path / "a.tar.gz")
 
 
 @pytest.mark.parametrize("kind", ["zip", "tar", "tar.gz"])
@@ -139,7 +139,7 @@ def test_a_zip_that_declares_too_much_is_refused_unread(tmp_path):
     while (at := data.find(b"PK\x01\x02", at + 1)) >= 0:
         data[at + 24 : at + 28] = struct.pack("<I", 0xFFFFFFF0)
     (tmp_path / "a.zip").write_bytes(data)
-    assert "would unpack to 16,384 MiB, more than 4,096 MiB: refused" in refusal(tmp_path, tmp_path / "a.zip")
+    assert "expected at most 4,096 MiB, got 16,384 MiB" in refusal(tmp_path, tmp_path / "a.zip")
 
 
 def test_a_zip_that_declares_too_little_gives_no_more(tmp_path):
@@ -156,7 +156,7 @@ def test_a_zip_that_declares_too_little_gives_no_more(tmp_path):
 @pytest.mark.parametrize("compression", [zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA])
 def test_a_zip_whose_unpacking_cannot_be_bounded_is_refused(tmp_path, compression):
     (tmp_path / "a.zip").write_bytes(zip_bytes(PICTURES, compression))
-    assert "known are none and deflate" in refusal(tmp_path, tmp_path / "a.zip")
+    assert "expected no compression or deflate, got another" in refusal(tmp_path, tmp_path / "a.zip")
 
 
 @pytest.mark.parametrize(("offset", "value", "words"), [(8, 1, "encrypted"), (10, 99, "compression")])
@@ -182,24 +182,24 @@ def test_a_tar_that_declares_too_much_is_refused_unread(tmp_path, packed):
     (tmp_path / "a.tar").write_bytes(gzip.compress(data) if packed else data)
     with memory_below(4):
         message = refusal(tmp_path, tmp_path / "a.tar")
-    assert "would unpack to 2,048 MiB, more than 1,024 MiB: refused" in message
+    assert "expected at most 1,024 MiB, got 2,048 MiB" in message
 
 
 def test_the_members_of_a_tar_are_bounded_together(tmp_path, monkeypatch):
-    monkeypatch.setattr(containers, "IN_MEMORY", 1000)
+    monkeypatch.setattr(containers, "MAX_IN_MEMORY", 1000)
     (tmp_path / "a.tar").write_bytes(tar_bytes({"a": bytes(600), "b": bytes(600)}))
-    with pytest.raises(UserError, match="more than"):
-        opened(tmp_path / "a.tar")
-    monkeypatch.setattr(containers, "IN_MEMORY", 1200)
-    assert opened(tmp_path / "a.tar").names == ["a", "b"]
+    with pytest.raises(UserError, match="expected at most 0 MiB"):
+        open_files(tmp_path / "a.tar")
+    monkeypatch.setattr(containers, "MAX_IN_MEMORY", 1200)
+    assert open_files(tmp_path / "a.tar").names == ["a", "b"]
 
 
 def test_a_negative_size_does_not_make_room_for_others(tmp_path, monkeypatch):
-    monkeypatch.setattr(containers, "IN_MEMORY", 1000)
+    monkeypatch.setattr(containers, "MAX_IN_MEMORY", 1000)
     data = header("a", -(2**40), tarfile.REGTYPE) + tar_bytes({"b": bytes(6000)})
     (tmp_path / "a.tar").write_bytes(data)
     with pytest.raises(UserError, match="damaged"):
-        opened(tmp_path / "a.tar")
+        open_files(tmp_path / "a.tar")
 
 
 @pytest.mark.parametrize(
@@ -218,7 +218,7 @@ def test_a_header_can_be_a_bomb(tmp_path, kind):
         file.write(tar_bytes(PICTURES))
     (tmp_path / "a.tar.gz").write_bytes(out.getvalue())
     with memory_below(12):
-        assert "MiB that belong to no file: refused" in refusal(tmp_path, tmp_path / "a.tar.gz")
+        assert "expected headers of at most 2 MiB, got more" in refusal(tmp_path, tmp_path / "a.tar.gz")
 
 
 def test_a_long_chain_of_headers_is_refused(tmp_path):
@@ -231,7 +231,7 @@ def test_what_follows_the_end_of_a_tar_is_bounded(tmp_path):
     data = gzip.compress(tar_bytes(PICTURES) + bytes(64 * 2**20), 1)
     (tmp_path / "a.tar.gz").write_bytes(data)
     with memory_below(8):
-        assert "belong to no file: refused" in refusal(tmp_path, tmp_path / "a.tar.gz")
+        assert "expected headers of at most 2 MiB, got more" in refusal(tmp_path, tmp_path / "a.tar.gz")
 
 
 @pytest.mark.parametrize("kind", ["zip", "tar.gz", "tar.bz2", "tar.xz"])
@@ -241,7 +241,7 @@ def test_cut_short_anywhere_is_refused(tmp_path, kind):
     for length in range(len(data)):
         whole.write_bytes(data[:length])
         with pytest.raises(UserError, match=r"damaged|cannot be read"):
-            opened(whole)
+            open_files(whole)
 
 
 def test_a_tar_cut_short_anywhere_before_its_end_mark_is_refused(tmp_path):
@@ -251,9 +251,9 @@ def test_a_tar_cut_short_anywhere_before_its_end_mark_is_refused(tmp_path):
     for length in [*range(0, 2048 + 512, 64), 511, 513, 1023, 1025, 2047, 2049]:
         path.write_bytes(data[:length])
         with pytest.raises(UserError, match="damaged"):
-            opened(path)
+            open_files(path)
     path.write_bytes(data[: 2048 + 512])
-    assert opened(path).names == ["a", "b"]
+    assert open_files(path).names == ["a", "b"]
 
 
 def test_a_damaged_header_in_the_middle_of_a_tar_is_refused(tmp_path):

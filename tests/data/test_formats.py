@@ -202,24 +202,27 @@ GOOD = {"x_train": X, "y_train": [0, 1], "x_test": X, "y_test": [1, 1]}
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"x_train": None}, "has no array x_train; it has x_test, y_test, y_train"),
-        ({"x_train": X / 255}, "train images are float64 of shape (2, 2, 3, 1); wanted are bytes"),
-        ({"x_train": X[0]}, "wanted are bytes (uint8) of shape"),
+        ({"x_train": None}, "expected an array x_train, got x_test, y_test, y_train"),
+        (
+            {"x_train": X / 255},
+            "expected train images as uint8 of shape (n, height, width) or (n, height, width, channels), got float64",
+        ),
+        ({"x_train": X[0]}, "expected train images as uint8"),
         ({"x_train": X[:0], "y_train": np.array([], int)}, "train holds no images"),
         ({"x_test": X[:, :1]}, "train and test images differ in shape: (2, 3, 1) and (1, 3, 1)"),
         ({"y_train": [0, 1, 1]}, "train has 2 images but 3 labels"),
-        ({"y_train": [0, -1]}, "has the label -1; labels count from 0"),
-        ({"y_train": [0, 10**6]}, "labels count classes from 0"),
+        ({"y_train": [0, -1]}, "has the label -1; expected labels from 0"),
+        ({"y_train": [0, 10**6]}, "expected labels from 0 to at most 99,999, got 1000000"),
         ({"y_train": np.array([0, 2**64 - 1], np.uint64)}, "has the label -1"),
-        ({"y_train": [0.0, 1.0]}, "labels must be whole numbers"),
-        ({"y_train": ["cat", "dog"]}, "labels must be whole numbers"),
-        ({"y_test": None}, "only one of x_test and y_test"),
+        ({"y_train": [0.0, 1.0]}, "expected labels that are integers ≥ 0"),
+        ({"y_train": ["cat", "dog"]}, "expected labels that are integers ≥ 0"),
+        ({"y_test": None}, "expected both x_test and y_test or neither"),
         ({"classes": ["cat"]}, "a label is 1, but only 1 classes have names"),
-        ({"classes": "cat"}, "classes must be a list"),
-        ({"classes": np.full((2, 2), "a")}, "classes must be a list"),
-        ({"classes": np.zeros(100_001, "S1")}, "100,001 classes are too many"),
-        ({"group_train": 3}, "group_train must be a list"),
-        ({"group_train": [[1, 2], [3, 4]]}, "group_train must be a list"),
+        ({"classes": "cat"}, "classes: expected a list"),
+        ({"classes": np.full((2, 2), "a")}, "classes: expected a list"),
+        ({"classes": np.zeros(100_001, "S1")}, "expected at most 100,000 classes, got 100,001"),
+        ({"group_train": 3}, "group_train: expected a list"),
+        ({"group_train": [[1, 2], [3, 4]]}, "group_train: expected a list"),
         ({"group_train": [1, 2, 3]}, "train has 2 images but 3 groups"),
     ],
 )
@@ -265,7 +268,7 @@ def test_an_npz_file_with_endless_names_of_no_length(tmp_path):
     with zipfile.ZipFile(io.BytesIO(npz(**GOOD))) as good:
         files = {name: good.read(name) for name in good.namelist()}
     (tmp_path / "a.npz").write_bytes(zip_bytes(files | {"classes.npy": endless}))
-    assert "classes must be a list" in refusal(tmp_path, tmp_path / "a.npz")
+    assert "classes: expected a list" in refusal(tmp_path, tmp_path / "a.npz")
 
 
 def test_an_npz_file_that_unpacks_to_more_than_it_says(tmp_path):
@@ -294,10 +297,13 @@ ROWS = pictures(2, 3072)
 WRONG = {
     "a row too long": (
         change("cifar10 python", data_batch_1=python2({b"labels": [0, 1], b"data": pictures(2, 3073)})),
-        "data_batch_1 has no images of 3072 bytes",
+        "data_batch_1: expected images of 3072 bytes",
     ),
-    "no images": (change("cifar10 python", test_batch=python2({b"labels": [0]})), "test_batch has no images"),
-    "no labels": (change("cifar10 python", test_batch=python2({b"data": ROWS})), "labels must be whole numbers"),
+    "no images": (change("cifar10 python", test_batch=python2({b"labels": [0]})), "test_batch: expected images"),
+    "no labels": (
+        change("cifar10 python", test_batch=python2({b"data": ROWS})),
+        "expected labels that are integers ≥ 0",
+    ),
     "a label too few": (
         change(
             "cifar10 python",
@@ -308,41 +314,53 @@ WRONG = {
     ),
     "labels as text": (
         change("cifar10 python", test_batch=python2({b"labels": [b"a", b"b"], b"data": ROWS})),
-        "labels must be whole numbers",
+        "expected labels that are integers ≥ 0",
     ),
     "names that are none": (
         change("cifar10 python", batches=pickle.dumps({"label_names": 7})),
-        "batches.meta has no list of names under 'label_names'",
+        "batches.meta: expected a list of names under 'label_names'",
     ),
     "fewer names than classes": (
         change("cifar10 python", batches=python2({b"label_names": [b"a"]})),
         "a label is 1, but only 1 classes have names",
     ),
-    "binary cut short": (change("cifar10 binary", data_batch_1=bytes(3072)), "no multiple of 3073: truncated?"),
-    "binary empty": (change("cifar10 binary", test_batch=b""), "has 0 bytes"),
-    "a sheet too narrow": (change("cifar sheets", data_batch_3=image(np.zeros((1, 1023, 3)))), "1023 pixels wide"),
-    "a sheet gone": (change("cifar sheets", data_batch_3=None), "has no file package/data_batch_3.png"),
+    "binary cut short": (
+        change("cifar10 binary", data_batch_1=bytes(3072)),
+        "expected a multiple of 3073 bytes, got 3,072: truncated?",
+    ),
+    "binary empty": (change("cifar10 binary", test_batch=b""), "expected a multiple of 3073 bytes, got 0"),
+    "a sheet too narrow": (
+        change("cifar sheets", data_batch_3=image(np.zeros((1, 1023, 3)))),
+        "expected 1024 pixels in a row, got 1023",
+    ),
+    "a sheet gone": (change("cifar sheets", data_batch_3=None), "package/data_batch_3.png is missing"),
     "labels no JSON": (change("cifar sheets", train_lables=b"[1, 2"), "train_lables.json is no JSON"),
     "labels too deep": (change("cifar sheets", train_lables=b"[" * 99_999), "is no JSON"),
-    "labels an object": (change("cifar sheets", train_lables=json.dumps({"a": 1}).encode()), "whole numbers"),
-    "labels too large": (change("cifar sheets", test_lables=b"[1e999]"), "whole numbers"),
+    "labels an object": (change("cifar sheets", train_lables=json.dumps({"a": 1}).encode()), "integers ≥ 0"),
+    "labels too large": (change("cifar sheets", test_lables=b"[1e999]"), "integers ≥ 0"),
     "idx gone": (change("idx", t10k_labels_idx1_ubyte=None), "has no file with the labels of test"),
-    "idx empty": (change("idx", t10k_labels_idx1_ubyte=b""), "does not begin as an idx file"),
+    "idx empty": (change("idx", t10k_labels_idx1_ubyte=b""), "expected an idx file"),
     "idx of floats": (
         change("idx", train_images_idx3_ubyte=b"\0\0\x0d\3" + bytes(12)),
-        "does not begin as an idx file of bytes in 3 dimensions",
+        "expected an idx file of bytes in 3 dimensions",
     ),
     "idx swapped": (change("idx", train_images_idx3_ubyte=b"\0\0\x08\1" + bytes(12)), "in 3 dimensions"),
     "idx of nothing": (
         change("idx", train_images_idx3_ubyte=b"\0\0\x08\3" + struct.pack(">3I", 0, 2**32 - 1, 2**32 - 1)),
-        "says it holds nothing",
+        "expected at least one value, got none",
     ),
     "idx too large": (
         change("idx", train_images_idx3_ubyte=b"\0\0\x08\3" + struct.pack(">3I", 2**32 - 1, 2**32 - 1, 2**32 - 1)),
-        "more than 2,147,483,648: refused",
+        "expected at most 2,147,483,648 bytes",
     ),
-    "idx cut short": (change("idx", train_labels_idx1_ubyte=b"\0\0\x08\1\0\0\0\3ab"), "and has fewer: damaged"),
-    "idx too long": (change("idx", train_labels_idx1_ubyte=b"\0\0\x08\1\0\0\0\3abcd"), "and has more: damaged"),
+    "idx cut short": (
+        change("idx", train_labels_idx1_ubyte=b"\0\0\x08\1\0\0\0\3ab"),
+        "according to its header, got fewer",
+    ),
+    "idx too long": (
+        change("idx", train_labels_idx1_ubyte=b"\0\0\x08\1\0\0\0\3abcd"),
+        "according to its header, got more",
+    ),
     "idx.gz cut short": (
         change("idx.gz", train_labels_idx1_ubyte=gzip.compress(b"\0\0\x08\1\0\0\0\3abc")[:-1]),
         "is damaged or truncated",
@@ -368,13 +386,13 @@ def test_an_idx_file_that_unpacks_to_more_than_it_says(tmp_path, declared):
     path = pack(change("idx.gz", train_labels_idx1_ubyte=bomb), tmp_path / "m", "folder")
     if declared == 100:
         with memory_below(8):
-            assert "has more: damaged" in refusal(tmp_path, path)
+            assert "according to its header, got more" in refusal(tmp_path, path)
     else:
-        assert "has fewer: damaged" in refusal(tmp_path, path)
+        assert "according to its header, got fewer" in refusal(tmp_path, path)
 
 
 def test_a_size_for_what_has_one_already(tmp_path):
     path = tmp_path / "mine.npz"
     path.write_bytes(npz(x_train=np.zeros((2, 4, 4), np.uint8), y_train=[0, 1]))
-    with pytest.raises(UserError, match="--size: it scales image files"):
+    with pytest.raises(UserError, match="--size: expected only for image files"):
         read(path, "mine", 8)

@@ -123,20 +123,20 @@ def test_label_counts_by_hand():
 
 
 @pytest.mark.parametrize(
-    ("call", "words"),
+    ("call", "message"),
     [
-        (lambda: iid(3, 4), "3 examples cannot be split over 4"),
-        (lambda: iid(3, 0), "at least 1"),
-        (lambda: dirichlet(labels(), 5, 0), "positive"),
-        (lambda: dirichlet(labels(), 5, float("nan")), "positive"),
-        (lambda: dirichlet_unequal(labels(), 5, -1), "positive"),
-        (lambda: quantity(10, 5, 0), "positive"),
-        (lambda: quantity(3, 5, 1), "3 examples"),
-        (lambda: shards(labels(), 5, 0), "at least 1"),
-        (lambda: shards(np.arange(9), 5, 2), "5 × 2 shards"),
-        (lambda: by_group(np.array([0, 0, 1]), 3), "2 groups cannot be split over 3"),
+        (lambda: iid(3, 4), "expected at most 3, one for each example, got 4"),
+        (lambda: iid(3, 0), "expected an integer ≥ 1"),
+        (lambda: dirichlet(labels(), 5, 0), "expected a finite number > 0"),
+        (lambda: dirichlet(labels(), 5, float("nan")), "expected a finite number > 0"),
+        (lambda: dirichlet_unequal(labels(), 5, -1), "expected a finite number > 0"),
+        (lambda: quantity(10, 5, 0), "expected a finite number > 0"),
+        (lambda: quantity(3, 5, 1), "expected at most 3, one for each example, got 5"),
+        (lambda: shards(labels(), 5, 0), "expected an integer ≥ 1"),
+        (lambda: shards(np.arange(9), 5, 2), "expected at most 9, one for each example, got 5 × 2"),
+        (lambda: by_group(np.array([0, 0, 1]), 3), "expected at most 2, one for each group, got 3"),
     ],
 )
-def test_mistakes(call, words):
-    with pytest.raises(UserError, match=words):
+def test_mistakes(call, message):
+    with pytest.raises(UserError, match=message):
         call()

@@ -15,7 +15,7 @@ from fedbcgd.core.objective import objective
 from fedbcgd.core.vector import FlatModel
 from fedbcgd.core.work import Gradients, Minibatch, Work
 from fedbcgd.data import sources
-from fedbcgd.data.images import Images, crop_and_flip, crop_and_flip_there
+from fedbcgd.data.images import Images, crop_and_flip, crop_and_flip_on_device
 from fedbcgd.data.sources import (
     Items,
     Parts,
@@ -60,7 +60,7 @@ def test_parts_are_the_subsets_one_by_one(rows):
 
 
 def test_a_client_without_examples_is_named():
-    with pytest.raises(UserError, match="client 1 holds no examples"):
+    with pytest.raises(UserError, match="client 1: expected at least one example, got none"):
         split(images(), [np.array([1]), np.array([], int), np.array([2])])
 
 
@@ -99,7 +99,7 @@ def test_augmentation_on_a_device_is_augmentation(count, side, channels, seed):
     draw = np.random.default_rng(seed)
     pixels = draw.integers(0, 256, (count, side, side + 1, channels), dtype=np.uint8)
     here = crop_and_flip(pixels.copy(), stream(seed, "a"))
-    there = crop_and_flip_there(torch.from_numpy(pixels), stream(seed, "a"))
+    there = crop_and_flip_on_device(torch.from_numpy(pixels), stream(seed, "a"))
     assert np.array_equal(here, there.numpy())
 
 
@@ -251,10 +251,10 @@ def test_images_are_laid_out_unless_that_takes_too_much(monkeypatch):
     """What clients share counts once."""
     x, clients = shared_by_clients()
     parts = split(Tensors((x, torch.arange(9))), [np.arange(4), np.arange(4, 9)])
-    monkeypatch.setattr(sources, "LAID_OUT", x.nbytes)
+    monkeypatch.setattr(sources, "MAX_LAID_OUT", x.nbytes)
     assert all(last(next(iter(source._columns()))) for source in in_channels_last(clients))
     assert last(in_channels_last(parts).data.tensors[0])
-    monkeypatch.setattr(sources, "LAID_OUT", x.nbytes - 1)
+    monkeypatch.setattr(sources, "MAX_LAID_OUT", x.nbytes - 1)
     assert in_channels_last(clients) is clients
     assert in_channels_last(parts).data.tensors[0] is x
     other = [(x.to(torch.uint8), x[:, 0]), Items([1, 2])]

@@ -58,7 +58,7 @@ def known(monkeypatch):
 def test_what_is_added_comes_back(file, cache):
     added = store.add("mine", file(classes=["a", "b", "c"]))
     assert os.listdir(cache) == ["mine.safetensors"]
-    assert store.kept() == ["mine"]
+    assert store.stored_names() == ["mine"]
     for found in (added, store.load("mine")):
         assert found.name == "mine"
         assert found.shape == (3, 4, 5)
@@ -117,11 +117,11 @@ def test_a_known_data_set_that_is_the_published_one(file, known):
 @pytest.mark.parametrize(
     ("facts", "words"),
     [
-        ({"shape": (1, 4, 5)}, "shape is (3, 4, 5), not (1, 4, 5)"),
-        ({"train": 7}, "train is 6, not 7"),
-        ({"test": 1}, "test is 2, not 1"),
-        ({"classes": 4}, "classes is 3, not 4"),
-        ({"digests": ("0" * 32, "1" * 32)}, "the training images or labels are not the published ones"),
+        ({"shape": (1, 4, 5)}, "shape: expected (1, 4, 5), got (3, 4, 5)"),
+        ({"train": 7}, "train: expected 7, got 6"),
+        ({"test": 1}, "test: expected 1, got 2"),
+        ({"classes": 4}, "classes: expected 4, got 3"),
+        ({"digests": ("0" * 32, "1" * 32)}, "train images or labels are damaged, altered or mislabelled"),
     ],
 )
 def test_a_known_data_set_that_is_something_else(tmp_path, file, known, facts, words):
@@ -137,7 +137,7 @@ def test_a_known_data_set_that_is_something_else(tmp_path, file, known, facts, w
 def test_a_known_data_set_altered_or_mislabelled(tmp_path, file, known, change):
     known()
     message = refusal(tmp_path, file(**change), "small")
-    assert "the test images or labels are not the published ones" in message
+    assert "test images or labels are damaged, altered or mislabelled" in message
     assert "damaged, altered or mislabelled" in message
 
 
@@ -168,11 +168,11 @@ def test_a_share_held_out(tmp_path, file):
 @pytest.mark.parametrize("share", [0.0, 0.01, 0.99, 1.0, 2.0, -1.0, float("nan"), float("inf")])
 def test_shares_that_leave_nothing_are_refused(tmp_path, file, share):
     message = refusal(tmp_path, file(x_test=None, y_test=None), test_share=share)
-    assert "of 6 images leaves one side empty" in message
+    assert "of 6 images leaves train or test empty" in message
 
 
 def test_a_share_of_what_has_test_images_is_refused(tmp_path, file):
-    assert "has test images of its own (2)" in refusal(tmp_path, file(), test_share=0.5)
+    assert "has 2; leave it out" in refusal(tmp_path, file(), test_share=0.5)
 
 
 @pytest.mark.parametrize(
@@ -181,7 +181,7 @@ def test_a_share_of_what_has_test_images_is_refused(tmp_path, file):
 def test_names_that_are_refused(tmp_path, file, name):
     path = file()
     before = sorted(tmp_path.rglob("*"))
-    with pytest.raises(UserError, match=r"no name for a data set|a meaning of its own"):
+    with pytest.raises(UserError, match=r"expected a name of small letters|is reserved"):
         store.add(name, path)
     assert sorted(tmp_path.rglob("*")) == before
 
@@ -200,7 +200,7 @@ def header_only(path, **about):
     with safe_open(path, "pt") as old:
         tensors = {key: old.get_tensor(key) for key in old.keys()}  # noqa: SIM118
         metadata = old.metadata() | about
-    metadata["checksum"] = files.checksum(tensors, metadata)
+    metadata["checksum"] = files.tensors_checksum(tensors, metadata)
     return safetensors.torch.save(tensors, metadata)
 
 
@@ -282,7 +282,7 @@ def test_only_whole_data_sets_are_listed(cache, file):
     store.add("mine", file())
     for name in (".other-abc.safetensors", "notes.txt", "Upper.safetensors", ".get-xyz"):
         (cache / name).write_bytes(b"")
-    assert store.kept() == ["mine"]
+    assert store.stored_names() == ["mine"]
 
 
 def test_where_the_folder_is(monkeypatch, tmp_path):
@@ -304,7 +304,7 @@ def test_where_the_folder_is(monkeypatch, tmp_path):
 def test_a_cache_folder_that_cannot_be_made(tmp_path, monkeypatch, file):
     (tmp_path / "taken").write_text("")
     monkeypatch.setenv("FEDBCGD_DATA", str(tmp_path / "taken" / "cache"))
-    assert "could not be made: Not a directory" in refusal(tmp_path, file())
+    assert "could not be created: Not a directory" in refusal(tmp_path, file())
 
 
 @pytest.fixture
@@ -357,7 +357,7 @@ def test_kill_9_while_writing_leaves_nothing_that_is_listed(cache, file):
     done = subprocess.run([sys.executable, "-c", code, str(file())], timeout=60)
     assert done.returncode == -signal.SIGKILL
     assert len(os.listdir(cache)) == 1  # the half file, which nobody will take for a data set
-    assert store.kept() == []
+    assert store.stored_names() == []
     assert store.add("mine", file()).train.labels.tolist() == Y
 
 
@@ -375,7 +375,7 @@ def test_what_a_kill_left_behind_is_removed_a_day_later(cache):
     yesterday = time.time() - 90_000
     for path in (old, half):
         os.utime(path, (yesterday, yesterday))
-    store.sweep()
+    store.remove_leftovers()
     assert fresh.exists()
     assert not old.exists()
     assert not half.exists()

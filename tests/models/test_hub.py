@@ -1,4 +1,4 @@
-"""Pretrained weights from a hub: a real little server on loopback stands for it."""
+"""Pretrained weights from a hub, which is a small server on loopback here."""
 
 import os
 import socket
@@ -39,7 +39,7 @@ for k, name in enumerate(sys.argv[1:]):
 
 
 def child(tmp_path, port, *names):
-    """A line for each model from a process with its own cache and a hub at `port`; and what its hub's client said."""
+    """Load models in a process with its own cache and a hub at `port`; return a line for each, and standard error."""
     pytest.importorskip("huggingface_hub", reason="the hub's client comes with the extra hf")
     env = {key: value for key, value in os.environ.items() if not key.startswith("HF_")}
     env |= {"HF_ENDPOINT": f"http://127.0.0.1:{port}", "HF_HOME": str(tmp_path / "home"), "NO_PROXY": "127.0.0.1"}
@@ -51,7 +51,7 @@ def child(tmp_path, port, *names):
 
 
 class Hub(BaseHTTPRequestHandler):
-    """As much of the hub as its client asks for to get one file."""
+    """The part of the hub that its client needs to download one file."""
 
     files: dict[str, bytes] = {}
 
@@ -95,7 +95,7 @@ def hub(tmp_path):
 
 
 def test_models_on_the_hub(tmp_path, hub):
-    """From the hub; and with the hub gone, from the client's cache, which for the second model has no first choice."""
+    """From the hub; and once it is gone, from the client's cache, which has only the second file of the second model."""
     server, a, b = hub
     names = ["owner/new", "owner/old", "owner/text", "owner/none", "owner/no--name"]
     (new, old, text, none, bad), _ = child(tmp_path, server.server_port, *names)
@@ -113,9 +113,9 @@ def test_models_on_the_hub(tmp_path, hub):
 
 
 def test_hub_out_of_reach(tmp_path):
-    with socket.socket() as taken:  # bound, so nobody else has the port, and not listening
-        taken.bind(("127.0.0.1", 0))
-        (line,), said = child(tmp_path, taken.getsockname()[1], "owner/model")
+    with socket.socket() as bound:  # but not listening: connections to its port are refused
+        bound.bind(("127.0.0.1", 0))
+        (line,), log = child(tmp_path, bound.getsockname()[1], "owner/model")
     assert "owner/model: no such file or folder here, the Hugging Face hub could not be reached" in line
     assert line.endswith("a path to a downloaded file or folder works too")
-    assert "pytorch_model.bin" not in said  # it did not wait a second time
+    assert "pytorch_model.bin" not in log  # no second attempt

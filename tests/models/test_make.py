@@ -1,4 +1,4 @@
-"""Models by name: ours, a user's factory, a transformers configuration; adapters send only what is trained."""
+"""Models by name: of the package, a user's factory, a transformers configuration; and adapters."""
 
 import json
 import sys
@@ -55,35 +55,35 @@ def test_a_factory_gets_what_it_asks_for(here, name):
 
 
 def test_a_factory_may_bring_a_loss(here):
-    made = make_model("user_nets:with_loss", (1, 1, 2), 2)
+    built = make_model("user_nets:with_loss", (1, 1, 2), 2)
     batch = torch.zeros(1, 1, 1, 2), torch.tensor([0])
-    plain = nn.functional.cross_entropy(made.module(batch[0]), batch[1])
-    assert torch.equal(made.loss(made.module, batch), 2 * plain)
+    plain = nn.functional.cross_entropy(built.module(batch[0]), batch[1])
+    assert torch.equal(built.loss(built.module, batch), 2 * plain)
 
 
-def test_a_module_itself_will_do(here):
+def test_a_name_may_be_that_of_a_module(here):
     assert isinstance(make_model("user_nets:ready").module, nn.Linear)
     assert isinstance(make_model("user_nets:Space.net").module, nn.Linear)
 
 
 @pytest.mark.parametrize(
-    ("name", "options", "words"),
+    ("name", "options", "message"),
     [
         ("nowhere:make", {}, "no module 'nowhere'"),
         ("nowhere.py:make", {}, "nowhere.py does not exist"),
         ("user_nets:nothing", {}, "no 'nothing'"),
-        ("user_nets:number", {}, "gives int"),
+        ("user_nets:number", {}, "to return an nn.Module.*got int"),
         ("user_nets:make", {"hiden": 3}, "hiden.*takes no such argument.*hidden"),
         ("user_nets:broken", {}, "RuntimeError: no such layer"),
         ("user_nets:", {}, "module:attribute"),
         ("lenet", {}, "Did you mean 'lenet5'"),
         ("lenet5", {"norm": "group"}, "lenet5 has no such option; it has width"),
         ("vit-small", {"width": 0.5}, "vit-small has no such option"),
-        ("binary-logistic", {}, "two classes"),
+        ("binary-logistic", {}, "classes: expected 2 for BinaryLogistic, got 10"),
     ],
 )
-def test_mistakes(here, name, options, words):
-    with pytest.raises(UserError, match=words):
+def test_mistakes(here, name, options, message):
+    with pytest.raises(UserError, match=message):
         make_model(name, (3, 32, 32), 10, options=options)
 
 
@@ -102,11 +102,11 @@ def test_the_seed_draws_the_weights():
 def test_starting_from_a_file_of_ones_own(tmp_path):
     first = make_model("lenet5", (3, 32, 32), seed=1, options={"width": 0.1}).module
     save_file(first.state_dict(), tmp_path / "model.safetensors")
-    made = make_model(
+    built = make_model(
         "lenet5", (3, 32, 32), seed=2, weights=str(tmp_path / "model.safetensors"), options={"width": 0.1}
     )
-    assert all(torch.equal(a, b) for a, b in zip(first.parameters(), made.module.parameters(), strict=True))
-    assert "model.safetensors" in made.notes[0]
+    assert all(torch.equal(a, b) for a, b in zip(first.parameters(), built.module.parameters(), strict=True))
+    assert "model.safetensors" in built.notes[0]
     with pytest.raises(UserError, match=r"conv1.weight is 6×3×5×5 in the file, 12×3×5×5 in the model"):
         make_model("lenet5", (3, 32, 32), weights=str(tmp_path / "model.safetensors"), options={"width": 0.2})
     with pytest.raises(UserError, match=r"model\.weights"):
@@ -116,13 +116,13 @@ def test_starting_from_a_file_of_ones_own(tmp_path):
 def test_pretrained_notes_are_passed_on(tmp_path):
     first = MODELS["vit-small"](10, (3, 32, 32))
     save_file({**first.state_dict(), "extra": torch.zeros(1)}, tmp_path / "vit.safetensors")
-    made = make_model("vit-small", (3, 32, 32), 7, weights=str(tmp_path / "vit.safetensors"))
-    assert any("extra" in note for note in made.notes)
-    assert torch.equal(made.module.pos_embed, first.pos_embed)
+    built = make_model("vit-small", (3, 32, 32), 7, weights=str(tmp_path / "vit.safetensors"))
+    assert any("extra" in note for note in built.notes)
+    assert torch.equal(built.module.pos_embed, first.pos_embed)
 
 
 class Adapter(nn.Module):
-    """A frozen layer with a low-rank path beside it, as LoRA has it."""
+    """A frozen layer with a low-rank path beside it, as in LoRA."""
 
     def __init__(self, layer, rank=2):
         super().__init__()
@@ -161,11 +161,11 @@ def config_folder(tmp_path):
 
 
 def test_a_transformers_model_from_a_local_configuration(config_folder):
-    made = make_model(f"hf:{config_folder}", (3, 8, 8), 5, seed=3)
-    assert made.module.config.num_labels == 5
+    built = make_model(f"hf:{config_folder}", (3, 8, 8), 5, seed=3)
+    assert built.module.config.num_labels == 5
     g = torch.Generator().manual_seed(0)
     clients = [(torch.randn(4, 3, 8, 8, generator=g), torch.randint(5, (4,), generator=g)) for _ in range(3)]
-    result = simulate(made.module, clients, rounds=1, blocks=3, cohort=3, workers=0, test=clients[0])
+    result = simulate(built.module, clients, rounds=1, blocks=3, cohort=3, workers=0, test=clients[0])
     assert result.ledger.refused == 0
     assert 0 <= result.final["test_accuracy"] <= 1
 

@@ -57,7 +57,7 @@ TABLES = {
 
 
 def listed(model, names):
-    """The weights of 3×3 and 5×5 convolutions and dense layers among these parameters, in order."""
+    """Return the sizes of the weights of 3×3 and 5×5 convolutions and dense layers, in order."""
     found = dict(model.named_parameters())
     return [found[n].numel() for n in names if found[n].dim() > 1 and found[n].shape[2:] != (1, 1)]
 
@@ -81,7 +81,7 @@ def test_every_listed_layer_has_the_printed_count_and_stands_in_its_block(name):
 
 @pytest.mark.parametrize("name", TABLES)
 def test_a_block_also_holds_the_rest_of_its_layers(name):
-    """Biases, norms and 1×1 shortcuts are in no table, but somebody has to send them (erratum 9)."""
+    """Biases, norms and 1×1 shortcuts are in no table of the paper, but must be sent too (erratum 9)."""
     model, blocks, _ = TABLES[name]
     division = divide(model, len(blocks), "paper")
     assert sum(division.sizes()) + division.shared == sum(p.numel() for p in model.parameters())
@@ -98,7 +98,7 @@ def test_the_papers_division_is_of_its_networks_and_its_n():
 @pytest.mark.parametrize("name", ["lenet5", "vgg11", "vgg19", "resnet18", "vit-small"])
 @pytest.mark.parametrize("blocks", [1, 2, 5, 10, 20])
 def test_any_other_number_of_blocks_by_the_dividers(name, blocks):
-    """Figure 4 needs 1, 2, 5, 10, 20: no client uploads much more than its share."""
+    """Figure 4 needs 1, 2, 5, 10 and 20 blocks: no client uploads much more than its share."""
     model = MODELS[name](10, (3, 32, 32))
     division = divide(model, blocks)
     assert division.blocks == blocks
@@ -132,7 +132,7 @@ def test_width_scales_channels_to_multiples_of_the_groups():
 
 
 def test_resnet_is_its_equations():
-    """One block with weights of our choosing, against the sum written out."""
+    """One block with chosen weights, compared with the sum written out."""
     block = ResNet18(10, width=MINI).stages[1][0]
     x = torch.randn(2, 2, 8, 8, generator=torch.Generator().manual_seed(0))
     f = torch.nn.functional
@@ -182,12 +182,12 @@ def test_binary_losses_by_hand(model, values):
     measured = model.own_metrics(net, (x, y))
     assert float(measured["loss"]) == pytest.approx(sum(values) / 2, rel=1e-6)
     assert measured["accuracy"].tolist() == [True, False]
-    with pytest.raises(UserError, match="two classes"):
+    with pytest.raises(UserError, match="classes: expected 2"):
         model(10, (1, 28, 28))
 
 
 @pytest.mark.parametrize("name", [n for n in MODELS if n != "vit-base"])
-def test_one_round_of_every_network_on_both_carriers(name):
+def test_one_round_of_every_network_on_both_backends(name):
     binary = name.startswith("binary")
     classes, shape = (2, (1, 8, 8)) if binary else (3, (3, 32, 32))
     options = {"width": MINI} if name in ("lenet5", "vgg11", "vgg19", "resnet18") else {}
@@ -210,7 +210,7 @@ def test_one_round_of_every_network_on_both_carriers(name):
 
 
 def test_vit_base_trains_and_uploads_within_8_gib():
-    """Forward, backward, division, a local step and an upload of the real thing, in a process of its own."""
+    """Forward, backward, division, a local step and an upload of the full model, in a process of its own."""
     script = """
         import resource, torch
         torch.set_num_threads(1)
@@ -245,5 +245,5 @@ def test_vit_base_trains_and_uploads_within_8_gib():
     assert kilobytes < 8 * 2**20
 
 
-def test_the_public_name_is_there():
+def test_the_public_name_exists():
     assert fedbcgd.divide is divide

@@ -38,7 +38,7 @@ def test_head_is_drawn_from_the_seed(tmp_path):
     assert 0.01 < heads[0].std() < 0.03
 
 
-def test_every_tensor_that_was_not_used_is_told(tmp_path):
+def test_unused_tensors_are_listed(tmp_path):
     state = small().state_dict() | {"pre_logits.fc.weight": torch.ones(2), "blocks.2.norm1.weight": torch.ones(12)}
     torch.save({"model": state, "optimizer": {"state": {0: {"step": torch.ones(1)}}}, "epoch": 3}, tmp_path / "vit.pt")
     assert load_pretrained(small(), tmp_path / "vit.pt").unused == (
@@ -135,7 +135,7 @@ def test_parity_by_a_state_dict(tmp_path, theirs, part):
 
 
 def test_parity_by_classical_names(tmp_path, theirs):
-    """What a published file holds: the saved file's names must be those, or this test tests nothing."""
+    """The names of published files. The assertion makes sure that the saved file uses them."""
     theirs.save_pretrained(tmp_path)
     state = load_file(tmp_path / "model.safetensors")
     assert {"vit." + name for name in classical(small())} <= state.keys()
@@ -157,7 +157,7 @@ def test_parity_on_another_grid(tmp_path, theirs, side):
 
 
 def positions(tmp_path, values, **changes):
-    """A model that took `values` as positions, and what loading reported."""
+    """Load a file with these positions; return the model's positions and the report of loading."""
     save_file(small().state_dict() | {"pos_embed": values}, tmp_path / "vit.safetensors")
     model = small(seed=1, **changes)
     return model.pos_embed.detach(), load_pretrained(model, tmp_path / "vit.safetensors")
@@ -176,7 +176,7 @@ def test_constant_positions_stay_constant(tmp_path, shape):
 
 
 def test_rows_stay_rows(tmp_path):
-    """What grows along the rows of the file's grid alone grows so in the model's, which is not square."""
+    """Positions that grow along the rows of the file's grid only do so in the model's grid too, which is not square."""
     values = torch.zeros(1, 17, 12)
     values[0, 1:] = torch.arange(4.0).repeat_interleave(4)[:, None]
     out, _ = positions(tmp_path, values, shape=(3, 64, 24))
@@ -202,10 +202,10 @@ def test_a_file_of_the_same_oblong_grid(tmp_path):
 @pytest.mark.parametrize(
     ("count", "shape", "message"),
     [
-        (16, SHAPE, r"pos_embed holds 16 positions \(a square grid alone, without the class token's\)"),
-        (18, SHAPE, "pos_embed holds 18 positions, where the class token's and a square grid's are wanted"),
-        (1, SHAPE, "pos_embed holds 1 positions"),
-        (17, (3, 16, 64), "pos_embed may be of 4×4 patches or of the model's 2×8"),
+        (16, SHAPE, r"pos_embed: expected .* got 16 \(a square grid without the class token\)"),
+        (18, SHAPE, "pos_embed: expected positions of the class token and a square grid, got 18$"),
+        (1, SHAPE, r"pos_embed: expected .* got 1 "),
+        (17, (3, 16, 64), "pos_embed fits 4×4 patches and the model's 2×8"),
     ],
 )
 def test_positions_that_cannot_be_placed(tmp_path, count, shape, message):
@@ -249,20 +249,22 @@ def test_incomplete_attention(tmp_path):
 @pytest.mark.parametrize("value", [torch.zeros(12, dtype=torch.int8), torch.zeros(12).to_sparse()])
 def test_not_plain_floating_point(tmp_path, value):
     torch.save(small().state_dict() | {"norm.bias": value}, tmp_path / "vit.pt")
-    check_refused(tmp_path / "vit.pt", r"norm.bias is torch\.\w+ of torch\.\w+ on cpu, where dense floating point")
+    check_refused(
+        tmp_path / "vit.pt", r"norm.bias: expected dense floating point .* got torch\.\w+ of torch\.\w+ on cpu"
+    )
 
 
 def test_two_models_in_one_file(tmp_path):
     state = small().state_dict()
     torch.save({"model": state, "state_dict": dict(state)}, tmp_path / "vit.pt")
-    check_refused(tmp_path / "vit.pt", "both 'model.cls_token' and 'state_dict.cls_token' are cls_token")
+    check_refused(tmp_path / "vit.pt", "both 'model.cls_token' and 'state_dict.cls_token' for cls_token")
 
 
 def test_attention_whole_and_in_parts(tmp_path):
     state = small().state_dict() | {"layers.0.attention.k_proj.bias": torch.zeros(12)}
     torch.save(state, tmp_path / "vit.pt")
     check_refused(
-        tmp_path / "vit.pt", "both 'blocks.0.attn.qkv.bias' and 'layers.0.attention.k_proj.bias' are blocks.0"
+        tmp_path / "vit.pt", "both 'blocks.0.attn.qkv.bias' and 'layers.0.attention.k_proj.bias' for blocks.0"
     )
 
 
@@ -270,7 +272,7 @@ def test_attention_whole_and_in_parts(tmp_path):
 def test_another_model(tmp_path, content):
     torch.save(content, tmp_path / "other.pt")
     check_refused(
-        tmp_path / "other.pt", "no tensor has a name of timm's or Hugging Face's ViT; the file holds (conv1|no te)"
+        tmp_path / "other.pt", "expected tensors with the names of timm's or Hugging Face's ViT, got (conv1|no te)"
     )
 
 
@@ -280,11 +282,11 @@ def test_values_that_are_not_finite(tmp_path, bad, name):
     state = small().state_dict()
     state[name].view(-1)[-1] = bad
     save_file(state, tmp_path / "vit.safetensors")
-    check_refused(tmp_path / "vit.safetensors", f"tensor '{name}' holds values that are not finite")
+    check_refused(tmp_path / "vit.safetensors", f"expected finite values, got others in tensor '{name}'")
 
 
 def test_another_kind_of_model(tmp_path):
-    check_refused(tmp_path, "given a LeNet5", LeNet5())
+    check_refused(tmp_path, "got a LeNet5", LeNet5())
 
 
 # files that cannot be read
@@ -306,7 +308,7 @@ def test_a_file_that_would_run_code(tmp_path, zipped):
     check_refused(tmp_path / "vit.pt", "holds more than tensors.* it was not loaded")
     assert not target.exists()
     torch.load(tmp_path / "vit.pt", weights_only=False)
-    assert target.exists()  # so the file was dangerous
+    assert target.exists()  # the file was dangerous indeed
 
 
 def test_a_whole_module_in_a_file(tmp_path):
@@ -345,9 +347,9 @@ def test_a_dictionary_that_holds_itself(tmp_path):
 
 
 def test_paths_that_lead_nowhere(tmp_path):
-    check_refused(tmp_path, "the folder holds neither model.safetensors nor pytorch_model.bin")
-    check_refused(tmp_path / "vit.safetensors", "no such file or folder; give")
-    check_refused("weights/vit.pth", "weights/vit.pth: no such file or folder; give")  # not a name on the hub
+    check_refused(tmp_path, "expected a folder with model.safetensors or pytorch_model.bin, got one with neither")
+    check_refused(tmp_path / "vit.safetensors", "no such file or folder; expected")
+    check_refused("weights/vit.pth", "weights/vit.pth: no such file or folder; expected")  # not a name on the hub
     (tmp_path / "vit.onnx").touch()
     check_refused(tmp_path / "vit.onnx", "ends in one of .safetensors, .bin, .pt, .pth")
     check_refused("x" * 5000, "could not be read")

@@ -1,4 +1,4 @@
-"""Problems with known answers, and what the algorithms do on them."""
+"""Problems with known optima, and how the algorithms converge on them."""
 
 import pytest
 import torch
@@ -16,7 +16,7 @@ def gradients(problem, w):
     return torch.stack(out)
 
 
-def test_quadratics_are_what_was_asked_for():
+def test_quadratics_have_the_given_constants():
     p = quadratics(clients=30, dim=12, beta=8, mu=0.5, sigma=3, G=7, examples=6)
     curvature = torch.stack([a[0] for a, _ in p.clients])
     assert curvature.min() == pytest.approx(0.5)
@@ -67,13 +67,13 @@ def test_others_stall_at_their_noise_floors(name, floor):
 
 
 @pytest.mark.parametrize("flag", ["printed", "printed_refresh"])
-def test_as_printed_it_stalls(flag):
+def test_fedbcgd_plus_as_printed_stalls(flag):
     """Errata 1 and 2."""
     assert run("fedbcgd+", 200, lr=0.02, **{flag: True}) > 1e-2
 
 
 @pytest.mark.slow
-def test_with_momentum_it_is_exact_too():
+def test_fedbcgd_plus_with_momentum_is_exact():
     assert run("fedbcgd+", 900, lr=0.02, momentum=0.5) < 1e-12
 
 
@@ -107,7 +107,7 @@ def test_controls_are_means_with_every_codec_and_a_third_of_the_uploads_lost(
 
 
 def test_top_k_loses_nothing_in_the_long_run(federation, net, toys):
-    """All that clients ever changed is either in what the server got or still owed in a residual."""
+    """All changes of the clients are either in what the server received or still in a residual."""
     total = {}
 
     def watch(upload):

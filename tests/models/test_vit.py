@@ -30,7 +30,7 @@ def test_base_counts_to_the_unit(base):
 
 
 def test_the_papers_division(base):
-    """The body is cut evenly into six, and norm and head are what follows it in the vector."""
+    """The body is cut evenly into six; norm and head follow it in the vector."""
     division = divide(base, base.paper_blocks, "even", base.paper_shared)
     assert division.sizes() == [14_299_520] * 6
     assert division.shared == 1_536 + 153_600 + 200
@@ -81,7 +81,7 @@ def test_a_layer_is_pytorchs_own_pre_norm_layer():
 
 
 def test_tokens_are_the_patches_row_by_row():
-    """The filter takes the first pixel of a patch; what a patch holds is found at its token."""
+    """With a filter that selects the first pixel of a patch, each token shows the value of its patch."""
     model = tiny()
     nn.init.zeros_(model.patch_embed.proj.weight)
     model.patch_embed.proj.weight.data[:, 0, 0, 0] = 1
@@ -121,13 +121,13 @@ def test_pickled_by_its_class():
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: tiny(shape=(3, 8, 10)), r"ViT: .* multiples of the patch's 4 pixels, given 8×10"),
-        (lambda: tiny(shape=(3, 0, 8)), "given 0×8"),
-        (lambda: tiny(heads=5), "dim must be a multiple of heads, given 12 and 5"),
-        (lambda: ViTBase16(10, (3, 32, 40)), r"ViTBase16: .* 16 pixels, given 32×40"),
-        (lambda: ViTSmall(10, (1, 28, 28)), "ViTSmall: the height of an image must be a multiple of 8, given 28×28"),
-        (lambda: ViTSmall(10, (3, 64, 36)), r"ViTSmall: .* 8 pixels, given 64×36"),
-        (lambda: tiny()(torch.zeros(1, 3, 9, 12)), "made for images of 3×8×12, given 3×9×12"),
+        (lambda: tiny(shape=(3, 8, 10)), r"ViT: .* multiples of the patch's 4 pixels, got 8×10"),
+        (lambda: tiny(shape=(3, 0, 8)), "got 0×8"),
+        (lambda: tiny(heads=5), "expected dim to be a multiple of heads, got 12 and 5"),
+        (lambda: ViTBase16(10, (3, 32, 40)), r"ViTBase16: .* 16 pixels, got 32×40"),
+        (lambda: ViTSmall(10, (1, 28, 28)), "ViTSmall: expected images whose height is a multiple of 8, got 28×28"),
+        (lambda: ViTSmall(10, (3, 64, 36)), r"ViTSmall: .* 8 pixels, got 64×36"),
+        (lambda: tiny()(torch.zeros(1, 3, 9, 12)), "expected images of 3×8×12, got 3×9×12"),
     ],
 )
 def test_refusals(make, message):

@@ -12,7 +12,7 @@ SHAPE = (3, 32, 32)
 
 
 def small(classes=5, seed=0, **changes):
-    """Weights from a wide normal: with those of the start, layers do so little that a mistake would not show."""
+    """Make a model with weights from a wide normal; the initial ones are so small that mistakes would not show."""
     torch.manual_seed(seed)
     model = ViT(classes, **{"shape": SHAPE, "patch": 8, "dim": 12, "depth": 2, "heads": 3} | changes)
     for p in model.parameters():
@@ -29,7 +29,7 @@ def same(a, b):
 
 
 def classical(model):
-    """The body under the names of Hugging Face's files."""
+    """Return the body under the names of Hugging Face's files."""
     inside = {
         "norm1": "layernorm_before",
         "attn.proj": "attention.output.dense",
@@ -56,7 +56,7 @@ def classical(model):
 
 
 def check_refused(path, message, model=None):
-    """Loading ends in a UserError, and the model is as before."""
+    """Check that loading raises a UserError and leaves the model unchanged; return the message."""
     model = model or small(seed=1)
     before = {name: p.clone() for name, p in model.state_dict().items()}
     with pytest.raises(UserError, match=message) as caught:

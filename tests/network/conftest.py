@@ -1,4 +1,4 @@
-"""Runs in folders, without their figures: those take longer than the runs, and are tested elsewhere."""
+"""Runs in folders without figures, which take longer than the runs and are tested elsewhere."""
 
 from collections.abc import Iterator
 

@@ -1,4 +1,4 @@
-"""When a round closes: by hand, and what always holds."""
+"""When a round closes: cases worked by hand, and properties."""
 
 import math
 
@@ -36,17 +36,17 @@ CASES = {
 @pytest.mark.parametrize("case", CASES)
 def test_by_hand(case):
     """Block 0: clients 0 (after 4 s) and 2 (2 s); block 1: clients 1 (1 s) and 3 (3 s)."""
-    minimum, deadline, left, spoilt, seconds, kept, waited = CASES[case]
+    minimum, deadline, gone_clients, damaged_clients, seconds, in_time, waited = CASES[case]
     gone, damaged = NOBODY.copy(), NOBODY.copy()
-    gone[left] = damaged[spoilt] = True
+    gone[gone_clients] = damaged[damaged_clients] = True
     closing = close(MOMENTS, BLOCKS, gone, minimum, deadline, damaged)
     assert closing.seconds == seconds
-    assert np.flatnonzero(closing.in_time).tolist() == kept
+    assert np.flatnonzero(closing.in_time).tolist() == in_time
     assert closing.waited == waited
 
 
 @given(st.data())
-def test_what_always_holds(data):
+def test_properties(data):
     n = data.draw(st.integers(1, 12))
     arrivals = np.array(data.draw(st.lists(st.floats(0, 100), min_size=n, max_size=n)))
     blocks = data.draw(st.lists(st.integers(0, 3), min_size=n, max_size=n))
@@ -62,7 +62,7 @@ def test_what_always_holds(data):
     without = close(arrivals, blocks, gone, minimum, None, damaged)
     assert closing.seconds == min(without.seconds, math.inf if deadline is None else deadline)
     assert set(np.flatnonzero(closing.in_time)) <= set(np.flatnonzero(without.in_time))
-    for block in set(blocks):  # each block has its minimum, or all that came
-        mine = np.array(blocks) == block
+    for block in set(blocks):  # each block has its minimum, or all uploads that arrived
+        in_block = np.array(blocks) == block
         need = n if minimum is None else minimum
-        assert (without.in_time & mine & ~damaged).sum() >= min(need, (mine & ~gone & ~damaged).sum())
+        assert (without.in_time & in_block & ~damaged).sum() >= min(need, (in_block & ~gone & ~damaged).sum())

@@ -24,7 +24,7 @@ def test_seconds_of_a_task_by_hand():
 
 
 def test_a_row_for_each_client(tmp_path):
-    """8 Mbit/s is a megabyte a second. Rows may stand in any order; those beyond the federation are not used."""
+    """8 Mbit/s is a megabyte a second. Rows may be in any order; those of clients that do not exist are not used."""
     path = tmp_path / "links.csv"
     path.write_text("client,availability," + HEADER + "1,0.5,8,80,10,100\n0,1,16,8,0,0\n7,1,1,1,1,1\n\n")
     links = read_csv(path, 2, seed=0)
@@ -35,12 +35,12 @@ def test_a_row_for_each_client(tmp_path):
     assert links.availability.tolist() == [1, 0.5]
 
 
-def test_what_else_stands_in_the_file_is_passed_over_with_a_word(tmp_path, caplog):
-    """A blank line before the header, and columns of something else."""
+def test_other_columns_are_ignored_with_a_warning(tmp_path, caplog):
+    """A blank line before the header, and unrelated columns."""
     path = tmp_path / "links.csv"
     path.write_text("\nhost,city," + HEADER + "a,Paris,8,8,0,0\n")
     assert read_csv(path, 1, seed=0).uplink.tolist() == [1e6]
-    assert "nothing is read from the columns host, city; known are uplink_mbit" in caplog.text
+    assert "the columns host, city are ignored; known are uplink_mbit" in caplog.text
 
 
 def test_rows_without_clients_are_given_out_from_the_seed(tmp_path):
@@ -55,32 +55,35 @@ def test_rows_without_clients_are_given_out_from_the_seed(tmp_path):
 
 BROKEN = {
     "absent": (None, ["does not exist", "uplink_mbit"]),
-    "a folder": (..., ["is a folder"]),
+    "a folder": (..., ["got a folder"]),
     "not text": (b"\xff\xfe\x00", ["not a text file"]),
-    "empty": ("", ["is empty", "uplink_mbit, downlink_mbit"]),
-    "no rows": (HEADER, ["no rows"]),
+    "empty": ("", ["got an empty file", "uplink_mbit, downlink_mbit"]),
+    "no rows": (HEADER, ["got only a header"]),
     "unknown column": ("uplink_mbits" + HEADER[11:] + "1,1,1,1\n", ["line 1", "Did you mean 'uplink_mbit'"]),
     "missing column": ("uplink_mbit,downlink_mbit\n1,1\n", ["line 1", "'latency_ms' is missing"]),
-    "column twice": ("uplink_mbit," + HEADER + "1,1,1,1,1\n", ["'uplink_mbit' stands twice"]),
-    "too few values": (HEADER + "1,1,1\n", ["line 2", "3 values for 4 columns"]),
+    "column twice": ("uplink_mbit," + HEADER + "1,1,1,1,1\n", ["'uplink_mbit' appears twice"]),
+    "too few values": (HEADER + "1,1,1\n", ["line 2", "expected 4 values", "got 3"]),
     "not a number": (HEADER + "1,1,1,1\n1,fast,1,1\n", ["line 3", "downlink_mbit", "'fast'"]),
-    "no uplink": (HEADER + "0,1,1,1\n", ["line 2", "uplink_mbit", "positive", "given 0"]),
-    "infinite": (HEADER + "inf,1,1,1\n", ["uplink_mbit", "finite"]),
-    "NaN": (HEADER + "1,nan,1,1\n", ["downlink_mbit", "finite"]),
-    "negative latency": (HEADER + "1,1,-1,1\n", ["latency_ms", "at least 0"]),
-    "never there": ("availability," + HEADER + "0,1,1,1,1\n", ["availability", "above 0 and at most 1"]),
-    "half a client": ("client," + HEADER + "0.5,1,1,1,1\n", ["client", "whole number"]),
+    "no uplink": (HEADER + "0,1,1,1\n", ["line 2", "uplink_mbit: expected a number > 0, got '0'"]),
+    "infinite": (HEADER + "inf,1,1,1\n", ["uplink_mbit: expected a number > 0, got 'inf'"]),
+    "NaN": (HEADER + "1,nan,1,1\n", ["downlink_mbit: expected a number > 0, got 'nan'"]),
+    "negative latency": (HEADER + "1,1,-1,1\n", ["latency_ms: expected a number ≥ 0"]),
+    "never available": ("availability," + HEADER + "0,1,1,1,1\n", ["availability: expected a share > 0 and ≤ 1"]),
+    "half a client": ("client," + HEADER + "0.5,1,1,1,1\n", ["client: expected an integer ≥ 0"]),
     "a client twice": ("client," + HEADER + "0,1,1,1,1\n0,1,1,1,1\n", ["line 3", "client 0", "already, in line 2"]),
-    "a client missing": ("client," + HEADER + "0,1,1,1,1\n2,1,1,1,1\n", ["client 1 has no row", "1 of 3"]),
+    "a client missing": (
+        "client," + HEADER + "0,1,1,1,1\n2,1,1,1,1\n",
+        ["each of 3 clients", "got none for client 1 (1 are missing)"],
+    ),
     "a number as Python writes it": (HEADER + "1_0,1,1,1\n", ["line 2", "uplink_mbit", "'1_0'"]),
-    "mistakes after a blank line": ("\n" + HEADER + "1,1,1\n", ["line 3", "3 values for 4 columns"]),
+    "mistakes after a blank line": ("\n" + HEADER + "1,1,1\n", ["line 3", "expected 4 values", "got 3"]),
     "quote left open": (HEADER + '"1,1,1,1\n', ["not valid CSV"]),
 }
 
 
 @pytest.mark.parametrize("case", BROKEN)
 def test_mistakes_in_measurements_are_named(case, tmp_path):
-    content, words = BROKEN[case]
+    content, parts = BROKEN[case]
     path = tmp_path / "links.csv"
     if content is ...:
         path.mkdir()
@@ -90,8 +93,8 @@ def test_mistakes_in_measurements_are_named(case, tmp_path):
         path.write_text(content)
     with pytest.raises(UserError) as error:
         read_csv(path, 3, seed=0)
-    for word in [*words, "links.csv"]:
-        assert word in str(error.value)
+    for part in [*parts, "links.csv"]:
+        assert part in str(error.value)
 
 
 @pytest.mark.parametrize("profile", PROFILES)
@@ -113,9 +116,9 @@ def test_profiles_are_ordered_as_their_names_say():
 @given(st.integers(1, 60), st.integers(0, 30))
 def test_a_small_federation_has_its_shares_of_the_mix_too(clients, seed):
     """60, 30 and 10 %, to one client; ten clients are 6, 3 and 1."""
-    there = draw("mix", clients, seed).availability
+    availability = draw("mix", clients, seed).availability
     for kind, share in ((0.7, 0.6), (0.9, 0.3), (1.0, 0.1)):
-        assert abs(np.sum(there == kind) - share * clients) <= (0 if clients % 10 == 0 else 1) + 1e-9
+        assert abs(np.sum(availability == kind) - share * clients) <= (0 if clients % 10 == 0 else 1) + 1e-9
 
 
 def test_the_seed_says_who_is_of_which_kind():
@@ -123,23 +126,23 @@ def test_the_seed_says_who_is_of_which_kind():
 
 
 def test_availability_from_a_distribution():
-    """Loguniform, median 0.6 and spread 4: from 0.3 to 1.2, of which nobody has more than 1."""
+    """Loguniform, median 0.6 and spread 4: from 0.3 to 1.2, cut off at 1."""
     network = as_network({"availability": {"median": 0.6, "spread": 4.0, "shape": "loguniform"}})
-    there = network.links(400, seed=0).availability
-    assert 0.3 <= there.min() < 0.32
-    assert there.max() == 1.0
-    assert 0.05 < np.mean(there == 1.0) < 0.25
-    assert network.links(10, seed=0).availability.tolist() == there[:10].tolist()
+    availability = network.links(400, seed=0).availability
+    assert 0.3 <= availability.min() < 0.32
+    assert availability.max() == 1.0
+    assert 0.05 < np.mean(availability == 1.0) < 0.25
+    assert network.links(10, seed=0).availability.tolist() == availability[:10].tolist()
 
 
-def test_nothing_is_a_latency_too():
+def test_latency_and_computing_time_may_be_zero():
     links = as_network({"latency_ms": 0, "gradient_ms": 0.0}).links(5, seed=0)
     assert links.latency.tolist() == links.gradient.tolist() == [0] * 5
 
 
 def test_a_loguniform_spread_is_exact_and_a_lognormal_one_between_percentiles():
-    """Loguniform, median 5 and spread 100: from 0.5 to 50. Lognormal: the 95th percentile is `spread` times the 5th, up to
-    the hundredth that is left out at each end."""
+    """Loguniform, median 5 and spread 100: from 0.5 to 50. Lognormal: the 95th percentile is `spread` times the 5th, after
+    a hundredth is cut off at each end."""
     wide = Distribution(median=5.0, spread=100.0, shape="loguniform")
     assert wide.at(np.array([0.0, 0.5, 1.0])) == pytest.approx([0.5, 5.0, 50.0])
     bell = Distribution(median=5.0, spread=100.0)
@@ -149,7 +152,7 @@ def test_a_loguniform_spread_is_exact_and_a_lognormal_one_between_percentiles():
     assert Distribution(median=5.0).at(np.array([0.1, 0.9])).tolist() == [5, 5]
 
 
-def test_what_stands_in_the_place_of_a_profile():
+def test_settings_that_replace_those_of_a_profile():
     """`gradient_ms` of 4 and compute 2.5 are 10 ms; a number is a distribution without spread."""
     network = as_network({"profile": "4g", "uplink_mbit": 8, "gradient_ms": 4.0, "compute": 2.5, "availability": 0.5})
     links = network.links(20, seed=0)
@@ -160,25 +163,25 @@ def test_what_stands_in_the_place_of_a_profile():
 
 
 @given(st.integers(1, 50), st.floats(1, 4), st.integers(1, 60))
-def test_how_many_are_asked(cohort, oversample, clients):
-    asked = Network(oversample=oversample).sampled(cohort, clients)
-    assert asked <= clients
-    assert asked == min(clients, int(np.ceil(round(cohort * oversample, 6))))
+def test_how_many_clients_are_sampled(cohort, oversample, clients):
+    sampled = Network(oversample=oversample).sampled(cohort, clients)
+    assert sampled <= clients
+    assert sampled == min(clients, int(np.ceil(round(cohort * oversample, 6))))
 
 
 @pytest.mark.parametrize(
-    ("given_", "words"),
+    ("settings", "parts"),
     [
         ("5g", ["network.profile", "'5g'", "Did you mean '4g'", "broadband"]),
         ({"deadlin": 3.0}, ["network.deadlin", "Did you mean 'deadline'"]),
         ({"uplink_mbit": {"medain": 3.0}}, ["network.uplink_mbit"]),
-        ({"uplink_mbit": 0}, ["network.uplink_mbit", "more than 0 is wanted"]),
-        ({"uplink_mbit": {"median": 0.0}}, ["network.uplink_mbit", "more than 0 is wanted"]),
-        ({"uplink_mbit": "fast"}, ["network.uplink_mbit: given 'fast'; a number is wanted, or { median"]),
-        ({"uplink_mbit": True}, ["network.uplink_mbit: given True; a number is wanted"]),
+        ({"uplink_mbit": 0}, ["network.uplink_mbit", "expected a number > 0"]),
+        ({"uplink_mbit": {"median": 0.0}}, ["network.uplink_mbit", "expected a number > 0"]),
+        ({"uplink_mbit": "fast"}, ["network.uplink_mbit: ", "'fast'", "expected a number or { median"]),
+        ({"uplink_mbit": True}, ["network.uplink_mbit: ", "True", "expected a number"]),
         ({"latency_ms": -1}, ["network.latency_ms.median", "greater than or equal to 0"]),
-        ({"availability": 1.5}, ["network.availability", "at most 1"]),
-        ({"availability": 0}, ["network.availability", "above 0"]),
+        ({"availability": 1.5}, ["network.availability", "expected a share > 0 and ≤ 1"]),
+        ({"availability": 0}, ["network.availability", "expected a share > 0 and ≤ 1"]),
         ({"csv": "x.csv", "profile": "4g"}, ["network.profile", "csv"]),
         ({1: 2}, ["network.1", "keys should be strings"]),
         ({"uplink_mbit": {"median": 1.0, "shape": "normal"}}, ["uplink_mbit.shape", "'lognormal'"]),
@@ -187,11 +190,11 @@ def test_how_many_are_asked(cohort, oversample, clients):
         (7, ["profile", "dictionary", "7"]),
     ],
 )
-def test_mistakes_in_settings_are_named(given_, words):
+def test_mistakes_in_settings_are_named(settings, parts):
     with pytest.raises(UserError) as error:
-        as_network(given_)
-    for word in words:
-        assert word in str(error.value)
+        as_network(settings)
+    for part in parts:
+        assert part in str(error.value)
 
 
 def test_the_columns_are_the_settings():

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from fedbcgd import UserError
-from fedbcgd.files import sealed
+from fedbcgd.files import add_checksum
 from fedbcgd.report import facts, page
 from fedbcgd.report.collect import RunData, read
 from fedbcgd.report.groups import group
@@ -152,11 +152,11 @@ def test_sizes_are_bounded(tmp_path, monkeypatch):
     assert [(run.seed, len(run.rows)) for run in runs] == [(0, 10), (1, 10), (2, 0)]
     shortened = [(p.where.removeprefix(f"{tmp_path}/"), p.what.removeprefix("cannot be read: ")[:36]) for p in problems]
     assert shortened == [
-        ("big/config.toml", "is larger than 65,536 bytes, more th"),
+        ("big/config.toml", "expected a file of at most 65,536 by"),
         ("big/metrics.jsonl", "has more than 1,000 lines or 268,435"),
         ("big/metrics.jsonl", "990 of 1000 lines are damaged and le"),
-        ("big/holdings.json", "is larger than 8,388,608 bytes, more"),
-        ("bigger/summary.json", "is larger than 2,097,152 bytes, more"),
+        ("big/holdings.json", "expected a file of at most 8,388,608"),
+        ("bigger/summary.json", "expected a file of at most 2,097,152"),
         ("wide/summary.json", "notes is not a list of texts, or too"),
         ("wide/summary.json", "blocks is not a list of numbers, or "),
         ("wide/metrics.jsonl", "1 of 1 lines are damaged and left ou"),
@@ -208,7 +208,7 @@ def test_numbers_that_are_none(tmp_path):
 
 def test_a_line_whose_checksum_is_wrong_is_left_out(tmp_path):
     folder = make(tmp_path / "a")
-    good = sealed('{"round": 1, "test_accuracy": 0.5}')
+    good = add_checksum('{"round": 1, "test_accuracy": 0.5}')
     (folder / "metrics.jsonl").write_text(f"{good}\n{good.replace('0.5', '0.9')}\n")
     (run,), (problem,) = collect(tmp_path)
     assert run.rows == [{"round": 1, "test_accuracy": 0.5}]

@@ -85,6 +85,13 @@ def test_damaged_folders_are_told_and_shown_as_far_as_they_go(tmp_path):
     assert len(shown(tmp_path)["problems"]) == 6
 
 
+def test_label_counts_are_read_under_either_name(tmp_path):
+    folder = make(tmp_path / "run")
+    old_name = shown(tmp_path)["holdings"]
+    (folder / "holdings.json").rename(folder / "label_counts.json")
+    assert shown(tmp_path)["holdings"] == old_name != []
+
+
 def test_an_old_folder_without_the_newer_columns_is_shown(tmp_path):
     old = make(tmp_path / "old")
     write_rows(old, [{k: v for k, v in row.items() if k != "upload_wait_bytes"} for row in rows("fedavg", 0)])

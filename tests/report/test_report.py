@@ -44,12 +44,12 @@ def test_upload_to_reach(results):
 
 def test_plots_are_pictures(results, tmp_path):
     plots.curves({n: r.rows for n, r in results.items()}, tmp_path / "curves.png", title="t")
-    plots.label_counts(np.arange(20).reshape(5, 4), tmp_path / "holdings.png")
+    plots.label_counts(np.arange(20).reshape(5, 4), tmp_path / "label_counts.png")
     for path in tmp_path.iterdir():
         assert path.read_bytes().startswith(b"\x89PNG" if path.suffix == ".png" else b"<?xml")
         assert path.stat().st_size > 5000
     # no temporary file is left
-    assert {p.name for p in tmp_path.iterdir()} == {"curves.png", "curves.svg", "holdings.png", "holdings.svg"}
+    assert {p.name for p in tmp_path.iterdir()} == {"curves.png", "curves.svg", "label_counts.png", "label_counts.svg"}
 
 
 def test_a_legend_of_many_names_stays_on_the_page(monkeypatch, tmp_path):
@@ -83,7 +83,7 @@ def test_a_file_is_written_whole_or_not_at_all(tmp_path):
 
 def test_a_folder_that_cannot_be_made(tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(UserError, match="could not be made"):
+    with pytest.raises(UserError, match="could not be created"):
         make_folder(tmp_path / "file" / "folder")
     with pytest.raises(UserError, match="could not be written"):
         write_text(tmp_path / "absent" / "a.txt", "")

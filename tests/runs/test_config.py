@@ -1,4 +1,4 @@
-"""Configuration: every mistake named with its field, what was given, and what is allowed."""
+"""Configuration: each mistake is reported with its field, the value, and what is allowed."""
 
 import datetime
 import tomllib
@@ -41,24 +41,27 @@ BROKEN = {
     ),
     "option out of range": (GOOD + "[algorithm]\nmomentum = 1.0\n", ["momentum", "less than 1", "1.0"]),
     "unknown codec": (GOOD + "[algorithm]\ncodec = 'zip'\n", ["codec", "'zip'", "qsgd"]),
-    "quadratics without a point": (GOOD + "[data]\nname = 'quadratics'\n", ["model.name", "quadratics want point"]),
+    "quadratics without a point": (
+        GOOD + "[data]\nname = 'quadratics'\n",
+        ["model.name: expected point with data.name = 'quadratics'"],
+    ),
     "quadratics upside down": (
         GOOD + "[data]\nname = 'quadratics'\n[model]\nname = 'point'\n[quadratics]\nmu = 5.0\nbeta = 2.0\n",
         ["quadratics.mu", "beta = 2", "5"],
     ),
     "unknown key in quadratics": (GOOD + "[quadratics]\nbetta = 2.0\n", ["quadratics.betta", "Did you mean 'beta'"]),
-    "no end": ("[run]\nseed = 1\n", ["when to stop", "rounds", "budget", "target"]),
+    "never stops": ("[run]\nseed = 1\n", ["when to stop", "rounds", "budget", "target"]),
     "cohort too large": ("[run]\nrounds = 1\ncohort = 101\n", ["run.cohort", "101", "100"]),
     "not TOML": ("rounds: 3\n", ["not valid TOML", "line 1"]),
     "not text": (b"\xff\xfe\x00", ["not a text file"]),
     "absent": (None, ["does not exist", "fedbcgd init"]),
-    "a folder": (..., ["is a folder"]),
+    "a folder": (..., ["expected a TOML file, got a folder"]),
 }
 
 
 @pytest.mark.parametrize("case", BROKEN)
 def test_broken_files_are_explained_in_one_message(case, tmp_path):
-    content, words = BROKEN[case]
+    content, parts = BROKEN[case]
     path = tmp_path / "run.toml"
     if content is ...:
         path.mkdir()
@@ -68,8 +71,8 @@ def test_broken_files_are_explained_in_one_message(case, tmp_path):
         path.write_text(content)
     with pytest.raises(UserError) as error:
         configuration.load(path)
-    for word in [*words, "run.toml"]:
-        assert word in str(error.value)
+    for part in [*parts, "run.toml"]:
+        assert part in str(error.value)
 
 
 def load(tmp_path, text=GOOD, *overrides):
@@ -140,7 +143,7 @@ def test_the_template_says_the_same_as_an_empty_file():
 
 
 def test_the_earlier_name_of_a_backend_still_works(tmp_path, caplog):
-    configuration._tell_of_the_new_name.cache_clear()
+    configuration._warn_of_carrier.cache_clear()
     config = load(tmp_path, GOOD + 'carrier = "ray"\n')
     assert config.run.backend == "ray"
     assert "run.carrier is called run.backend now" in caplog.text

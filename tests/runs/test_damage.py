@@ -25,7 +25,14 @@ from fedbcgd.runs import config as configuration
 from fedbcgd.runs.execute import execute
 from fedbcgd.runs.folder import finished, read_configuration
 
-SEALED = ("config.toml", "summary.json", "holdings.json", "metrics.jsonl", "traffic.jsonl", "model.safetensors")
+WITH_CHECKSUM = (
+    "config.toml",
+    "summary.json",
+    "label_counts.json",
+    "metrics.jsonl",
+    "traffic.jsonl",
+    "model.safetensors",
+)
 CHECKPOINTS = ("checkpoint/server.safetensors", "checkpoint/previous.safetensors")
 
 
@@ -99,7 +106,7 @@ def damage(path, draw):
 def check_damages(place, tmp_path, count, seed):
     draw = random.Random(seed)
     files = [p.relative_to(place / "cut") for p in (place / "cut").rglob("*") if p.is_file() and p.name != ".lock"]
-    data = store.place("mine")
+    data = store.path_of("mine")
     kept = data.read_bytes()
     seen = dict.fromkeys(("went on", "fell back", "refused"), 0)
     for trial in range(count):
@@ -109,7 +116,7 @@ def check_damages(place, tmp_path, count, seed):
         file = draw.choice([*files, None])
         changed = damage(data if file is None else path / file, draw)
         found = checks.check(path)
-        if changed and file is not None and str(file) in (*SEALED, *CHECKPOINTS):
+        if changed and file is not None and str(file) in (*WITH_CHECKSUM, *CHECKPOINTS):
             wrong = [f.file for f in found if f.bad]
             assert wrong == [str(file)], (trial, found)
         page.write([path], tmp_path / "report.html")
@@ -142,7 +149,7 @@ def test_a_damaged_newest_checkpoint_falls_back_to_the_one_before(place, cut, ca
     assert Checkpoints(cut / "checkpoint", None).load()[1]["round"] == 3
     execute(make(6), cut, resume=True, figures=False)
     assert caplog.messages == [
-        f"{cut / CHECKPOINTS[0]} is damaged: its checksum does not fit: going on from the checkpoint before it, of round 3"
+        f"{cut / CHECKPOINTS[0]} is damaged: its checksum does not match: going on from the checkpoint before it, of round 3"
     ]
     assert same(cut, place)
     assert rows_of(cut) == rows_of(place / "whole")
@@ -249,7 +256,7 @@ def test_a_damaged_configuration_is_taken_from_the_checkpoint(place, cut, caplog
     assert path.read_text() != before
     assert state(cut, "config.toml") == "damaged"
     execute(make(6), cut, resume=True, figures=False)
-    assert caplog.messages == [f"{path} is damaged (its checksum does not fit): the copy in the checkpoint is taken"]
+    assert caplog.messages == [f"{path} is damaged (its checksum does not match): the copy in the checkpoint is used"]
     assert same(cut, place)
     assert read_configuration(RunFolder(cut)).algorithm["lr"] == 0.1
 
@@ -300,12 +307,12 @@ def test_planted_links_are_not_followed(cut, tmp_path, name, fresh):
     assert kept.read_bytes() == b"of somebody else"
 
 
-@pytest.mark.parametrize("name", [*LINKS[:-1], "summary.json", "holdings.json"])
+@pytest.mark.parametrize("name", [*LINKS[:-1], "summary.json", "label_counts.json"])
 def test_a_fifo_blocks_nothing(place, cut, name):
     (cut / name).unlink()
     os.mkfifo(cut / name)
     checks.check(cut)
-    if name in ("summary.json", "holdings.json"):  # these are only written
+    if name in ("summary.json", "label_counts.json"):  # these are only written
         execute(make(6), cut, resume=True, figures=False)
         assert same(cut, place)
     else:
@@ -376,15 +383,16 @@ def test_the_folder_is_durable_before_a_row_is_written(place, tmp_path, monkeypa
         assert synced == [True]
 
 
-# -- folders of earlier days ------------------------------------------------------------------------------------------
+# -- folders of earlier versions ---------------------------------------------------------------------------------------
 
 
 def age(path):
-    """Make a folder what it was before there were checksums."""
-    for name in ("metrics.jsonl", "traffic.jsonl", "summary.json", "holdings.json"):
+    """Make a folder as the first versions wrote it: without checksums, and with holdings.json."""
+    for name in ("metrics.jsonl", "traffic.jsonl", "summary.json", "label_counts.json"):
         text = (path / name).read_text()
         old = [line.rpartition(', "crc": ')[0] + "}" if '"crc"' in line else line for line in text.splitlines()]
         (path / name).write_text("\n".join(old) + "\n")
+    (path / "label_counts.json").rename(path / "holdings.json")
     (path / "config.toml").write_text((path / "config.toml").read_text().rpartition("# crc: ")[0])
     save_file(read_tensors(path / "model.safetensors")[0], path / "model.safetensors")
     (path / CHECKPOINTS[1]).unlink()
@@ -398,7 +406,7 @@ def age(path):
     save_file(tensors, path / CHECKPOINTS[0], {"fedbcgd": json.dumps(values)})
 
 
-def test_a_folder_of_earlier_days_still_opens_and_goes_on(place, cut, caplog):
+def test_a_folder_of_an_earlier_version_can_be_resumed(place, cut, caplog):
     age(cut)
     found = checks.check(cut)
     assert {f.state for f in found} == {"unverified"}
@@ -421,13 +429,13 @@ def test_check_says_what_is_whole(cut):
     done = CliRunner().invoke(app, ["check", str(cut.parent)])
     assert done.exit_code == 0
     lines = [line.split(maxsplit=1) for line in done.output.splitlines()[1:]]
-    assert {file for file, _ in lines} == {*SEALED, *CHECKPOINTS, "checkpoint/clients.bin"}
-    assert {said for _, said in lines} == {"whole"}
+    assert {file for file, _ in lines} == {*WITH_CHECKSUM, *CHECKPOINTS, "checkpoint/clients.bin"}
+    assert {state for _, state in lines} == {"whole"}
     flip(cut / "model.safetensors")
     (cut / CHECKPOINTS[0]).unlink()
     done = CliRunner().invoke(app, ["check", str(cut)])
     assert done.exit_code == 1
-    assert "model.safetensors               damaged: its checksum does not fit" in done.output
+    assert "model.safetensors               damaged: its checksum does not match" in done.output
     assert "checkpoint/server.safetensors   missing" in done.output
 
 
@@ -441,14 +449,14 @@ def test_check_of_what_is_no_run(tmp_path, name, capsys):
 
 def test_check_of_data_sets(place):
     assert CliRunner().invoke(app, ["data", "check"]).output == "mine: whole\n"
-    kept = store.place("mine").read_bytes()
-    flip(store.place("mine"))
+    kept = store.path_of("mine").read_bytes()
+    flip(store.path_of("mine"))
     try:
         done = CliRunner().invoke(app, ["data", "check", "mine"])
         assert done.exit_code == 1
-        assert "damaged: its checksum does not fit; delete it and add the data set again" in done.output
+        assert "damaged: its checksum does not match; delete it and add the data set again" in done.output
     finally:
-        store.place("mine").write_bytes(kept)
+        store.path_of("mine").write_bytes(kept)
     assert CliRunner().invoke(app, ["data", "check", "other"]).exit_code == 2
 
 

@@ -69,9 +69,9 @@ def test_what_a_folder_holds(tmp_path):
         "checkpoint",
         "curve.png",
         "curve.svg",
-        "holdings.json",
-        "holdings.png",
-        "holdings.svg",
+        "label_counts.json",
+        "label_counts.png",
+        "label_counts.svg",
     }
     rows = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     assert [row["round"] for row in rows] == [2, 4]

@@ -13,7 +13,7 @@ from fedbcgd.data import store
 from fedbcgd.data.raw import Raw, Split
 from fedbcgd.runs.config import check
 from fedbcgd.runs.execute import execute
-from fedbcgd.runs.experiment import hand_out, make_experiment
+from fedbcgd.runs.experiment import make_experiment, partition_data
 
 
 def made_up(n=120, test=30, side=16, seed=0, groups=False):
@@ -30,7 +30,7 @@ def made_up(n=120, test=30, side=16, seed=0, groups=False):
 def shelf(tmp_path, monkeypatch):
     """A cache folder with one small data set of images."""
     monkeypatch.setenv("FEDBCGD_DATA", str(tmp_path / "shelf"))
-    store.keep("small", made_up(groups=True), "made up")
+    store.save("small", made_up(groups=True), "made up")
     return tmp_path
 
 
@@ -57,7 +57,7 @@ def test_model_and_data_fit_together(shelf):
 
 @pytest.mark.parametrize("kind", ["dirichlet", "dirichlet-unequal", "iid", "shards", "quantity", "group"])
 def test_every_partition_from_a_configuration(shelf, kind):
-    handed = hand_out(config({"partition": kind}))
+    handed = partition_data(config({"partition": kind}))
     assert np.array_equal(np.sort(np.concatenate(handed.parts)), np.arange(120))
     if kind == "group":
         assert all(len(part) % 6 == 0 for part in handed.parts)
@@ -69,9 +69,9 @@ def test_validation_is_held_out_and_not_augmented(shelf):
     assert len(task.test) == 30
     assert not task.test.augment
     assert all(client.augment for client in task.clients)
-    held, given = set(task.test.rows.tolist()), {int(r) for c in task.clients for r in c.rows}
-    assert not held & given
-    assert held | given == set(range(120))
+    validation, training = set(task.test.rows.tolist()), {int(r) for c in task.clients for r in c.rows}
+    assert not validation & training
+    assert validation | training == set(range(120))
 
 
 def test_one_class_against_the_others(shelf):
@@ -94,26 +94,26 @@ def test_a_binary_problem_runs_and_learns(shelf, tmp_path, name):
 def test_resize_and_crop_reach_the_model(shelf):
     task = make_experiment(config({"resize": 40, "crop": 32}, {"name": "vit-small", "width": None}))
     assert task.model.shape == (3, 32, 32)
-    with pytest.raises(UserError, match=r"data\.crop: 50"):
+    with pytest.raises(UserError, match=r"data\.crop: expected at most .* got 50"):
         make_experiment(config({"crop": 50}))
 
 
 @pytest.mark.parametrize(
-    ("data", "model", "words"),
+    ("data", "model", "message"),
     [
         ({"name": "smal"}, {}, "unknown data set 'smal'. Did you mean 'small'"),
         ({"name": "cifar10"}, {}, "fedbcgd data get cifar10"),
         ({}, {"name": "lenet"}, "Did you mean 'lenet5'"),
-        ({"positive": 4}, {}, "labels are 0 to 3"),
+        ({"positive": 4}, {}, "data.positive: expected a label from 0 to 3, got 4"),
         ({"options": {"a": 1}}, {}, "loader of your own"),
-        ({"name": "embedded", "partition": "group"}, {}, "no group column"),
-        ({"clients": 30, "partition": "group"}, {}, "20 groups cannot be split over 30"),
-        ({"validation": 0.001}, {}, "leaves one side empty"),
+        ({"name": "embedded", "partition": "group"}, {}, "expected a data set with groups, got embedded"),
+        ({"clients": 30, "partition": "group"}, {}, "expected at most 20, one for each group, got 30"),
+        ({"validation": 0.001}, {}, "leaves training or validation empty"),
         ({}, {"width": None, "norm": "group"}, "lenet5 has no such option"),
     ],
 )
-def test_mistakes(shelf, data, model, words):
-    with pytest.raises(UserError, match=words):
+def test_mistakes(shelf, data, model, message):
+    with pytest.raises(UserError, match=message):
         make_experiment(config(data, model))
 
 
@@ -160,10 +160,10 @@ def test_a_loader_and_a_model_of_ones_own_on_both_carriers(mine, workers):
     outcome = execute(own("load", workers=workers, rounds=2), mine / "run")
     assert 0 <= outcome.final["test_accuracy"] <= 1
     assert outcome.ledger.refused == 0
-    assert (mine / "run" / "holdings.png").exists()
+    assert (mine / "run" / "label_counts.png").exists()
 
 
-def test_a_mistake_in_ones_own_model_is_told_before_anything_is_written(mine):
+def test_a_mistake_in_a_users_model_is_reported_before_anything_is_written(mine):
     (mine / "broken_net.py").write_text(
         "from torch import nn\n\n\nclass Net(nn.Module):\n    def __init__(self):\n        super().__init__()\n"
         "        self.fc = nn.Linear(7, 3)\n\n    def forward(self, x):\n        return self.fc(x)\n"
@@ -179,7 +179,7 @@ def test_a_run_that_failed_before_its_first_round_does_not_keep_its_folder(mine,
         raise RuntimeError("no luck")
 
     with monkeypatch.context() as patch:
-        patch.setattr("fedbcgd.runs.execute.Loop.run", fail)
+        patch.setattr("fedbcgd.engine.loop.Loop.run", fail)
         with pytest.raises(RuntimeError):
             execute(own("load"), mine / "run")
     assert (mine / "run" / "config.toml").exists()
@@ -189,10 +189,10 @@ def test_a_run_that_failed_before_its_first_round_does_not_keep_its_folder(mine,
 def test_loaders_of_other_kinds(mine):
     grouped = check(own("grouped").model_dump() | {"data": {"name": "my_data:grouped", "clients": 2, "partition": "group"},
                     "run": {"rounds": 1, "cohort": 2}, "quadratics": None}, "test")  # fmt: skip
-    assert sorted(map(len, hand_out(grouped).parts)) == [20, 20]
-    counts = hand_out(own("words")).counts
+    assert sorted(map(len, partition_data(grouped).parts)) == [20, 20]
+    counts = partition_data(own("words")).counts
     assert counts.shape == (4, 2)
-    with pytest.raises(UserError, match="gives int"):
+    with pytest.raises(UserError, match=r"to return .* got int"):
         make_experiment(own("wrong"))
     with pytest.raises(UserError, match=r"data\.augment"):
         make_experiment(config({"name": "my_data:load", "augment": True}))
@@ -207,10 +207,10 @@ def test_a_run_says_how_unequal_clients_are(shelf, tmp_path):
 
 def test_a_run_does_not_go_on_with_other_data_of_the_same_name(shelf, tmp_path):
     execute(config(rounds=1), tmp_path / "run")
-    store.keep("small", made_up(seed=1), "made up again")
+    store.save("small", made_up(seed=1), "made up again")
     with pytest.raises(UserError, match="other data under the name 'small'"):
         execute(config(rounds=2), tmp_path / "run", resume=True)
-    store.keep("small", made_up(groups=True), "the first again")
+    store.save("small", made_up(groups=True), "the first again")
     assert execute(config(rounds=2), tmp_path / "run", resume=True).rounds == 2
 
 

@@ -13,7 +13,7 @@ from fedbcgd.network.traffic import Round
 from fedbcgd.report import reach
 from fedbcgd.report.network import first_bias, format_hours, hours_table, measure_hours, select_networks
 from fedbcgd.runs import config as configuration
-from fedbcgd.runs.bias import leans
+from fedbcgd.runs.bias import block_biases
 from fedbcgd.runs.execute import execute
 from fedbcgd.runs.retiming import Tied, bias, check_target, hours, to_reach
 
@@ -103,11 +103,14 @@ def test_damaged_records_are_explained(run, tmp_path, damage):
     else:
         kept = {"cut": lines[:3], "nonsense": [*lines[:3], '{"round": 4}'], "out of order": lines[::-1]}[damage]
         traffic.write_text("\n".join(kept) + "\n")
-    words = {
-        "absent": "has no traffic.jsonl", "cut": "3 rounds and the metrics 4", "nonsense": "line 4: this is no record",
-        "out of order": "line 1: round 4 stands where round 1", "no run": "is not the folder of a run",
-    }  # fmt: skip
-    with pytest.raises(UserError, match=words[damage]):
+    messages = {
+        "absent": "has no traffic.jsonl",
+        "cut": "expected 4 rounds as in the metrics, got 3",
+        "nonsense": "line 4: expected the record",
+        "out of order": "line 1: expected round 1, got round 4",
+        "no run": "is not the folder of a run",
+    }
+    with pytest.raises(UserError, match=messages[damage]):
         hours(path, "4g")
 
 
@@ -120,7 +123,7 @@ def test_the_first_row_that_reached_the_target():
 
 @pytest.mark.parametrize("target", [80.0, 1.5, 0.0, -1.0, float("nan"), float("inf")])
 def test_a_target_is_an_accuracy(target):
-    with pytest.raises(UserError, match=r"target: an accuracy above 0 and at most 1"):
+    with pytest.raises(UserError, match=r"target: expected an accuracy > 0 and ≤ 1"):
         check_target(target)
 
 
@@ -129,13 +132,13 @@ def test_one_damaged_record_leaves_the_others_their_hours(run, tmp_path):
         shutil.copytree(run, tmp_path / "fedbcgd" / f"seed-{seed}")
     traffic = tmp_path / "fedbcgd" / "seed-1" / "traffic.jsonl"
     traffic.write_text(traffic.read_text()[:-20])
-    said = []
-    whole, cut = reach.rows({"fedbcgd": {s: RunFolder(run).outcome() for s in (0, 1)}}, tmp_path, say=said.append)
+    messages = []
+    whole, cut = reach.rows({"fedbcgd": {s: RunFolder(run).outcome() for s in (0, 1)}}, tmp_path, say=messages.append)
     assert whole["hours_4g"] > 0
     assert "hours_4g" not in cut
     assert cut["rounds"] == whole["rounds"]
-    assert len(said) == 1
-    assert "seed-1/traffic.jsonl has 3 rounds and the metrics 4" in said[0]
+    assert len(messages) == 1
+    assert "seed-1/traffic.jsonl: expected 4 rounds as in the metrics, got 3" in messages[0]
 
 
 @pytest.mark.parametrize(
@@ -172,7 +175,7 @@ def test_bias_by_hand():
     links = Links(np.arange(1.0, 11), *(np.ones(10) for _ in range(4)))
     first = Round(1, 3, 0, 0.0, [0, 1, 8], [0, 0, 1], [0] * 3, [0] * 3, [1, 1, 1])
     second = Round(2, 2, 0, 0.0, [0, 2], [0, 1], [0] * 2, [0] * 2, [1, 0])
-    slow, fast = leans([first, second], links)
+    slow, fast = block_biases([first, second], links)
     assert (slow.block, slow.uploads, slow.clients) == (0, 3, 2)
     assert slow.rank == pytest.approx(1 / 27)
     assert slow.shares == (1, 0, 0, 0, 0)

@@ -56,7 +56,7 @@ def test_a_configuration_by_hand():
     assert mask_config(values) == masked
     refuse_masked(values)
     with pytest.raises(
-        UserError, match=r"data.options.token: expected its value, got \*\*\*.* --set data.options.token=…"
+        UserError, match=r"data.options.token: expected a value, got \*\*\*.* --set data.options.token=…"
     ):
         refuse_masked(masked)
 
@@ -103,5 +103,5 @@ def test_a_run_with_a_secret_writes_it_nowhere_and_goes_on_when_it_is_given_agai
 
     assert finished(RunFolder(tmp_path / "run"), config.complete(settings)) is not None
     execute(config.load(tmp_path / "run.toml", [*sets, "run.rounds=2"]), tmp_path / "run", resume=True, figures=False)
-    with pytest.raises(UserError, match=r"data.options.token: expected its value, got \*\*\*"):
+    with pytest.raises(UserError, match=r"data.options.token: expected a value, got \*\*\*"):
         execute(config.load(tmp_path / "run" / "config.toml"), tmp_path / "again")

@@ -15,7 +15,7 @@ from fedbcgd.models import LeNet5
 @cache
 def data(name: str) -> store.DataSet:
     """The data set of that name; the images in the package where CIFAR-10 is not here (`fedbcgd data get cifar10`)."""
-    if name == "cifar10" and name not in store.kept():
+    if name == "cifar10" and name not in store.stored_names():
         logging.getLogger("flwr").warning("cifar10 is not on this machine: the embedded images are used instead")
         name = "embedded"
     return store.load(name)

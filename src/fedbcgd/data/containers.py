@@ -1,4 +1,4 @@
-"""Folders and archives, read in place: nothing is ever unpacked to disk, so nothing can escape from an archive."""
+"""Folders and archives, read in place: nothing is unpacked to the disk, so that no file can be written outside."""
 
 import bz2
 import gzip
@@ -14,24 +14,35 @@ from typing import IO, Any, Protocol
 from fedbcgd.errors import UserError
 
 GIB = 2**30
-FILES = 1_000_000
-ARCHIVE = 4 * GIB  # unpacked
-IN_MEMORY = 1 * GIB  # unpacked, of a tar, which can only be read from front to back
-HEADER = 2 * 2**20  # of one member of a tar
+MAX_FILES = 1_000_000
+MAX_UNPACKED = 4 * GIB  # of a zip
+MAX_IN_MEMORY = 1 * GIB  # of a tar, unpacked: it can only be read from front to back
+MAX_HEADER = 2 * 2**20  # of one member of a tar
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 
 
 class Files(Protocol):
-    """Files by their name, with forward slashes."""
+    """Files by their names.
+
+    Attributes:
+        where: path of the folder or archive, for messages.
+        names: sorted, relative, with forward slashes.
+    """
 
     where: str
     names: list[str]
 
     def read(self, name: str, limit: int) -> bytes:
-        """The whole file; one larger than `limit` is refused."""
+        """Read a whole file.
+
+        Raises:
+            UserError: it is larger than `limit` bytes, or cannot be read.
+        """
 
 
 class Folder:
+    """The files in a folder and its subfolders."""
+
     def __init__(self, path: Path):
         self.where = str(path)
         self._path = path
@@ -39,8 +50,8 @@ class Folder:
         for file in path.rglob("*"):
             if file.is_file():
                 self.names.append(file.relative_to(path).as_posix())
-            if len(self.names) > FILES:
-                raise UserError(f"{path} holds more than {FILES:,} files")
+            if len(self.names) > MAX_FILES:
+                raise UserError(f"{path}: expected at most {MAX_FILES:,} files, got more")
         self.names.sort()
 
     def read(self, name: str, limit: int) -> bytes:
@@ -51,52 +62,59 @@ class Folder:
 
 
 class Zip:
-    def __init__(self, path: Path, limit: int = ARCHIVE):
+    """The files in a zip archive.
+
+    Args:
+        path: of the archive.
+        limit: of all files together, in bytes when unpacked.
+    """
+
+    def __init__(self, path: Path, limit: int = MAX_UNPACKED):
         self.where = str(path)
         self._zip = zipfile.ZipFile(path)
         entries = [entry for entry in self._zip.infolist() if not entry.is_dir()]
         _check_names(self.where, [entry.filename for entry in entries])
-        _check_total(self.where, sum(entry.file_size for entry in entries), limit)
+        _check_size(self.where, sum(entry.file_size for entry in entries), limit)
         if any(entry.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED) for entry in entries):
-            raise UserError(f"{path} uses a compression that is not read here; known are none and deflate")
+            raise UserError(f"{path}: expected no compression or deflate, got another; pack it again")
         self._entries = {entry.filename: entry for entry in entries}
         self.names = sorted(self._entries)
 
     def read(self, name: str, limit: int) -> bytes:
         entry = self._entries[name]
-        _check_total(f"{self.where}: {name}", entry.file_size, limit)
+        _check_size(f"{self.where}: {name}", entry.file_size, limit)
         with _readable(f"{self.where}: {name}"), self._zip.open(entry) as file:
-            return file.read(entry.file_size)  # without a size all is unpacked, whatever it declares
+            return file.read(entry.file_size)  # no more than the archive declares
 
 
 class Tar:
-    """Read whole into memory, front to back, after a look at what each member declares."""
+    """The files in a tar archive, all read into memory; the size of each is checked before it is read."""
 
     def __init__(self, path: Path):
         self.where = str(path)
         self._members: dict[str, bytes] = {}
         total = count = 0
-        with _unpacked(path) as file:
-            stream: Any = _Stream(file, self.where)
-            with tarfile.open(fileobj=stream, mode="r|", tarinfo=_Header) as tar:
+        with _decompressed(path) as file:
+            stream: Any = _BoundedStream(file, self.where)
+            with tarfile.open(fileobj=stream, mode="r|", tarinfo=_StrictHeader) as tar:
                 while (member := tar.next()) is not None:
-                    tar.members = []  # type: ignore[attr-defined]  # it would keep every header
+                    tar.members = []  # type: ignore[attr-defined]  # tarfile would keep all headers in memory
                     count += 1
-                    if count > FILES:
-                        raise UserError(f"{path} holds more than {FILES:,} files: refused")
+                    if count > MAX_FILES:
+                        raise UserError(f"{path}: expected at most {MAX_FILES:,} files, got more")
                     if member.isfile() and not member.issparse():
                         _check_names(self.where, [member.name])
                         total += member.size
-                        _check_total(self.where, total, IN_MEMORY)
+                        _check_size(self.where, total, MAX_IN_MEMORY)
                         stream.allow(member.size)
                         data = tar.extractfile(member)
                         assert data is not None
                         self._members[member.name] = data.read()
                     elif not member.isdir():
                         raise UserError(f"{path} holds {member.name!r}, a link, a device or a sparse file: refused")
-                    stream.allow(HEADER)
+                    stream.allow(MAX_HEADER)
             while stream.read(tarfile.RECORDSIZE):
-                pass  # a checksum comes last
+                pass  # to the end, where the compression has its checksum
         self.names = sorted(self._members)
 
     def read(self, name: str, limit: int) -> bytes:
@@ -104,36 +122,39 @@ class Tar:
         return self._members[name]
 
 
-class _Header(tarfile.TarInfo):
+class _StrictHeader(tarfile.TarInfo):
+    """A header that raises an error if it is damaged; tarfile takes damage for the end of the archive."""
+
     @classmethod
     def frombuf(cls, buf: Any, encoding: Any, errors: Any) -> Any:
         try:
             return super().frombuf(buf, encoding, errors)
         except tarfile.HeaderError as error:
             if len(buf) == tarfile.BLOCKSIZE and not any(buf):
-                raise  # the end of the archive, for which tarfile takes a damaged header, too
+                raise  # a block of zeros is the end of the archive
             raise tarfile.ReadError(str(error)) from None
 
 
-class _Stream:
-    """A tar's bytes, but no more of them at a time than is allowed: names and other headers can be bombs, too."""
+class _BoundedStream:
+    """The bytes of a tar, limited between two calls of `allow`: headers can be decompression bombs too."""
 
     def __init__(self, file: IO[bytes], where: str):
         self._file, self._where = file, where
-        self.allow(HEADER)
+        self.allow(MAX_HEADER)
 
     def allow(self, size: int) -> None:
-        self._left = size + 2 * tarfile.RECORDSIZE  # it is read in records
+        self._left = size + 2 * tarfile.RECORDSIZE  # tarfile reads whole records
 
     def read(self, size: int) -> bytes:
         data = self._file.read(size)
         self._left -= len(data)
         if self._left < 0:
-            raise UserError(f"{self._where} holds more than {HEADER >> 20} MiB that belong to no file: refused")
+            raise UserError(f"{self._where}: expected headers of at most {MAX_HEADER >> 20} MiB, got more")
         return data
 
 
-def _unpacked(path: Path) -> IO[bytes]:
+def _decompressed(path: Path) -> IO[bytes]:
+    """Open a file, decompressed if it is gzip, bzip2 or xz."""
     with path.open("rb") as file:
         magic = file.read(6)
     if magic.startswith(b"\x1f\x8b"):
@@ -143,8 +164,18 @@ def _unpacked(path: Path) -> IO[bytes]:
     return lzma.LZMAFile(path) if magic == b"\xfd7zXZ\0" else path.open("rb")
 
 
-def opened(path: Path) -> Files:
-    """What is at `path`: a folder, a zip or a tar."""
+def open_files(path: Path) -> Files:
+    """Open a folder, a zip or a tar.
+
+    Args:
+        path: of it.
+
+    Returns:
+        Its files.
+
+    Raises:
+        UserError: it does not exist, cannot be read, is damaged, or holds more than the limits above.
+    """
     with _readable(path):
         if path.is_dir():
             return Folder(path)
@@ -161,29 +192,24 @@ def _readable(where: Path | str) -> Iterator[None]:
         raise
     except OSError as error:
         raise UserError(f"{where} cannot be read: {error.strerror or error}") from None
-    except Exception as error:  # whatever damaged bytes lead to
-        what = str(error) or type(error).__name__
+    except Exception as error:  # damaged bytes can raise anything
+        reason = str(error) or type(error).__name__
         raise UserError(
-            f"{where} is damaged or no archive that can be read (zip, tar; beside folders and .npz files): {what}"
+            f"{where}: expected a folder, a zip, a tar or an .npz file, got something else or a damaged file: {reason}"
         ) from None
 
 
 def _check_names(where: str, names: list[str]) -> None:
-    if len(names) > FILES:
-        raise UserError(f"{where} holds more than {FILES:,} files: refused")
+    if len(names) > MAX_FILES:
+        raise UserError(f"{where}: expected at most {MAX_FILES:,} files, got more")
     for name in names:
         path = PurePosixPath(name)
         if path.is_absolute() or ".." in path.parts or "\\" in name:
             raise UserError(f"{where} holds {name!r}, a name that leads out of the archive: refused")
-        if _CONTROL.search(name):  # messages quote names, on terminals
+        if _CONTROL.search(name):  # messages with names are printed on terminals
             raise UserError(f"{where} holds {name!r}, a name with control characters: refused")
-
-
-def _check_total(where: str, size: int, limit: int) -> None:
-    if size > limit:
-        raise UserError(f"{where} would unpack to {size / 2**20:,.0f} MiB, more than {limit / 2**20:,.0f} MiB: refused")
 
 
 def _check_size(where: str, size: int, limit: int) -> None:
     if size > limit:
-        raise UserError(f"{where} is larger than {limit / 2**20:,.0f} MiB: refused")
+        raise UserError(f"{where}: expected at most {limit / 2**20:,.0f} MiB, got {size / 2**20:,.0f} MiB")

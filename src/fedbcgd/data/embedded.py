@@ -1,4 +1,4 @@
-"""Real images inside the package: 10,000 train and 2,000 test images of Fashion-MNIST, class-balanced (MIT licence)."""
+"""The images in the package: 10,000 train and 2,000 test images of Fashion-MNIST, class-balanced (MIT licence)."""
 
 from importlib.resources import files
 
@@ -12,7 +12,11 @@ CLASSES = ("T-shirt", "trouser", "pullover", "dress", "coat", "sandal", "shirt",
 
 
 def fashion_mnist() -> tuple[Images, Images]:
-    """(train, test) as resident uint8 images of shape (1, 28, 28)."""
+    """Load the images of the package.
+
+    Returns:
+        Train and test images of shape (1, 28, 28).
+    """
     with files("fedbcgd.data").joinpath("fashion_mnist.npz").open("rb") as file:
         arrays = np.load(file, allow_pickle=False)
         train, test = (

@@ -1,4 +1,4 @@
-"""Images as files: a folder per class, and Tiny ImageNet's folder."""
+"""Readers of image files: a folder for each class, and the folder of Tiny ImageNet."""
 
 import io
 import warnings
@@ -10,25 +10,38 @@ import numpy as np
 from PIL import Image
 
 from fedbcgd.data.containers import Files
-from fedbcgd.data.raw import Raw, Split, Step, make_room
+from fedbcgd.data.raw import Progress, Raw, Split, allocate_pixels
 from fedbcgd.errors import UserError
 
-KINDS = (".png", ".jpg", ".jpeg", ".bmp", ".webp", ".gif", ".ppm", ".pgm")
+SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".webp", ".gif", ".ppm", ".pgm")
 DECODERS = ("PNG", "JPEG", "BMP", "WEBP", "GIF", "PPM")
-IMAGE = 256 * 2**20  # bytes of one file
-AREA = 2**26  # pixels of one image
+MAX_FILE_BYTES = 256 * 2**20  # of one image
+MAX_PIXELS = 2**26  # of one image
 TRAIN = ("train", "training")
 TEST = ("test", "testing", "val", "valid", "validation")  # in this order of preference
 
 
 def decode(data: bytes, where: str, mode: str | None = None, size: int | None = None) -> np.ndarray:
-    """One image as bytes (height, width, channels): grey as one channel, all else as RGB."""
+    """Decode one image.
+
+    Args:
+        data: the content of its file.
+        where: its name, for messages.
+        mode: of Pillow, such as "RGB"; by default "L" for grey images and "RGB" for all others.
+        size: the side that it is scaled to.
+
+    Returns:
+        Its pixels, uint8 (height, width, channels).
+
+    Raises:
+        UserError: it is no image, too large, or has more than 8 bits a channel.
+    """
     try:
         with warnings.catch_warnings(action="ignore"), Image.open(io.BytesIO(data), formats=DECODERS) as file:
-            if file.width * file.height > AREA:
-                raise UserError(f"{where} is {file.width}×{file.height} pixels, more than {AREA:,}: refused")
-            if file.mode.startswith(("I", "F")):
-                raise UserError(f"{where} has more than 8 bits a pixel: refused")  # they would be cut off, not scaled
+            if file.width * file.height > MAX_PIXELS:
+                raise UserError(f"{where}: expected at most {MAX_PIXELS:,} pixels, got {file.width}×{file.height}")
+            if file.mode.startswith(("I", "F")):  # Pillow would clip the values instead of scaling them
+                raise UserError(f"{where}: expected 8 bits a channel, got more; convert the image")
             grey = file.mode in ("1", "L", "LA")
             image = file.convert(mode or ("L" if grey else "RGB"))
             if size is not None and image.size != (size, size):
@@ -36,86 +49,105 @@ def decode(data: bytes, where: str, mode: str | None = None, size: int | None = 
             pixels = np.asarray(image)
     except UserError:
         raise
-    except Exception as error:  # whatever damaged bytes lead to
-        what = str(error).split(" <")[0]  # without the address of a buffer
-        raise UserError(f"{where} is no image that can be read, or is damaged: {what}") from None
+    except Exception as error:  # damaged bytes can raise anything
+        reason = str(error).split(" <")[0]  # without the address of a buffer
+        raise UserError(f"{where} is no image that can be read, or is damaged: {reason}") from None
     return pixels[..., None] if pixels.ndim == 2 else pixels
 
 
-def decode_all(files: Files, names: Sequence[str], size: int | None, step: Step, mode: str | None = None) -> np.ndarray:
-    """All of them in one array; they must have one size. One of them in colour, and all are."""
-    where = f"{files.where}: {names[0]}"
-    first = decode(files.read(names[0], IMAGE), where, mode, size)
-    out = make_room(len(names), first.shape, files.where)
+def decode_all(
+    files: Files, names: Sequence[str], size: int | None, progress: Progress, mode: str | None = None
+) -> np.ndarray:
+    """Decode several images of one size into one array. If one of them has colours, all get three channels.
+
+    Args:
+        files: that contain the images.
+        names: of the images.
+        size: the side that all are scaled to.
+        progress: is called now and then.
+        mode: see `decode`.
+
+    Returns:
+        Pixels, uint8 (n, height, width, channels).
+
+    Raises:
+        UserError: an image cannot be read, or sizes differ.
+    """
+
+    def read(name: str) -> np.ndarray:
+        return decode(files.read(name, MAX_FILE_BYTES), f"{files.where}: {name}", mode, size)
+
+    first = read(names[0])
+    out = allocate_pixels(len(names), first.shape, files.where)
     for k, name in enumerate(names):
-        pixels = decode(files.read(name, IMAGE), f"{files.where}: {name}", mode, size)
+        pixels = read(name)
         if pixels.shape[2] > first.shape[2]:
-            return decode_all(files, names, size, step, "RGB")
+            return decode_all(files, names, size, progress, "RGB")
         if pixels.shape[:2] != first.shape[:2]:
             (a, b), (c, d) = first.shape[:2], pixels.shape[:2]
             raise UserError(
-                f"{files.where}: images differ in size: {names[0]} is {b}×{a}, {name} is {d}×{c}; --size N scales all "
-                "to N×N"
+                f"{files.where}: expected images of one size, got {names[0]} with {b}×{a} and {name} with {d}×{c}; "
+                "--size N scales all to N×N"
             )
-        out[k] = pixels  # grey among colours is spread over all three
+        out[k] = pixels  # a grey image is repeated over three channels
         if k % 100 == 99 or k + 1 == len(names):
-            step("decoding", k + 1, len(names))
+            progress("decoding", k + 1, len(names))
     return out
 
 
-def tiny_imagenet(files: Files, root: str, name: str, size: int | None, step: Step) -> Raw:
-    """train/WNID/images/*.JPEG and val/images/*.JPEG with val_annotations.txt; the validation images are the test set."""
+def tiny_imagenet(files: Files, root: str, name: str, size: int | None, progress: Progress) -> Raw:
+    """Read train/WNID/images/*.JPEG, and val/images/*.JPEG with val_annotations.txt as the test set."""
 
     def text(name: str) -> str:
         if root + name not in files.names:
-            raise UserError(f"{files.where} has no file {root}{name}, which Tiny ImageNet's folder has")
+            raise UserError(f"{files.where}: expected Tiny ImageNet's folder, got one without {root}{name}")
         return files.read(root + name, 16 * 2**20).decode("utf-8", "replace")
 
-    there = set(files.names)
     wnids = sorted(text("wnids.txt").split())
-    number = {wnid: k for k, wnid in enumerate(wnids)}
-    words = dict(line.split("\t", 1) for line in text("words.txt").splitlines() if "\t" in line)
+    label_of = {wnid: k for k, wnid in enumerate(wnids)}
+    description = dict(line.split("\t", 1) for line in text("words.txt").splitlines() if "\t" in line)
     train: list[str] = []
-    labels: list[int] = []
+    train_labels: list[int] = []
     for file in files.names:
         parts = file.removeprefix(root).split("/") if file.startswith(root) else []
         if len(parts) == 4 and parts[0] == "train" and parts[2] == "images" and _is_image(file):
-            if parts[1] not in number:
+            if parts[1] not in label_of:
                 raise UserError(f"{files.where}: {file} is of class {parts[1]!r}, which wnids.txt does not list")
             train.append(file)
-            labels.append(number[parts[1]])
-    val: list[str] = []
-    truth: list[int] = []
+            train_labels.append(label_of[parts[1]])
+    all_names = set(files.names)
+    test: list[str] = []
+    test_labels: list[int] = []
     for line in text("val/val_annotations.txt").splitlines():
         file, *rest = line.split("\t")
-        if not rest or rest[0] not in number or f"{root}val/images/{file}" not in there:
+        if not rest or rest[0] not in label_of or f"{root}val/images/{file}" not in all_names:
             raise UserError(f"{files.where}: val_annotations.txt has a line for {file!r} that fits no image and class")
-        val.append(f"{root}val/images/{file}")
-        truth.append(number[rest[0]])
-    if not train or not val:
-        raise UserError(f"{files.where} has {len(train)} training and {len(val)} validation images")
-    both = decode_all(files, [*train, *val], size, step, "RGB")
+        test.append(f"{root}val/images/{file}")
+        test_labels.append(label_of[rest[0]])
+    if not train or not test:
+        raise UserError(f"{files.where} has {len(train)} training and {len(test)} validation images")
+    pixels = decode_all(files, [*train, *test], size, progress, "RGB")
     n = len(train)
-    classes = tuple(words.get(w, w).split(",")[0].strip() for w in wnids)
-    return Raw(Split(both[:n], np.array(labels)), Split(both[n:], np.array(truth)), classes)
+    classes = tuple(description.get(wnid, wnid).split(",")[0].strip() for wnid in wnids)
+    return Raw(Split(pixels[:n], np.array(train_labels)), Split(pixels[n:], np.array(test_labels)), classes)
 
 
 def root_of(names: Sequence[str]) -> str | None:
-    """The folder that has train/CLASS/image (or CLASS/image) in it."""
-    images = [name for name in names if _is_image(name)]
-    trains = {"/".join(p[:k]) for p in map(_parts, images) for k, part in enumerate(p[:-2]) if part in TRAIN}
-    if trains:
-        at = min(sorted(trains), key=len)
-        return at + "/" if at else ""
-    classes = Counter("/".join(_parts(name)[:-2]) for name in images if len(_parts(name)) >= 2)
-    if not classes:
+    """Find the folder that contains train/CLASS/image or CLASS/image; return its name with a slash, or None."""
+    paths = [name.split("/") for name in names if _is_image(name)]
+    with_train = {"/".join(path[:k]) for path in paths for k, part in enumerate(path[:-2]) if part in TRAIN}
+    with_classes = Counter("/".join(path[:-2]) for path in paths if len(path) >= 2)
+    if with_train:
+        root = min(sorted(with_train), key=len)
+    elif with_classes:
+        root = with_classes.most_common(1)[0][0]
+    else:
         return None
-    at = classes.most_common(1)[0][0]
-    return at + "/" if at else ""
+    return root + "/" if root else ""
 
 
-def image_folder(files: Files, root: str, name: str, size: int | None, step: Step) -> Raw:
-    """train/CLASS/… and test/CLASS/…, or CLASS/… alone, which has no test set."""
+def image_folder(files: Files, root: str, name: str, size: int | None, progress: Progress) -> Raw:
+    """Read train/CLASS/… and test/CLASS/…, or CLASS/… alone, which has no test set."""
     by_split: dict[str, list[tuple[str, str]]] = {}
     for file in files.names:
         if not file.startswith(root) or not _is_image(file):
@@ -130,20 +162,18 @@ def image_folder(files: Files, root: str, name: str, size: int | None, step: Ste
     if not train:
         raise UserError(f"{files.where} has no images in train/CLASS/ or CLASS/")
     classes = sorted({label for label, _ in train})
-    number = {label: k for k, label in enumerate(classes)}
-    if strange := sorted({label for label, _ in test} - set(classes)):
-        raise UserError(f"{files.where}: the test images have classes that training has not: {', '.join(strange[:8])}")
-    pixels = decode_all(files, [file for _, file in (*train, *test)], size, step)
-    labels = np.array([number[label] for label, _ in (*train, *test)])
+    label_of = {name: k for k, name in enumerate(classes)}
+    if unexpected := sorted({name for name, _ in test} - set(classes)):
+        raise UserError(
+            f"{files.where}: expected test images of the training classes, got others: {', '.join(unexpected[:8])}"
+        )
+    pixels = decode_all(files, [file for _, file in (*train, *test)], size, progress)
+    labels = np.array([label_of[name] for name, _ in (*train, *test)])
     n = len(train)
-    held = Split(pixels[n:], labels[n:]) if test else None
-    return Raw(Split(pixels[:n], labels[:n]), held, tuple(classes))
-
-
-def _parts(name: str) -> list[str]:
-    return name.split("/")
+    test_split = Split(pixels[n:], labels[n:]) if test else None
+    return Raw(Split(pixels[:n], labels[:n]), test_split, tuple(classes))
 
 
 def _is_image(name: str) -> bool:
     path = PurePosixPath(name)
-    return path.suffix.lower() in KINDS and not path.name.startswith(".") and "__MACOSX" not in path.parts
+    return path.suffix.lower() in SUFFIXES and not path.name.startswith(".") and "__MACOSX" not in path.parts

@@ -1,4 +1,4 @@
-"""Images resident as bytes, scaled to floats batch by batch, and augmented on the way if wanted."""
+"""Images kept in memory as bytes, converted to floats batch by batch, and augmented if asked for."""
 
 import copy
 
@@ -12,39 +12,54 @@ PAD = 4
 
 
 class Resident:
-    """What all clients of a data set share: one uint8 tensor of images, and how its bytes become floats."""
+    """The images that all clients of a data set share, as one uint8 tensor, and their conversion to floats.
+
+    Args:
+        images: uint8 (n, channels, height, width).
+        labels: int64 (n).
+        mean: of each channel, of values from 0 to 1.
+        std: of each channel.
+    """
 
     def __init__(self, images: Tensor, labels: Tensor, mean: Tensor, std: Tensor):
-        pixels = images.permute(0, 2, 3, 1).contiguous()  # no copy where it lies so already
+        pixels = images.permute(0, 2, 3, 1).contiguous()  # no copy if it has this layout already
         self.images, self.labels, self.mean, self.std = pixels.permute(0, 3, 1, 2), labels, mean, std
         self.size = tuple(pixels.shape[1:])  # height, width, channels
         flat = pixels.view(len(pixels), -1)
-        # Rows are copied as the widest words that fit: eight times as fast as byte by byte.
+        # Copy rows as 64-bit words if possible: eight times as fast as byte by byte.
         self._flat = flat.view(torch.int64) if flat.shape[1] % 8 == 0 else flat
-        # A scale for each byte of an image: a loop over three channels would not vectorise.
+        # A scale for each byte of an image, since a loop over three channels would not vectorise.
         area = self.size[0] * self.size[1]
         self._scale = (1 / (255 * std)).repeat(area)
         self._shift = (-mean / std).repeat(area)
 
     def to(self, device: torch.device) -> "Resident":
+        """Copy to a device."""
         return Resident(*(t.to(device) for t in (self.images, self.labels, self.mean, self.std)))
 
     def pixels(self, rows: Tensor) -> Tensor:
+        """Copy the bytes of these rows: (batch, height, width, channels)."""
         return self._flat.index_select(0, rows).view(torch.uint8).view(-1, *self.size)
 
     def floats(self, pixels: Tensor) -> Tensor:
+        """Convert bytes to normalised floats (batch, channels, height, width)."""
         x = pixels.view(len(pixels), -1).float()
         torch.addcmul(self._shift, x, self._scale, out=x)
         return x.view(-1, *self.size).permute(0, 3, 1, 2)
 
 
 class Images:
-    """Images resident as one uint8 tensor (n, channels, height, width), quickest as a view of (n, height, width, channels).
+    """A source of images that are kept in memory as one uint8 tensor.
 
-    mean, std: of each channel, of values from 0 to 1. rows: restricts to these without a copy.
-    augment: a random crop after padding with 4 black pixels, and a horizontal flip of every other image.
-    resize: the side that images are scaled to. crop: the side that is then cut out, at random when augmenting, else from
-    the middle.
+    Args:
+        images: uint8 (n, channels, height, width), fastest as a view of (n, height, width, channels).
+        labels: int64 (n).
+        mean: of each channel, of values from 0 to 1.
+        std: of each channel.
+        rows: the images of this source, if not all; they are not copied.
+        augment: whether to crop at random after padding with 4 black pixels, and to mirror every other image.
+        resize: the side that images are scaled to.
+        crop: the side that is then cut out, at random with `augment`, else from the middle.
     """
 
     def __init__(
@@ -83,7 +98,7 @@ class Images:
 
     @property
     def shape(self) -> tuple[int, int, int]:
-        """(channels, height, width) of what `gather` gives."""
+        """Channels, height and width of the images that `gather` returns."""
         height, width, channels = self.resident.size
         if self.resize is not None:
             height = width = self.resize
@@ -97,38 +112,39 @@ class Images:
 
     @property
     def positions(self) -> Tensor:
-        """Of its images, among the resident ones."""
+        """The rows of its images in the resident tensor."""
         return torch.arange(len(self.labels), device=self.device) if self.rows is None else self.rows
 
     def like(self, other: "Images") -> bool:
-        """Whether both show images of one data set in one way."""
-        how = ("resident", "augment", "resize", "crop")
-        return all(getattr(self, name) == getattr(other, name) for name in how)
+        """Whether both have images of one data set, prepared in the same way."""
+        attributes = ("resident", "augment", "resize", "crop")
+        return all(getattr(self, name) == getattr(other, name) for name in attributes)
 
-    def of_all(self, rows: Tensor) -> "Images":
-        """These of the resident images, shown in the same way."""
+    def with_rows(self, rows: Tensor) -> "Images":
+        """Select other resident images, prepared in the same way."""
         return self._with(rows=rows)
 
     @property
     def plain(self) -> bool:
-        """Whether images are shown as they are."""
+        """Whether images are neither augmented nor resized nor cropped."""
         return not self.augment and self.resize is None and self.crop is None
 
     def gather(self, rows: Tensor, rng: np.random.Generator) -> tuple[Tensor, Tensor]:
+        """Return the images and labels at these rows; `rng` is for augmentation."""
         rows = rows.to(self.device)
-        at = rows if self.rows is None else self.rows.index_select(0, rows)
-        pixels = self.resident.pixels(at)
+        positions = rows if self.rows is None else self.rows.index_select(0, rows)
+        pixels = self.resident.pixels(positions)
         if self.augment and self.device.type == "cpu":
             pixels = torch.from_numpy(crop_and_flip(pixels.numpy(), rng))
         elif self.augment:
-            pixels = crop_and_flip_there(pixels, rng)
+            pixels = crop_and_flip_on_device(pixels, rng)
         x = self.resident.floats(pixels)
         if self.resize is not None:
             smaller = self.resize < x.shape[2]
             x = F.interpolate(x, (self.resize, self.resize), mode="bilinear", antialias=smaller)
         if self.crop is not None:
             x = self._cropped(x, self.crop, rng)
-        return x, self.labels.index_select(0, at)
+        return x, self.labels.index_select(0, positions)
 
     def _cropped(self, x: Tensor, side: int, rng: np.random.Generator) -> Tensor:
         down, right = x.shape[2] - side, x.shape[3] - side
@@ -138,18 +154,25 @@ class Images:
         return torch.stack([image[:, t : t + side, u : u + side] for image, t, u in zip(x, tops, lefts, strict=True)])
 
     def subset(self, rows: Tensor) -> "Images":
+        """Select rows of this source, without a copy."""
         return self._with(rows=rows if self.rows is None else self.rows[rows])
 
     def shown_as(self, augment: bool = False, resize: int | None = None, crop: int | None = None) -> "Images":
-        """The same images, prepared in another way."""
+        """Return the same images, prepared in another way; see the class for the arguments."""
         return self._with(augment=augment, resize=resize, crop=crop)
 
     def to(self, device: torch.device, resident: Resident | None = None) -> "Images":
-        """The same on a device; `resident` is there already."""
+        """Move to a device.
+
+        Args:
+            device: the destination.
+            resident: the images on that device, if they are there already.
+        """
         rows = None if self.rows is None else self.rows.to(device)
         return self._with(resident=resident or self.resident.to(device), rows=rows)
 
     def relabelled(self, labels: Tensor) -> "Images":
+        """Return the same images with other labels."""
         resident = copy.copy(self.resident)
         resident.labels = labels
         return self._with(resident=resident)
@@ -161,35 +184,44 @@ class Images:
 
 
 def crop_and_flip(pixels: np.ndarray, rng: np.random.Generator, pad: int = PAD) -> np.ndarray:
-    """Each image (height, width, channels) moved by up to `pad` pixels over a black border, and half of them mirrored."""
+    """Move each image at random by up to `pad` pixels, with a black border, and mirror half of them.
+
+    Args:
+        pixels: uint8 (n, height, width, channels).
+        rng: of the draws.
+        pad: the largest move in pixels.
+
+    Returns:
+        New pixels of the same shape.
+    """
     count, height, width, channels = pixels.shape
     padded = np.zeros((count, height + 2 * pad, width + 2 * pad, channels), np.uint8)
     padded[:, pad : pad + height, pad : pad + width] = pixels
-    down, right, mirrored = _moves(count, rng, pad)
-    # A line of an image is one run of bytes: every line of every image is a window on the padded memory.
+    down, right, mirrored = _draw_moves(count, rng, pad)
+    # A line of an image is contiguous, so each line of the result is a window on the padded memory.
     image, line = padded.strides[:2]
     starts = np.arange(count) * image + down * line + right * channels
     lines = as_strided(padded.reshape(-1), (padded.size - width * channels + 1, width * channels), (1, 1))
     out = lines[starts[:, None] + np.arange(height) * line].reshape(pixels.shape)
-    whole = out.view(f"V{channels}")[..., 0]  # a pixel as one thing
-    whole[mirrored] = whole[mirrored][:, :, ::-1]
+    as_items = out.view(f"V{channels}")[..., 0]  # a pixel is one item
+    as_items[mirrored] = as_items[mirrored][:, :, ::-1]
     return out
 
 
-def crop_and_flip_there(pixels: Tensor, rng: np.random.Generator, pad: int = PAD) -> Tensor:
-    """The same images from the same draws, wherever the pixels are: nothing but the draws travels."""
+def crop_and_flip_on_device(pixels: Tensor, rng: np.random.Generator, pad: int = PAD) -> Tensor:
+    """Do the same as `crop_and_flip`, from the same draws, on the device of the pixels."""
     count, height, width, _ = pixels.shape
     padded = F.pad(pixels, (0, 0, pad, pad, pad, pad))
-    down, right, mirrored = (torch.from_numpy(draws).to(pixels.device) for draws in _moves(count, rng, pad))
+    down, right, mirrored = (torch.from_numpy(draws).to(pixels.device) for draws in _draw_moves(count, rng, pad))
     lines = down[:, None] + torch.arange(height, device=pixels.device)
     columns = torch.arange(width, device=pixels.device).expand(count, -1)
-    turned = torch.zeros(count, dtype=torch.bool, device=pixels.device).index_fill(0, mirrored, True)
-    columns = right[:, None] + torch.where(turned[:, None], width - 1 - columns, columns)
-    which = torch.arange(count, device=pixels.device)[:, None, None]
-    return padded[which, lines[:, :, None], columns[:, None, :]]
+    is_mirrored = torch.zeros(count, dtype=torch.bool, device=pixels.device).index_fill(0, mirrored, True)
+    columns = right[:, None] + torch.where(is_mirrored[:, None], width - 1 - columns, columns)
+    image = torch.arange(count, device=pixels.device)[:, None, None]
+    return padded[image, lines[:, :, None], columns[:, None, :]]
 
 
-def _moves(count: int, rng: np.random.Generator, pad: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """How far each image is moved down and to the right, and which ones are mirrored."""
+def _draw_moves(count: int, rng: np.random.Generator, pad: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Draw how far each image is moved down and to the right, and which ones are mirrored."""
     down, right = rng.integers(0, 2 * pad + 1, (2, count))
     return down, right, np.flatnonzero(rng.random(count) < 0.5)

@@ -1,4 +1,4 @@
-"""Names that configurations use, where nothing heavy is imported."""
+"""Names of data sets in configurations, in a module that imports nothing heavy."""
 
 EMBEDDED = "embedded"  # the images in the package
 QUADRATICS = "quadratics"

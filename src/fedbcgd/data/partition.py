@@ -1,4 +1,4 @@
-"""Who holds what: the split of a training set over clients. Each part is an array of row numbers."""
+"""Partitions of a training set over clients. Each part is an array of row numbers."""
 
 from dataclasses import dataclass
 
@@ -11,123 +11,202 @@ Parts = list[np.ndarray]
 
 
 def iid(examples: int, clients: int, seed: int = 0) -> Parts:
-    """A random split into parts of equal size (to one example)."""
-    _enough(examples, clients)
+    """Split examples at random into parts of equal size, to within one example.
+
+    Args:
+        examples: how many there are.
+        clients: how many parts.
+        seed: of the partition.
+
+    Returns:
+        The row numbers of each client.
+
+    Raises:
+        UserError: there are fewer examples than clients.
+    """
+    _check_clients(examples, clients)
     return np.array_split(stream(seed, "partition").permutation(examples), clients)
 
 
 def dirichlet(labels: np.ndarray, clients: int, rho: float, seed: int = 0) -> Parts:
-    """Clients of equal size (to one example) whose label shares are drawn from Dirichlet(ρ): small ρ, few labels each.
+    """Split examples into parts of equal size, to within one, with label shares drawn from Dirichlet(ρ).
 
-    Every example is handed out once. Each client asks for labels by its shares; where a label is asked for more often
-    than it occurs, chance decides, and those who went without ask again among the labels that are left.
+    Every example is assigned once. In turns, each client requests labels by its shares. If a label is requested more
+    often than examples of it are left, they go to requests chosen at random, and the others are repeated in the next
+    turn with the labels that are left.
+
+    Args:
+        labels: of all examples.
+        clients: how many parts.
+        rho: ρ; the smaller, the fewer labels a client has.
+        seed: of the partition.
+
+    Returns:
+        The row numbers of each client.
+
+    Raises:
+        UserError: there are fewer examples than clients, or ρ is not positive.
     """
     labels = np.asarray(labels)
-    _enough(len(labels), clients)
-    _positive("dirichlet: ρ", rho)
+    _check_clients(len(labels), clients)
+    _check_positive("dirichlet: ρ", rho)
     rng = stream(seed, "partition")
-    pools = _pools(labels, rng)
-    left = np.array([len(pool) for pool in pools])
-    share = rng.dirichlet(np.full(len(pools), rho), size=clients)
-    wants = np.full(clients, len(labels) // clients)
-    wants[: len(labels) % clients] += 1
-    rng.shuffle(wants)
+    rows_of = _rows_by_label(labels, rng)
+    left = np.array([len(rows) for rows in rows_of])
+    share = rng.dirichlet(np.full(len(rows_of), rho), size=clients)
+    missing = np.full(clients, len(labels) // clients)
+    missing[: len(labels) % clients] += 1
+    rng.shuffle(missing)
     parts: list[list[np.ndarray]] = [[] for _ in range(clients)]
-    while wants.any():
+    while missing.any():
         open_share = np.where(left > 0, share, 0)
-        spent = open_share.sum(1) <= 1e-12  # all that this client likes is gone: it takes what there is
-        open_share[spent] = left
-        asked = rng.multinomial(wants, open_share / open_share.sum(1, keepdims=True))
-        for c in np.flatnonzero(asked.sum(0)):
-            askers = rng.permutation(np.repeat(np.arange(clients), asked[:, c]))[: left[c]]
-            at = len(pools[c]) - left[c]
-            rows = pools[c][at : at + len(askers)]
-            left[c] -= len(askers)
-            for client in np.unique(askers):
-                got = rows[askers == client]
-                parts[client].append(got)
-                wants[client] -= len(got)
+        exhausted = open_share.sum(1) <= 1e-12  # no example is left of this client's labels: it takes any
+        open_share[exhausted] = left
+        requests = rng.multinomial(missing, open_share / open_share.sum(1, keepdims=True))
+        for c in np.flatnonzero(requests.sum(0)):
+            receivers = rng.permutation(np.repeat(np.arange(clients), requests[:, c]))[: left[c]]
+            start = len(rows_of[c]) - left[c]
+            rows = rows_of[c][start : start + len(receivers)]
+            left[c] -= len(receivers)
+            for client in np.unique(receivers):
+                received = rows[receivers == client]
+                parts[client].append(received)
+                missing[client] -= len(received)
     return [np.sort(np.concatenate(part)) for part in parts]
 
 
 def dirichlet_unequal(labels: np.ndarray, clients: int, rho: float, seed: int = 0) -> Parts:
-    """Each label's examples are dealt to the clients by shares drawn from Dirichlet(ρ): labels and sizes both vary.
+    """Split the examples of each label by shares drawn from Dirichlet(ρ), so that labels and sizes both vary.
 
-    A client that got nothing takes one example from the largest.
+    A client that would have no example gets one of the largest client. Arguments, result and errors are those of
+    `dirichlet`; the smaller ρ, the more unequal the clients.
     """
     labels = np.asarray(labels)
-    _enough(len(labels), clients)
-    _positive("dirichlet: ρ", rho)
+    _check_clients(len(labels), clients)
+    _check_positive("dirichlet: ρ", rho)
     rng = stream(seed, "partition")
     parts: list[list[np.ndarray]] = [[] for _ in range(clients)]
-    for pool in _pools(labels, rng):
-        for part, rows in zip(parts, _cut(pool, rng.dirichlet(np.full(clients, rho))), strict=True):
+    for label_rows in _rows_by_label(labels, rng):
+        for part, rows in zip(parts, _cut(label_rows, rng.dirichlet(np.full(clients, rho))), strict=True):
             part.append(rows)
-    return _nobody_empty([np.concatenate(part) for part in parts])
+    return _fill_empty([np.concatenate(part) for part in parts])
 
 
 def shards(labels: np.ndarray, clients: int, each: int, seed: int = 0) -> Parts:
-    """Examples sorted by label and cut into clients × `each` shards of equal size (to one); every client gets `each`."""
+    """Sort examples by label, cut them into shards of equal size (to within one), and give each client some at random.
+
+    Args:
+        labels: of all examples.
+        clients: how many parts.
+        each: shards of a client.
+        seed: of the partition.
+
+    Returns:
+        The row numbers of each client.
+
+    Raises:
+        UserError: there are fewer examples than shards, or `each` is not positive.
+    """
     labels = np.asarray(labels)
     if each < 1:
-        raise UserError(f"shards: a client needs at least 1, given {each}")
+        raise UserError(f"shards: expected an integer ≥ 1, got {each}")
     if len(labels) < clients * each:
-        raise UserError(f"shards: {len(labels)} examples cannot be cut into {clients} × {each} shards")
-    _enough(len(labels), clients)
+        raise UserError(f"shards: expected at most {len(labels)}, one for each example, got {clients} × {each}")
+    _check_clients(len(labels), clients)
     rng = stream(seed, "partition")
-    by_label = np.concatenate(_pools(labels, rng))
+    by_label = np.concatenate(_rows_by_label(labels, rng))
     pieces = np.array_split(by_label, clients * each)
-    hands = rng.permutation(len(pieces)).reshape(clients, each)
-    return [np.sort(np.concatenate([pieces[k] for k in hand])) for hand in hands]
+    shards_of = rng.permutation(len(pieces)).reshape(clients, each)
+    return [np.sort(np.concatenate([pieces[k] for k in own])) for own in shards_of]
 
 
 def quantity(examples: int, clients: int, spread: float, seed: int = 0) -> Parts:
-    """Labels as they come, sizes by shares drawn from Dirichlet(`spread`): small for very unequal clients."""
-    _enough(examples, clients)
-    _positive("quantity: the spread", spread)
+    """Split examples at random into parts of unequal size, by shares drawn from a Dirichlet distribution.
+
+    Args:
+        examples: how many there are.
+        clients: how many parts.
+        spread: parameter of the distribution; the smaller, the more unequal the sizes.
+        seed: of the partition.
+
+    Returns:
+        The row numbers of each client.
+
+    Raises:
+        UserError: there are fewer examples than clients, or `spread` is not positive.
+    """
+    _check_clients(examples, clients)
+    _check_positive("quantity: spread", spread)
     rng = stream(seed, "partition")
-    return _nobody_empty(_cut(rng.permutation(examples), rng.dirichlet(np.full(clients, spread))))
+    return _fill_empty(_cut(rng.permutation(examples), rng.dirichlet(np.full(clients, spread))))
 
 
 def by_group(groups: np.ndarray, clients: int, seed: int = 0) -> Parts:
-    """Examples of one group (a writer, a device) stay together; where groups outnumber clients, each gets several."""
+    """Keep the examples of each group (a writer, a device) together. If groups outnumber clients, each gets several.
+
+    Args:
+        groups: of all examples.
+        clients: how many parts.
+        seed: of the partition.
+
+    Returns:
+        The row numbers of each client.
+
+    Raises:
+        UserError: there are fewer groups than clients.
+    """
     groups = np.asarray(groups)
-    kinds, kind = np.unique(groups, return_inverse=True)
-    if len(kinds) < clients:
-        raise UserError(
-            f"clients: {len(kinds)} groups cannot be split over {clients} clients; take at most {len(kinds)}"
-        )
-    _enough(len(groups), clients)
+    distinct, group = np.unique(groups, return_inverse=True)
+    if len(distinct) < clients:
+        raise UserError(f"clients: expected at most {len(distinct)}, one for each group, got {clients}")
+    _check_clients(len(groups), clients)
     rng = stream(seed, "partition")
-    rows = np.split(np.argsort(kind, kind="stable"), np.cumsum(np.bincount(kind))[:-1])
-    deals = np.array_split(rng.permutation(len(kinds)), clients)
-    return [np.sort(np.concatenate([rows[k] for k in deal])) for deal in deals]
+    rows = np.split(np.argsort(group, kind="stable"), np.cumsum(np.bincount(group))[:-1])
+    groups_of = np.array_split(rng.permutation(len(distinct)), clients)
+    return [np.sort(np.concatenate([rows[k] for k in own])) for own in groups_of]
 
 
 def label_counts(labels: np.ndarray, parts: Parts) -> np.ndarray:
-    """A row per client, a column per label: how many examples."""
-    kinds, kind = np.unique(np.asarray(labels), return_inverse=True)
-    return np.stack([np.bincount(kind[part], minlength=len(kinds)) for part in parts])
+    """Count the examples of each label at each client.
+
+    Args:
+        labels: of all examples.
+        parts: the row numbers of each client.
+
+    Returns:
+        A row for each client, a column for each label.
+    """
+    distinct, label = np.unique(np.asarray(labels), return_inverse=True)
+    return np.stack([np.bincount(label[part], minlength=len(distinct)) for part in parts])
 
 
 @dataclass(frozen=True)
 class Heterogeneity:
-    """How unequal clients are."""
+    """How unequal the clients are.
+
+    Attributes:
+        clients: how many.
+        smallest: examples of the smallest client.
+        median: examples of the median client.
+        largest: examples of the largest client.
+        distance: mean over clients of the total variation between their labels and all labels: 0 is equal, 1 disjoint.
+        by_chance: the distance that an IID split into clients of these sizes would have on average.
+        labels: mean over clients of the effective number of labels, exp(entropy).
+        kinds: how many labels there are.
+    """
 
     clients: int
     smallest: int
     median: int
     largest: int
-    distance: (
-        float  # mean over clients of the total variation between their labels and everybody's: 0 alike, near 1 apart
-    )
-    by_chance: float  # what an IID split into clients of these sizes would have, on average
-    labels: float  # mean over clients of the effective number of labels, exp(entropy)
+    distance: float
+    by_chance: float
+    labels: float
     kinds: int
 
     @classmethod
     def of(cls, counts: np.ndarray) -> "Heterogeneity":
-        """From label counts, a row per client."""
+        """Measure it from label counts, see `label_counts`."""
         sizes = counts.sum(1)
         share = counts / sizes[:, None]
         overall = counts.sum(0) / counts.sum()
@@ -150,23 +229,25 @@ class Heterogeneity:
         equal = self.largest - self.smallest <= 1
         sizes = f"{self.largest:,}" if equal else f"{self.smallest:,} to {self.largest:,} (median {self.median:,})"
         return (
-            f"{self.clients:,} clients of {sizes} examples; heterogeneity {self.distance:.3f} (mean total variation between "
-            f"a client's labels and all; by chance it would be {self.by_chance:.3f}); "
+            f"{self.clients:,} clients of {sizes} examples; heterogeneity {self.distance:.3f} (mean total variation "
+            f"between a client's labels and all; by chance it would be {self.by_chance:.3f}); "
             f"{self.labels:.1f} of {self.kinds} labels effective per client"
         )
 
 
-def _pools(labels: np.ndarray, rng: np.random.Generator) -> Parts:
-    """The rows of each label, shuffled."""
-    kinds, kind = np.unique(labels, return_inverse=True)
-    return [rng.permutation(np.flatnonzero(kind == c)) for c in range(len(kinds))]
+def _rows_by_label(labels: np.ndarray, rng: np.random.Generator) -> Parts:
+    """Return the rows of each label, shuffled."""
+    distinct, label = np.unique(labels, return_inverse=True)
+    return [rng.permutation(np.flatnonzero(label == c)) for c in range(len(distinct))]
 
 
 def _cut(rows: np.ndarray, share: np.ndarray) -> Parts:
+    """Cut rows into consecutive pieces of these shares."""
     return np.split(rows, np.round(np.cumsum(share)[:-1] * len(rows)).astype(np.int64))
 
 
-def _nobody_empty(parts: Parts) -> Parts:
+def _fill_empty(parts: Parts) -> Parts:
+    """Give each empty part one row of the largest; sort all."""
     for k, part in enumerate(parts):
         if not len(part):
             largest = max(range(len(parts)), key=lambda i: len(parts[i]))
@@ -174,13 +255,13 @@ def _nobody_empty(parts: Parts) -> Parts:
     return [np.sort(part) for part in parts]
 
 
-def _positive(what: str, value: float) -> None:
+def _check_positive(name: str, value: float) -> None:
     if not 0 < value < np.inf:
-        raise UserError(f"{what} must be positive and finite, given {value}")
+        raise UserError(f"{name}: expected a finite number > 0, got {value}")
 
 
-def _enough(examples: int, clients: int) -> None:
+def _check_clients(examples: int, clients: int) -> None:
     if clients < 1:
-        raise UserError(f"clients: at least 1 is needed, given {clients}")
+        raise UserError(f"clients: expected an integer ≥ 1, got {clients}")
     if examples < clients:
-        raise UserError(f"clients: {examples} examples cannot be split over {clients} clients")
+        raise UserError(f"clients: expected at most {examples}, one for each example, got {clients}")

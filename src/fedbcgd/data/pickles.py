@@ -1,8 +1,8 @@
-"""The pickles of CIFAR's python archives, read without running anything they say.
+"""Reading the pickles of CIFAR's python archives without executing any code in them.
 
-A pickle is a program: it may name any function to be called, and a few bytes of it may ask for any amount of memory or
-time. So `pickle.Unpickler` gets something inert of ours for the few names that arrays are pickled with, and no other
-name; and `_check` looks through the instructions before it runs, for what it does not guard against itself.
+A pickle is a program: it can call any function by name, and a few bytes of it can use any amount of memory or time. So
+`find_class` of our `pickle.Unpickler` returns harmless stand-ins for the few names that numpy arrays are pickled with,
+and refuses all others; and `_check_instructions` looks for what the unpickler itself does not guard against.
 """
 
 import io
@@ -15,8 +15,8 @@ import numpy as np
 
 from fedbcgd.errors import UserError
 
-STEPS = 2_000_000  # instructions; the longest published batch has a quarter of a million
-ENTRIES = 32  # of the dictionary; the published ones have five
+MAX_INSTRUCTIONS = 2_000_000  # the longest published batch has a quarter of a million
+MAX_ENTRIES = 32  # of the dictionary; the published ones have five
 
 _TUPLES = {"TUPLE", "TUPLE1", "TUPLE2", "TUPLE3"}
 _PUTS = {"BINPUT", "LONG_BINPUT", "MEMOIZE"}
@@ -37,102 +37,116 @@ _ALLOWED |= {"GLOBAL", "STACK_GLOBAL", "REDUCE", "BUILD", "PROTO", "FRAME", "STO
 
 
 def load(data: bytes, where: str) -> dict[str, Any]:
-    """A dictionary of bytes, text, numbers, lists of these, and uint8 arrays."""
+    """Read one pickle.
+
+    Args:
+        data: the content of its file.
+        where: its name, for messages.
+
+    Returns:
+        A dictionary of bytes, text, numbers, lists of these, and uint8 arrays.
+
+    Raises:
+        UserError: it is damaged, or needs more than a CIFAR batch does.
+    """
     try:
-        _check(data)
-        found = _Unpickler(data).load()
-        if not isinstance(found, dict) or len(found) > ENTRIES:
-            raise ValueError("something else than a dictionary of a few entries")
-        return {_text(key): _plain(value) for key, value in found.items()}
+        _check_instructions(data)
+        content = _Unpickler(data).load()
+        if not isinstance(content, dict) or len(content) > MAX_ENTRIES:
+            raise ValueError(f"expected a dictionary of at most {MAX_ENTRIES} entries")
+        return {_text(key): _plain(value) for key, value in content.items()}
     except UserError as error:
         raise UserError(f"{where}: {error}") from None
-    except Exception as error:  # whatever damaged bytes lead to
+    except Exception as error:  # damaged bytes can raise anything
         raise UserError(f"{where} is no CIFAR batch, or is damaged: {str(error) or type(error).__name__}") from None
 
 
-def _check(data: bytes) -> None:
-    """Refuse what would take memory or time out of proportion; pickletools checks that no length exceeds the data.
+def _check_instructions(data: bytes) -> None:
+    """Refuse a pickle that would use too much memory or time; pickletools checks that no length exceeds the data.
 
-    Tuples may be keys, which are hashed: one that holds another twice, in each of forty levels, takes for ever, and a
-    million nested ones overflow the stack. So no tuple is used twice, and few are anything but arguments or state.
+    Tuples can be keys, which are hashed. A tuple that contains another one twice, in each of forty levels, takes for
+    ever, and a million nested ones overflow the stack. So no tuple may be used twice, and few may be anything but
+    arguments or state.
     """
-    puts, loose = 0, 0
-    on_top = False  # whether a tuple is
-    kept: set[int] = set()  # places in the memo with a tuple
-    for step, (instruction, value, _) in enumerate(pickletools.genops(data)):
+    memo_size, other_tuples = 0, 0
+    tuple_on_top = False  # of the stack
+    tuples_in_memo: set[int] = set()  # their indices
+    for number, (instruction, value, _) in enumerate(pickletools.genops(data)):
         name = instruction.name
-        if step >= STEPS:
-            raise ValueError(f"more than {STEPS:,} instructions")
+        if number >= MAX_INSTRUCTIONS:
+            raise ValueError(f"more than {MAX_INSTRUCTIONS:,} instructions")
         if name not in _ALLOWED:
             raise UserError(f"it uses the pickle instruction {name}, which no data set needs: refused")
         if name in _PUTS:
-            place = puts if name == "MEMOIZE" else int(value or 0)
-            if place > step:  # memory is taken for all places before it
-                raise ValueError("a place far off in the memo")
-            (kept.add if on_top else kept.discard)(place)
-            puts += 1
+            index = memo_size if name == "MEMOIZE" else int(value or 0)
+            if index > number:  # the unpickler would allocate memory for all indices before it
+                raise ValueError("an index beyond the memo")
+            (tuples_in_memo.add if tuple_on_top else tuples_in_memo.discard)(index)
+            memo_size += 1
             continue
-        if name in _GETS and int(value or 0) in kept:
-            raise ValueError("a tuple in two places")
-        loose += (name in _TUPLES) - (on_top and name in ("REDUCE", "BUILD"))
-        if loose > 2 * ENTRIES:
-            raise ValueError("more tuples than arrays have")
-        on_top = name in _TUPLES
+        if name in _GETS and int(value or 0) in tuples_in_memo:
+            raise ValueError("a tuple is used twice")
+        other_tuples += (name in _TUPLES) - (tuple_on_top and name in ("REDUCE", "BUILD"))
+        if other_tuples > 2 * MAX_ENTRIES:
+            raise ValueError("more tuples than arrays need")
+        tuple_on_top = name in _TUPLES
 
 
 class _Unpickler(pickle.Unpickler):
     def __init__(self, data: bytes):
         super().__init__(io.BytesIO(data), encoding="bytes")
-        self._room = len(data)
+        self._encodable = len(data)  # characters that may still be encoded
 
     def find_class(self, module: str, name: str) -> Any:
         match module, name:
             case ("numpy.core.multiarray" | "numpy._core.multiarray", "_reconstruct"):
-                return _Name(_Array)
+                return _Function(_Array)
             case ("numpy", "ndarray"):  # only ever an argument of _reconstruct
-                return _Name(_Array)
+                return _Function(_Array)
             case ("numpy", "dtype"):
-                return _Name(_Dtype)
+                return _Function(_Dtype)
             case ("_codecs", "encode"):
-                return _Name(self._encode)
-        wanted = f"{module}.{name}"[:80]
-        raise UserError(f"it wants to use {wanted!r}, which no data set needs: refused")
+                return _Function(self._encode)
+        full_name = f"{module}.{name}"[:80]
+        raise UserError(f"it uses {full_name!r}, which no data set needs: refused")
 
     def _encode(self, text: str, encoding: str) -> bytes:
-        """How Python 3 writes bytes for Python 2. One text encoded again and again would outgrow memory."""
-        self._room -= len(text)
-        if self._room < 0:
-            raise ValueError("more text than it holds")
+        """Encode text: Python 3 pickles bytes in this way for Python 2. Limited, since a text may be repeated."""
+        self._encodable -= len(text)
+        if self._encodable < 0:
+            raise ValueError("more text is encoded than the file contains")
         if encoding != "latin1":
             raise ValueError("text in another encoding than Latin-1")
         return text.encode("latin1")
 
 
-class _Name:
-    """What a name stands for: it can be called, and nothing can be set on it."""
+class _Function:
+    """Stands for a function that a pickle names: it can be called, and no state can be set on it."""
 
-    def __init__(self, make: Callable[..., Any]):
-        self._make = make
+    def __init__(self, function: Callable[..., Any]):
+        self._function = function
 
     def __call__(self, *arguments: Any) -> Any:
         if len(arguments) > 3:
-            raise ValueError("a call with more arguments than numpy's have")
-        return self._make(*arguments)
+            raise ValueError("a call with more arguments than numpy's functions have")
+        return self._function(*arguments)
 
     def __setstate__(self, _: Any) -> None:
         raise ValueError("state for a function")
 
 
 class _Dtype:
+    """Stands for numpy.dtype."""
+
     def __init__(self, name: Any, *_: Any):
         self.name = name.decode("ascii") if isinstance(name, bytes) else name
 
     def __setstate__(self, state: Any) -> None:
-        pass  # byte order and the like, which bytes do not have
+        pass  # byte order and alignment, which do not matter for uint8
 
 
 class _Array:
-    """Takes a pickled array's shape, type and bytes; numpy sees them only once they fit together."""
+    """Stands for numpy.ndarray: takes shape, type and bytes of a pickled array, which are checked in `array`."""
 
     def __init__(self, *_: Any):
         self.state: Any = None
@@ -143,21 +157,21 @@ class _Array:
     def array(self) -> np.ndarray:
         _, shape, dtype, fortran, data = self.state
         if not isinstance(dtype, _Dtype) or dtype.name != "u1" or not isinstance(data, bytes):
-            raise ValueError("an array of something else than bytes")
+            raise ValueError("an array of another type than uint8")
         return np.frombuffer(data, np.uint8).reshape(shape, order="F" if fortran else "C")
 
 
 def _plain(value: Any) -> Any:
-    """One level deep: a list within itself, ten times in each of ten levels, would be too much for numpy."""
+    """Convert a value; lists may not be nested, since a list may contain itself."""
     if isinstance(value, _Array):
         return value.array()
     for item in value if isinstance(value, list) else [value]:
         if not isinstance(item, (int, bytes, str, type(None))):
-            raise ValueError("something else than numbers, text, lists of these, and arrays")
+            raise ValueError("expected numbers, text, lists of these, and arrays")
     return value
 
 
 def _text(key: Any) -> str:
     if not isinstance(key, (bytes, str)):
-        raise ValueError("a key that is no text")
+        raise ValueError("expected keys that are text")
     return key.decode("utf-8") if isinstance(key, bytes) else key

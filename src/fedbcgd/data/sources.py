@@ -1,4 +1,4 @@
-"""What a client holds: something with a length that gives the batch of some rows."""
+"""Sources of examples: the data of a client, with a length and a method that returns a batch of rows."""
 
 import contextlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -13,19 +13,26 @@ from torch.utils.data import Subset, TensorDataset, default_collate
 from fedbcgd.data.images import Images
 from fedbcgd.errors import UserError
 
-LAID_OUT = 1 << 32  # bytes of users' images that are copied into another layout
+MAX_LAID_OUT = 1 << 32  # bytes of users' images that are copied into another layout
 
 
 @runtime_checkable
 class Source(Protocol):
+    """What training needs of a data set."""
+
     def __len__(self) -> int: ...
 
     def gather(self, rows: Tensor, rng: np.random.Generator) -> Any:
-        """The examples at these rows; `rng` is for augmentation."""
+        """Return the batch of the examples at these rows; `rng` is for augmentation."""
 
 
 class Tensors:
-    """Tensors of equal length, as a tuple or a dictionary; `rows` restricts them without a copy."""
+    """A source of tensors of equal length.
+
+    Args:
+        tensors: as a tuple or a dictionary, of which batches have the form too.
+        rows: the examples of this source, if not all; they are not copied.
+    """
 
     def __init__(self, tensors: Sequence[Tensor] | Mapping[str, Tensor], rows: Tensor | None = None):
         self.tensors = tensors
@@ -45,28 +52,29 @@ class Tensors:
 
     def gather(self, rows: Tensor, rng: np.random.Generator) -> Any:
         rows = rows.to(self.device)
-        at = rows if self.rows is None else self.rows.index_select(0, rows)
+        positions = rows if self.rows is None else self.rows.index_select(0, rows)
         if isinstance(self.tensors, Mapping):
-            return {key: _rows_of(t, at) for key, t in self.tensors.items()}
-        return tuple([_rows_of(t, at) for t in self.tensors])
+            return {key: _select(t, positions) for key, t in self.tensors.items()}
+        return tuple([_select(t, positions) for t in self.tensors])
 
     @property
     def positions(self) -> Tensor:
-        """Of its examples, in the tensors."""
+        """The rows of its examples in the tensors."""
         return torch.arange(self._length, device=self.device) if self.rows is None else self.rows
 
     def subset(self, rows: Tensor) -> "Tensors":
+        """Select rows of this source, without a copy."""
         return Tensors(self.tensors, rows if self.rows is None else self.rows[rows])
 
-    def changed(self, change: Callable[[Tensor], Tensor], rows: Tensor | None = None) -> "Tensors":
-        """The same with each tensor changed, and other rows, if any are given."""
+    def map(self, function: Callable[[Tensor], Tensor], rows: Tensor | None = None) -> "Tensors":
+        """Apply a function to each tensor, and select other rows if they are not None."""
         rows = self.rows if rows is None else rows
         if isinstance(self.tensors, Mapping):
-            return Tensors({key: change(t) for key, t in self.tensors.items()}, rows)
-        return Tensors(tuple([change(t) for t in self.tensors]), rows)
+            return Tensors({key: function(t) for key, t in self.tensors.items()}, rows)
+        return Tensors(tuple([function(t) for t in self.tensors]), rows)
 
     def like(self, other: "Tensors") -> bool:
-        """Whether both look into the same tensors."""
+        """Whether both select from the same tensors."""
         mine, theirs = (
             (type(s.tensors), [*s.tensors] if isinstance(s.tensors, Mapping) else [], [*map(id, s._columns())])
             for s in (self, other)
@@ -74,18 +82,20 @@ class Tensors:
         return mine == theirs
 
     def to(self, device: torch.device) -> "Tensors":
+        """Move to a device."""
         rows = None if self.rows is None else self.rows.to(device)
-        return self.changed(lambda t: to_device(t, device), rows)
+        return self.map(lambda t: to_device(t, device), rows)
 
 
-def _rows_of(t: Tensor, at: Tensor) -> Tensor:
+def _select(t: Tensor, rows: Tensor) -> Tensor:
+    """Copy rows of a tensor in its own memory format."""
     if t.ndim == 4 and not t.is_contiguous() and t.is_contiguous(memory_format=torch.channels_last):
-        return t.permute(0, 2, 3, 1).index_select(0, at).permute(0, 3, 1, 2)  # as it lies in memory
-    return t.index_select(0, at)
+        return t.permute(0, 2, 3, 1).index_select(0, rows).permute(0, 3, 1, 2)
+    return t.index_select(0, rows)
 
 
 class Items:
-    """Any map-style data set, item by item."""
+    """A source over any map-style data set, which is read item by item."""
 
     def __init__(self, dataset: Any):
         self.dataset = dataset
@@ -98,20 +108,20 @@ class Items:
 
 
 def pooled(clients: Sequence[Any]) -> Source:
-    """The data of all clients as one source."""
+    """Join the data of all clients to one source."""
     if isinstance(clients, Parts):
         return clients.data.subset(clients.rows)
     sources = [as_source(data, f"client {k}") for k, data in enumerate(clients)]
     first = sources[0]
     if type(first) is Images and all(type(s) is Images and s.like(first) for s in sources):
-        return first.of_all(torch.cat([s.positions for s in sources]))  # type: ignore[attr-defined]
+        return first.with_rows(torch.cat([s.positions for s in sources]))  # type: ignore[attr-defined]
     if type(first) is Tensors and all(type(s) is Tensors and s.like(first) for s in sources):
         return Tensors(first.tensors, torch.cat([s.positions for s in sources]))  # type: ignore[attr-defined]
     return Pooled(sources)
 
 
 class Pooled:
-    """Several sources as one, their rows one after the other."""
+    """Several sources as one; the rows of the first come first."""
 
     def __init__(self, sources: Sequence[Source]):
         self.sources = sources
@@ -121,30 +131,38 @@ class Pooled:
         return int(self._ends[-1])
 
     def gather(self, rows: Tensor, rng: np.random.Generator) -> Any:
-        at = rows.cpu().numpy()
-        owner = np.searchsorted(self._ends, at, side="right")
+        positions = rows.cpu().numpy()
+        owner = np.searchsorted(self._ends, positions, side="right")
         pieces, order = [], []
         for k in np.unique(owner):
-            mine = np.flatnonzero(owner == k)
+            own = np.flatnonzero(owner == k)
             start = self._ends[k] - len(self.sources[k])
-            pieces.append(self.sources[k].gather(torch.from_numpy(at[mine] - start), rng))
-            order.append(mine)
-        return _joined(pieces, torch.from_numpy(np.argsort(np.concatenate(order))))
+            pieces.append(self.sources[k].gather(torch.from_numpy(positions[own] - start), rng))
+            order.append(own)
+        return _concatenate(pieces, torch.from_numpy(np.argsort(np.concatenate(order))))
 
 
-def _joined(pieces: list[Any], order: Tensor) -> Any:
+def _concatenate(pieces: list[Any], order: Tensor) -> Any:
+    """Concatenate batches of one form, and put their examples in this order."""
     if isinstance(pieces[0], Tensor):
         return torch.cat(pieces)[order]
     if isinstance(pieces[0], Mapping):
-        return {key: _joined([piece[key] for piece in pieces], order) for key in pieces[0]}
-    return tuple(_joined(list(column), order) for column in zip(*pieces, strict=True))
+        return {key: _concatenate([piece[key] for piece in pieces], order) for key in pieces[0]}
+    return tuple(_concatenate(list(column), order) for column in zip(*pieces, strict=True))
 
 
-def together(sources: Sequence[Source], device: torch.device) -> tuple[Callable[[Tensor], tuple[Tensor, Tensor]], int]:
-    """For sources of equal length: the examples at a row of positions for each of them, (x, y) with a source per row; and
-    the size of an example.
+def stacked_gather(
+    sources: Sequence[Source], device: torch.device
+) -> tuple[Callable[[Tensor], tuple[Tensor, Tensor]], int]:
+    """Make a function that gathers a batch from each of several sources at once.
 
-    Where all look into one data set they are gathered at once.
+    Args:
+        sources: of pairs (x, y), of equal length. Those of one data set are gathered in one operation.
+        device: where batches go.
+
+    Returns:
+        A function of rows (sources, batch) that returns x (sources, batch, …) and y (sources, batch); and the number of
+        values of an example.
     """
     first = sources[0]
     if (
@@ -154,17 +172,17 @@ def together(sources: Sequence[Source], device: torch.device) -> tuple[Callable[
             isinstance(s, Images) and s.resident is first.resident and s.plain and s.rows is not None for s in sources
         )
     ):
-        at = torch.stack([s.rows for s in sources])  # type: ignore[attr-defined]
+        positions = torch.stack([s.rows for s in sources])  # type: ignore[attr-defined]
         resident = first.resident
 
         def gather(rows: Tensor) -> tuple[Tensor, Tensor]:
-            chosen = at.gather(1, rows.to(at.device)).view(-1)
+            chosen = positions.gather(1, rows.to(positions.device)).view(-1)
             x = resident.floats(resident.pixels(chosen))
             pair = x.unflatten(0, rows.shape), resident.labels.index_select(0, chosen).view(rows.shape)
             return to_device(pair, device)
 
         return gather, prod(resident.size)
-    unused = np.random.default_rng(0)  # for augmentation, and clients that augment are not computed together
+    unused = np.random.default_rng(0)  # for augmentation: clients that augment are not computed together
 
     def gather_each(rows: Tensor) -> tuple[Tensor, Tensor]:
         pairs = [source.gather(r, unused) for source, r in zip(sources, rows, strict=True)]
@@ -174,8 +192,13 @@ def together(sources: Sequence[Source], device: torch.device) -> tuple[Callable[
 
 
 class Parts(Sequence["Images | Tensors"]):
-    """Clients that share one data set. Which rows each of them has is all that is kept, so a hundred thousand cost no more
-    than their indices; a client is made when it is asked for."""
+    """Clients that share one data set. Only their rows are stored; the source of a client is created on access.
+
+    Args:
+        data: the whole data set.
+        rows: of all clients, one after the other.
+        ends: where the rows of each client end.
+    """
 
     def __init__(self, data: Images | Tensors, rows: Tensor, ends: np.ndarray):
         self.data, self.rows, self.ends = data, rows, ends
@@ -196,29 +219,51 @@ class Parts(Sequence["Images | Tensors"]):
         return self.data.subset(self.rows[self.ends[k] - self.size(k) : self.ends[k]])
 
     def size(self, k: int) -> int:
-        """How many examples client k has."""
+        """Return how many examples client k has."""
         return int(self.ends[k] - (self.ends[k - 1] if k else 0))
 
     def to(self, device: torch.device) -> "Parts":
+        """Move to a device."""
         return Parts(self.data.to(device), self.rows.to(device), self.ends)
 
 
 def split(data: Images | Tensors, parts: Sequence[np.ndarray]) -> Parts:
-    """One client per part; they share the data's memory."""
+    """Split a data set over clients, which share its memory.
+
+    Args:
+        data: the whole data set.
+        parts: the row numbers of each client, for instance from `dirichlet`.
+
+    Returns:
+        The source of each client.
+
+    Raises:
+        UserError: a client has no examples.
+    """
     sizes = [len(part) for part in parts]
     if 0 in sizes:
-        raise UserError(f"client {sizes.index(0)} holds no examples; leave it out or give it at least one")
+        raise _no_examples(f"client {sizes.index(0)}")
     rows = np.concatenate([np.empty(0, np.int64), *parts]).astype(np.int64, copy=False)
     return Parts(data, torch.from_numpy(rows), np.cumsum(sizes, dtype=np.int64))
 
 
 def on_device(clients: Sequence[Any], device: torch.device) -> Sequence[Any]:
-    """The clients' data on a device, once and for all, as far as it is tensors; other data goes there batch by batch."""
+    """Move the clients' tensors and images to a device; what clients share stays shared.
+
+    Other data stays where it is, and is moved batch by batch.
+
+    Args:
+        clients: their data.
+        device: the destination.
+
+    Returns:
+        The clients' sources.
+    """
     if isinstance(clients, Parts):
         return clients.to(device)
     if not isinstance(clients, (list, tuple)):
         return clients
-    move, residents = _once(lambda t: to_device(t, device)), {}  # what clients share stays shared
+    move, residents = _once(lambda t: to_device(t, device)), {}
 
     def moved(source: Source) -> Source:
         if isinstance(source, Images):
@@ -227,72 +272,93 @@ def on_device(clients: Sequence[Any], device: torch.device) -> Sequence[Any]:
                 residents[id(resident)] = resident, resident.to(device)
             return source.to(device, residents[id(resident)][1])
         if isinstance(source, Pooled):
-            return _united([moved(s) for s in source.sources])
+            return _merge([moved(s) for s in source.sources])
         if type(source) is Tensors:
-            return source.changed(move, None if source.rows is None else source.rows.to(device))
+            return source.map(move, None if source.rows is None else source.rows.to(device))
         return source
 
     return [moved(as_source(data, f"client {k}")) for k, data in enumerate(clients)]
 
 
-def _united(sources: list[Source]) -> Source:
-    """All that they hold as one set of tensors, where they hold tensors that fit."""
+def _merge(sources: list[Source]) -> Source:
+    """Copy all examples into one set of tensors if the sources have tensors that fit; else pool the sources."""
     if all(type(s) is Tensors for s in sources):
-        whole: list[Any] = [s.gather(torch.arange(len(s)), np.random.default_rng(0)) for s in sources]
-        with contextlib.suppress(RuntimeError, KeyError, ValueError, TypeError):  # of other shapes, or with other names
+        batches: list[Any] = [s.gather(torch.arange(len(s)), np.random.default_rng(0)) for s in sources]
+        with contextlib.suppress(RuntimeError, KeyError, ValueError, TypeError):  # other shapes or names
             order = torch.arange(sum(map(len, sources)), device=sources[0].device)  # type: ignore[attr-defined]
-            return Tensors(_joined(whole, order))
+            return Tensors(_concatenate(batches, order))
     return Pooled(sources)
 
 
 def in_channels_last(clients: Sequence[Any]) -> Sequence[Any]:
-    """Images among the clients' tensors laid out as convolutions in channels_last read them, once instead of with every
-    batch; unless that would take gigabytes. (Our own images lie so from the start.)"""
+    """Convert the images among the clients' tensors to channels_last once, instead of batch by batch.
+
+    Nothing is done if that would copy more than `MAX_LAID_OUT` bytes. (`Images` has this layout already.)
+
+    Args:
+        clients: their data.
+
+    Returns:
+        The clients' sources.
+    """
     if isinstance(clients, Parts):
         return Parts(in_channels_last([clients.data])[0], clients.rows, clients.ends)
     if not isinstance(clients, (list, tuple)):
         return clients
     sources = [as_source(data, f"client {k}") for k, data in enumerate(clients)]
-    images = {_identity(t): t.nbytes for s in sources if type(s) is Tensors for t in s._columns() if _images(t)}
-    if sum(images.values()) > LAID_OUT:
+    images = {_identity(t): t.nbytes for s in sources if type(s) is Tensors for t in s._columns() if _is_images(t)}
+    if sum(images.values()) > MAX_LAID_OUT:
         return clients
-    lay_out = _once(batch_in_channels_last)
-    return [s.changed(lay_out) if type(s) is Tensors else s for s in sources]
+    convert = _once(batch_in_channels_last)
+    return [s.map(convert) if type(s) is Tensors else s for s in sources]
 
 
 def batch_in_channels_last(batch: Any) -> Any:
+    """Convert the images of a batch to channels_last."""
     if isinstance(batch, Tensor):
-        return batch.contiguous(memory_format=torch.channels_last) if _images(batch) else batch
+        return batch.contiguous(memory_format=torch.channels_last) if _is_images(batch) else batch
     if isinstance(batch, Mapping):
         return {key: batch_in_channels_last(value) for key, value in batch.items()}
     return tuple(map(batch_in_channels_last, batch)) if isinstance(batch, (tuple, list)) else batch
 
 
-def _images(t: Tensor) -> bool:
+def _is_images(t: Tensor) -> bool:
     return t.ndim == 4 and t.is_floating_point()
 
 
 def _identity(t: Tensor) -> Any:
-    if t.layout is not torch.strided:  # no memory to look at
+    """Return a key that is equal for tensors that are views of the same memory in the same way."""
+    if t.layout is not torch.strided:  # it has no data_ptr
         return id(t)
     return t.data_ptr(), t.shape, t.stride(), t.dtype, t.device
 
 
-def _once(change: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
-    """The same change, but of tensors over the same memory only once: they become one."""
-    done: dict[Any, tuple[Tensor, Tensor]] = {}  # with the first one, so that its memory is nobody else's
+def _once(function: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+    """Cache a function of tensors, so that those over the same memory give one result."""
+    results: dict[Any, tuple[Tensor, Tensor]] = {}  # with the argument, which keeps its memory from being reused
 
-    def changed(t: Tensor) -> Tensor:
+    def cached(t: Tensor) -> Tensor:
         key = _identity(t)
-        if key not in done:
-            done[key] = t, change(t)
-        return done[key][1]
+        if key not in results:
+            results[key] = t, function(t)
+        return results[key][1]
 
-    return changed
+    return cached
 
 
 def as_source(data: Any, where: str) -> Source:
-    """What users have, as a source: (x, y) tensors or arrays, a dictionary of them, or a map-style data set."""
+    """Convert a user's data to a source.
+
+    Args:
+        data: a pair (x, y) of tensors or arrays, a dictionary of them, a map-style data set, or a source.
+        where: whose data it is, for messages.
+
+    Returns:
+        The source.
+
+    Raises:
+        UserError: it is something else, has no examples, or tensors of unequal length.
+    """
     if isinstance(data, (Tensors, Images, Items)) or (isinstance(data, Source) and not isinstance(data, Tensor)):
         source: Source = data
     elif type(data) is TensorDataset:  # a subclass may do more in __getitem__
@@ -302,7 +368,9 @@ def as_source(data: Any, where: str) -> Source:
         source = Tensors(data.dataset.tensors, torch.where(rows < 0, rows + len(data.dataset), rows))
     elif isinstance(data, Mapping):
         source = Tensors(_columns(data, where))
-    elif isinstance(data, (tuple, list)) and data and _array(data[0]) and (isinstance(data, tuple) or len(data) == 2):
+    elif (
+        isinstance(data, (tuple, list)) and data and _is_array(data[0]) and (isinstance(data, tuple) or len(data) == 2)
+    ):
         source = Tensors(tuple(_columns(dict(enumerate(data)), where).values()))
     elif (
         hasattr(data, "__getitem__")
@@ -312,15 +380,19 @@ def as_source(data: Any, where: str) -> Source:
         source = Items(data)
     else:
         raise UserError(
-            f"{where} is {type(data).__name__}; wanted: a pair (x, y) of tensors, a dictionary of tensors, or a data "
-            "set with __len__ and __getitem__"
+            f"{where}: expected a pair (x, y) of tensors, a dictionary of tensors, or a data set with __len__ and "
+            f"__getitem__, got {type(data).__name__}"
         )
     if not len(source):
-        raise UserError(f"{where} holds no examples; leave it out or give it at least one")
+        raise _no_examples(where)
     return source
 
 
-def _array(value: Any) -> bool:
+def _no_examples(where: str) -> UserError:
+    return UserError(f"{where}: expected at least one example, got none; add one, or leave it out")
+
+
+def _is_array(value: Any) -> bool:
     return isinstance(value, (Tensor, np.ndarray)) and value.ndim > 0
 
 
@@ -333,17 +405,19 @@ def _columns(data: Mapping[Any, Any], where: str) -> dict[Any, Tensor]:
             tensors[key] = torch.empty(())
         if not tensors[key].ndim:
             raise UserError(
-                f"{where}: {key!r} is {type(values).__name__}, which is no tensor, array or list of numbers"
+                f"{where}: {key!r}: expected a tensor, an array or a list of numbers, got {type(values).__name__}"
             )
     if not tensors:
-        raise UserError(f"{where} is an empty dictionary")
+        raise UserError(f"{where}: expected a dictionary of tensors, got an empty one")
     lengths = {key: len(t) for key, t in tensors.items()}
     if len(set(lengths.values())) > 1:
-        raise UserError(f"{where} has tensors of unequal length: {', '.join(f'{k}: {n}' for k, n in lengths.items())}")
+        listed = ", ".join(f"{key}: {length}" for key, length in lengths.items())
+        raise UserError(f"{where}: expected tensors of equal length, got {listed}")
     return tensors
 
 
 def to_device(batch: Any, device: torch.device) -> Any:
+    """Move the tensors of a batch to a device."""
     if isinstance(batch, Tensor):
         return batch if batch.device == device else batch.to(device, non_blocking=True)
     if isinstance(batch, Mapping):

@@ -1,4 +1,4 @@
-"""The user's data sets: one file each, mapped into memory, in the cache folder (FEDBCGD_DATA overrides)."""
+"""The store of data sets: a file for each in the cache folder (or in FEDBCGD_DATA), mapped into memory when loaded."""
 
 import contextlib
 import json
@@ -6,6 +6,7 @@ import os
 import re
 import shutil
 import time
+import warnings
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,25 +21,37 @@ from fedbcgd.data.embedded import fashion_mnist
 from fedbcgd.data.formats import read
 from fedbcgd.data.images import Images
 from fedbcgd.data.names import EMBEDDED, QUADRATICS
-from fedbcgd.data.raw import Raw, Split, Step, nothing
-from fedbcgd.errors import UserError
+from fedbcgd.data.raw import Progress, Raw, Split, no_progress
+from fedbcgd.errors import UserError, unknown
 from fedbcgd.files import Damaged, make_folder, read_tensors, write_tensors
 from fedbcgd.rng import stream
 
 NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
 VERSION = "2"
-BEFORE = "1"  # without a checksum, but with the digest of the images
+VERSION_1 = "1"  # without a checksum, but with the digest of the images
 
 
 @dataclass(frozen=True)
 class DataSet:
+    """A data set that can be trained on.
+
+    Attributes:
+        name: in configurations.
+        train: training images.
+        test: test images.
+        classes: their names.
+        digest: of the content.
+        groups: for each training example whom it comes from.
+        about: where the data set comes from.
+    """
+
     name: str
     train: Images
     test: Images
     classes: tuple[str, ...]
-    digest: str  # of its content
-    groups: np.ndarray | None = None  # of the training examples
-    about: str = ""  # where it comes from
+    digest: str
+    groups: np.ndarray | None = None
+    about: str = ""
 
     @property
     def shape(self) -> tuple[int, int, int]:
@@ -46,26 +59,39 @@ class DataSet:
 
 
 def folder() -> Path:
-    """Where data sets are kept."""
+    """Return the folder of the store."""
     if chosen := os.environ.get("FEDBCGD_DATA"):
-        return Path(os.path.expanduser(chosen))  # leaves alone what it does not know
+        return Path(os.path.expanduser(chosen))  # Path.expanduser would raise an error for an unknown user
     return user_cache_path("fedbcgd", appauthor=False, opinion=False)
 
 
-def place(name: str) -> Path:
+def path_of(name: str) -> Path:
+    """Return the path of a data set's file, whether it exists or not.
+
+    Raises:
+        UserError: the name is not valid.
+    """
     if not NAME.fullmatch(name):
-        raise UserError(f"{name!r} is no name for a data set: small letters, digits, '.', '_' and '-' are wanted")
+        raise UserError(
+            f"expected a name of small letters, digits, '.', '_' and '-' (at most 64) for a data set, got {name!r}"
+        )
     return folder() / f"{name}.safetensors"
 
 
-def kept() -> list[str]:
-    """The names of the data sets in the folder."""
+def stored_names() -> list[str]:
+    """Return the names of all data sets in the store."""
     files = folder().glob("*.safetensors") if folder().is_dir() else ()
     return sorted(path.stem for path in files if NAME.fullmatch(path.stem))
 
 
-def sweep() -> None:
-    """Remove what a kill in the middle of fetching or writing left behind, a day later: another process may be at work."""
+def kept() -> list[str]:
+    """Return `stored_names()`. Deprecated."""
+    warnings.warn("store.kept is now store.stored_names", DeprecationWarning, stacklevel=2)
+    return stored_names()
+
+
+def remove_leftovers() -> None:
+    """Remove temporary files of processes that were killed. Those of the last day may be in use, and stay."""
     for path in [*folder().glob(".get-*"), *folder().glob(".*.safetensors")]:
         with contextlib.suppress(OSError):
             if time.time() - path.stat().st_mtime > 86_400:
@@ -73,19 +99,52 @@ def sweep() -> None:
 
 
 def add(
-    name: str, path: Path, size: int | None = None, test_share: float | None = None, step: Step = nothing
+    name: str,
+    path: Path,
+    size: int | None = None,
+    test_share: float | None = None,
+    progress: Progress = no_progress,
 ) -> DataSet:
-    """Read what is at `path`, check it, and keep it under `name`."""
-    place(name)
+    """Read a data set from files, and store it.
+
+    Args:
+        name: in configurations.
+        path: of a folder, an archive or an .npz file.
+        size: the side that image files are scaled to.
+        test_share: the share of the images that becomes the test set, if there is none.
+        progress: is called now and then.
+
+    Returns:
+        The data set.
+
+    Raises:
+        UserError: the name is not valid, or the files are not as expected.
+    """
+    path_of(name)
     if name in (EMBEDDED, QUADRATICS):
-        raise UserError(f"{name!r} has a meaning of its own in configurations; take another name")
-    return keep(name, read(path, name, size, step), str(path), test_share, step)
+        raise UserError(f"{name!r} is reserved in configurations; choose another name")
+    return save(name, read(path, name, size, progress), str(path), test_share, progress)
 
 
-def keep(name: str, raw: Raw, where: str, test_share: float | None = None, step: Step = nothing) -> DataSet:
-    step("checking", 0, 0)
+def save(name: str, raw: Raw, where: str, test_share: float | None = None, progress: Progress = no_progress) -> DataSet:
+    """Store a data set. If the name is known, it must be the data set that is published under it.
+
+    Args:
+        name: in configurations.
+        raw: the data set.
+        where: its source, for messages.
+        test_share: see `add`.
+        progress: is called now and then.
+
+    Returns:
+        The data set.
+
+    Raises:
+        UserError: it is not the known one, has no test images, or cannot be written.
+    """
+    progress("checking", 0, 0)
     if raw.test is None or test_share is not None:
-        raw = _with_test(raw, where, test_share)
+        raw = _hold_out_test(raw, where, test_share)
     assert raw.test is not None
     known = KNOWN.get(name)
     if known is not None:
@@ -109,21 +168,32 @@ def keep(name: str, raw: Raw, where: str, test_share: float | None = None, step:
         "digest": json.dumps(digests),
         "about": Path(where).name.encode("utf-8", "replace").decode("utf-8"),  # a file's name may be any bytes
     }
-    step("writing", 0, 0)
+    progress("writing", 0, 0)
     make_folder(folder())
-    write_tensors(place(name), tensors, about)
+    write_tensors(path_of(name), tensors, about)
     return load(name)
 
 
 def load(name: str) -> DataSet:
-    """A data set by its name, mapped into memory. Its checksum is checked, which reads the file once: a CIFAR takes 25 ms
-    where the system still has it in memory."""
+    """Load a data set, mapped into memory.
+
+    The checksum is verified, which reads the file once: 25 ms for CIFAR-10 from the system's cache.
+
+    Args:
+        name: in configurations.
+
+    Returns:
+        The data set.
+
+    Raises:
+        UserError: it is not in the store, or damaged.
+    """
     if name == EMBEDDED:
         train, test = fashion_mnist()
         return DataSet(name, train, test, EMBEDDED_CLASSES, EMBEDDED, about="in the package")
-    path = place(name)
+    path = path_of(name)
     if not path.exists():
-        raise missing(name)
+        raise _missing(name)
     tensors, about = _open(path)
     try:
         mean, std = tensors["mean"].float(), tensors["std"].float()
@@ -132,7 +202,7 @@ def load(name: str) -> DataSet:
         )
         groups = tensors["groups"].numpy() if "groups" in tensors else None
         classes, digest = tuple(json.loads(about["classes"])), ":".join(json.loads(about["digest"]))
-        if about["version"] == BEFORE:
+        if about["version"] == VERSION_1:
             _check_digest(tensors, digest)
     except (KeyError, ValueError, TypeError, RuntimeError) as error:
         raise _damaged(path, error) from None
@@ -143,66 +213,67 @@ def _damaged(path: Path, error: Exception) -> UserError:
     return UserError(f"{path} is damaged: {error}; delete it and add the data set again")
 
 
-def missing(name: str) -> UserError:
+def _missing(name: str) -> UserError:
     if name in KNOWN:
         return UserError(
-            f"{KNOWN[name].title} is not here yet: `fedbcgd data get {name}` fetches it, or `fedbcgd data add {name} PATH` "
-            f"takes what you have: {KNOWN[name].by_hand}"
+            f"{KNOWN[name].title} is not here yet: `fedbcgd data get {name}` fetches it, or `fedbcgd data add {name} "
+            f"PATH` takes what you have: {KNOWN[name].by_hand}"
         )
-    from fedbcgd.errors import unknown
-
-    return unknown("data set", name, {*KNOWN, *kept(), EMBEDDED})
+    return unknown("data set", name, {*KNOWN, *stored_names(), EMBEDDED})
 
 
 def _open(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
     try:
-        tensors, about, checked = read_tensors(path)
+        tensors, about, has_checksum = read_tensors(path)
     except Damaged as error:
         raise UserError(f"{error}; delete it and add the data set again") from None
     except OSError as error:
         raise _damaged(path, error) from None
-    if about.get("version") not in (VERSION, BEFORE):
+    if about.get("version") not in (VERSION, VERSION_1):
         raise UserError(f"{path} was not written by this version of fedbcgd; delete it and add the data set again")
-    if about["version"] == VERSION and not checked:
+    if about["version"] == VERSION and not has_checksum:
         raise _damaged(path, ValueError("it has no checksum"))
     return tensors, about
 
 
 def _check_digest(tensors: dict[str, Tensor], digest: str) -> None:
-    """Of a file without a checksum: whether images, labels, means and deviations are those that were kept."""
-    found = {s: Split(tensors[f"x_{s}"].numpy(), tensors[f"y_{s}"].numpy()) for s in ("train", "test")}
-    if digest != f"{found['train'].digest}:{found['test'].digest}":
-        raise ValueError("its images or labels are not those that were kept")
-    for name, values in zip(("mean", "std"), _moments(found["train"].pixels), strict=True):
+    """Check images, labels, means and deviations of a file without a checksum against its digest."""
+    splits = {s: Split(tensors[f"x_{s}"].numpy(), tensors[f"y_{s}"].numpy()) for s in ("train", "test")}
+    if digest != f"{splits['train'].digest}:{splits['test'].digest}":
+        raise ValueError("its images or labels do not match their digest")
+    for name, values in zip(("mean", "std"), _moments(splits["train"].pixels), strict=True):
         if not np.array_equal(tensors[name].numpy(), values):
-            raise ValueError(f"{name} is not that of its images")
+            raise ValueError(f"{name} does not match the images")
 
 
 def _tensor(array: np.ndarray) -> Tensor:
     return torch.from_numpy(np.require(array, requirements=["C", "W"]))
 
 
-def _with_test(raw: Raw, where: str, share: float | None) -> Raw:
+def _hold_out_test(raw: Raw, where: str, share: float | None) -> Raw:
+    """Split a share of the training images off as the test set."""
     if share is None:
         raise UserError(f"{where} has no test images; --test-share 0.1 holds out a tenth of what there is")
     if raw.test is not None:
-        raise UserError(f"--test-share: {where} has test images of its own ({len(raw.test):,})")
+        raise UserError(
+            f"--test-share: expected only without test images, but {where} has {len(raw.test):,}; leave it out"
+        )
     order = stream(0, "test share").permutation(len(raw.train))
-    held = round(len(raw.train) * share) if 0 < share < 1 else 0
-    if not 0 < held < len(raw.train):
-        raise UserError(f"--test-share: {share:g} of {len(raw.train)} images leaves one side empty")
-    return Raw(raw.train.take(np.sort(order[held:])), raw.train.take(np.sort(order[:held])), raw.classes)
+    count = round(len(raw.train) * share) if 0 < share < 1 else 0
+    if not 0 < count < len(raw.train):
+        raise UserError(f"--test-share: {share:g} of {len(raw.train)} images leaves train or test empty")
+    return Raw(raw.train.take(np.sort(order[count:])), raw.train.take(np.sort(order[:count])), raw.classes)
 
 
 def _moments(pixels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Mean and standard deviation of each channel, of values from 0 to 1, exactly: by counting bytes."""
+    """Compute mean and standard deviation of each channel, of values from 0 to 1, exactly, from counts of bytes."""
     levels = np.arange(256) / 255
     means, stds = [], []
     for channel in range(pixels.shape[3]):
         plane = pixels[..., channel]
-        parts = (plane[k : k + 4096] for k in range(0, len(plane), 4096))  # counting takes eight bytes for each
+        parts = (plane[k : k + 4096] for k in range(0, len(plane), 4096))  # bincount needs eight bytes for each value
         share = sum(np.bincount(part.ravel(), minlength=256) for part in parts) / plane.size
         mean = float(share @ levels)
         means.append(mean)
-        stds.append(float(np.sqrt(share @ (levels - mean) ** 2)) or 1.0)  # one colour throughout: nothing to scale
+        stds.append(float(np.sqrt(share @ (levels - mean) ** 2)) or 1.0)  # a constant channel is not scaled
     return np.array(means), np.array(stds)

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from fedbcgd.core.messages import StateUpdate
 from fedbcgd.errors import UserError
-from fedbcgd.files import Damaged, checksum_of, open_regular, same_file, write_whole
+from fedbcgd.files import Damaged, bytes_checksum, open_regular, same_file, write_whole
 
 _PAGE = mmap.ALLOCATIONGRANULARITY
 
@@ -44,7 +44,7 @@ class SlotFile:
 
     def checksum(self, slot: int) -> int:
         memory, start = self._map(slot)
-        return checksum_of(torch.frombuffer(memory, dtype=torch.uint8, count=self.slot_bytes, offset=start))
+        return bytes_checksum(torch.frombuffer(memory, dtype=torch.uint8, count=self.slot_bytes, offset=start))
 
     def _map(self, slot: int) -> tuple[mmap.mmap, int]:
         start = slot * self.slot_bytes

@@ -15,13 +15,13 @@ from fedbcgd.engine.signals import uninterrupted
 from fedbcgd.errors import UserError
 from fedbcgd.files import (
     Damaged,
+    add_checksum,
     as_json,
     open_regular,
+    parse_json_object,
     read_regular,
     same_file,
-    sealed,
     sync_folder,
-    unsealed,
     write_whole,
 )
 
@@ -57,7 +57,7 @@ class RunFolder:
     @property
     def label_counts(self) -> Path:
         """How many examples of which label each client has."""
-        return self.path / "holdings.json"
+        return self.path / "label_counts.json"
 
     @property
     def model(self) -> Path:
@@ -74,7 +74,7 @@ class RunFolder:
             Damaged: it is not what was written.
         """
         try:
-            return unsealed(read_regular(self.summary, LARGEST))[0]
+            return parse_json_object(read_regular(self.summary, LARGEST))[0]
         except ValueError as error:
             raise Damaged(f"{self.summary} is damaged: {error}") from None
 
@@ -120,7 +120,7 @@ def read_rows(data: bytes, checked: bool = False) -> tuple[list[dict[str, float]
     checked = checked or any(b', "crc": ' in line for line in lines)
     for line in lines:
         try:
-            row, fits = unsealed(line)
+            row, fits = parse_json_object(line)
         except ValueError:
             continue
         if isinstance(row.get("round"), int) and (fits or not checked):
@@ -216,7 +216,7 @@ class JsonlFile:
 
 
 def _line(row: dict[str, float]) -> str:
-    return sealed(as_json(row)) + "\n"
+    return add_checksum(as_json(row)) + "\n"
 
 
 @contextmanager
@@ -253,8 +253,8 @@ def sweep_up(folder: RunFolder) -> None:
             ("metrics", ".jsonl"),
             ("traffic", ".jsonl"),
             ("clients", ".bin"),
-            ("holdings", ".json"),
-            *((figure, kind) for figure in ("curve", "holdings") for kind in (".png", ".svg")),
+            ("label_counts", ".json"),
+            *((figure, kind) for figure in ("curve", "label_counts") for kind in (".png", ".svg")),
         ):
             for path in place.glob(f".{stem}-*{suffix}"):
                 path.unlink(missing_ok=True)

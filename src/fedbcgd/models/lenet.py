@@ -10,7 +10,13 @@ from fedbcgd.models.width import scaled
 
 
 class LeNet5(nn.Module):
-    """For 32×32×3 images its layers hold 4,800 / 102,400 / 614,400 / 73,728 / 1,920 weights, as the paper lists."""
+    """LeNet-5. For 32×32×3 images its layers have 4,800, 102,400, 614,400, 73,728 and 1,920 weights, as in the paper.
+
+    Args:
+        classes: how many.
+        shape: channels, height and width of an image.
+        width: factor on all channels and dense layers.
+    """
 
     # The paper says N = 5 and counts the shared layer as the fifth block.
     paper_blocks: ClassVar = [["conv1"], ["conv2"], ["fc1"], ["fc2"]]
@@ -21,7 +27,7 @@ class LeNet5(nn.Module):
         channels, height, breadth = shape
         side = [((n - 4) // 2 - 4) // 2 for n in (height, breadth)]
         if min(side) < 1:
-            raise UserError(f"LeNet5: images must be at least 16×16, given {height}×{breadth}")
+            raise UserError(f"LeNet5: expected images of at least 16×16, got {height}×{breadth}")
         c, wide, narrow = scaled(64, width), scaled(384, width), scaled(192, width)
         self.conv1 = nn.Conv2d(channels, c, 5)
         self.conv2 = nn.Conv2d(c, c, 5)

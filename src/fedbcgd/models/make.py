@@ -1,4 +1,4 @@
-"""A model from what a user names: one of ours, a factory of the user's own, or a transformers configuration."""
+"""Building a model from its name: one of the package, a user's factory, or a transformers configuration."""
 
 import importlib
 import importlib.util
@@ -20,11 +20,20 @@ HF = "hf:"
 
 
 @dataclass
-class Made:
+class BuiltModel:
+    """A model and what belongs to it.
+
+    Attributes:
+        module: the network.
+        loss: its own loss, if it has one; None is the cross entropy.
+        metrics: its own metrics, if it has some.
+        notes: messages for the user, such as which pretrained weights were not used.
+    """
+
     module: nn.Module
-    loss: Loss | None = None  # classification, unless the model comes with another
+    loss: Loss | None = None
     metrics: Metrics | None = None
-    notes: tuple[str, ...] = ()  # what a user should hear
+    notes: tuple[str, ...] = ()
 
 
 def make_model(
@@ -34,131 +43,170 @@ def make_model(
     seed: int = 0,
     weights: str | None = None,
     options: Mapping[str, Any] | None = None,
-) -> Made:
-    """name: of MODELS; `module:attribute` or `file.py:attribute`, a factory; or `hf:FOLDER`, with a config.json.
+) -> BuiltModel:
+    """Build a model.
 
-    Initial weights are drawn from the seed. weights: a file to start from. options: further arguments of the factory.
+    Args:
+        name: a name of `MODELS`; `module:attribute` or `file.py:attribute` of a factory; or `hf:FOLDER`, a folder with
+            a config.json of transformers.
+        shape: channels, height and width of an image.
+        classes: how many.
+        seed: the initial weights are drawn from it.
+        weights: a file of weights to start from.
+        options: further arguments of the factory.
+
+    Returns:
+        The model, with its loss and metrics if it has its own.
+
+    Raises:
+        UserError: there is no such model, it cannot be built, or the weights do not fit.
     """
-    given = dict(options or {})
+    arguments = dict(options or {})
     with torch.random.fork_rng([]):
         torch.manual_seed(seed)
         if name.startswith(HF):
-            made = _transformers(name.removeprefix(HF), classes, given, weights)
+            built = _from_transformers(name.removeprefix(HF), classes, arguments, weights)
             weights = None
         elif ":" in name:
-            made = _users(name, shape, classes, given)
+            built = _from_users_factory(name, shape, classes, arguments)
         elif name in MODELS:
-            made = _ours(name, shape, classes, given)
+            built = _from_package(name, shape, classes, arguments)
         else:
             raise unknown("model", name, [*MODELS, "module:factory", "hf:FOLDER"])
     if weights is not None:
-        made.notes += _start_from(made.module, weights, seed)
-    return made
+        built.notes += _load_weights(built.module, weights, seed)
+    return built
 
 
-def _ours(name: str, shape: tuple[int, int, int], classes: int, options: dict[str, Any]) -> Made:
+def _from_package(name: str, shape: tuple[int, int, int], classes: int, options: dict[str, Any]) -> BuiltModel:
     factory = MODELS[name]
     known = [p for p in inspect.signature(factory).parameters if p not in ("classes", "shape")]
     for option in options:
         if option not in known:
             raise UserError(f"model.{option}: {name} has no such option; it has {', '.join(known) or 'none'}")
     module = factory(classes, shape, **options)
-    return Made(module, getattr(module, "own_loss", None), getattr(module, "own_metrics", None))
+    return BuiltModel(module, getattr(module, "own_loss", None), getattr(module, "own_metrics", None))
 
 
-def load_attribute(name: str, what: str) -> Any:
-    """What `module:attribute` or `path/to/file.py:attribute` names; modules are also looked for in the current folder."""
-    where, _, attribute = name.rpartition(":")
-    if not where or not attribute:
-        raise UserError(f"{what}: wanted is module:attribute or file.py:attribute, given {name!r}")
-    here = str(Path.cwd())
-    if here not in sys.path:
-        sys.path.insert(0, here)  # worker processes get the same path
+def load_attribute(name: str, key: str) -> Any:
+    """Import what a user names.
+
+    Args:
+        name: `module:attribute` or `path/to/file.py:attribute`; modules are also searched for in the current folder.
+        key: of the configuration, for messages.
+
+    Returns:
+        The attribute.
+
+    Raises:
+        UserError: it does not exist, or its module cannot be imported.
+    """
+    module_name, _, attribute = name.rpartition(":")
+    if not module_name or not attribute:
+        raise UserError(f"{key}: expected module:attribute or file.py:attribute, got {name!r}")
+    _add_to_path(Path.cwd())  # worker processes get the same path
+    if module_name.endswith(".py"):
+        path = Path(module_name).resolve()
+        if not path.is_file():
+            raise UserError(f"{key}: {module_name} does not exist")
+        _add_to_path(path.parent)
+        module_name = path.stem
     try:
-        if where.endswith(".py"):
-            path = Path(where).resolve()
-            if not path.is_file():
-                raise UserError(f"{what}: {where} does not exist")
-            if str(path.parent) not in sys.path:
-                sys.path.insert(0, str(path.parent))
-            where = path.stem
-        module: Any = importlib.import_module(where)
+        value: Any = importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        if error.name and (module_name == error.name or module_name.startswith(error.name + ".")):
+            raise UserError(f"{key}: there is no module {module_name!r} in the current folder or installed") from None
+        raise UserError(f"{key}: {module_name} could not be imported: {error}") from error
     except UserError:
         raise
-    except ModuleNotFoundError as error:
-        if error.name and (where == error.name or where.startswith(error.name + ".")):
-            raise UserError(f"{what}: there is no module {where!r} in the current folder or installed") from None
-        raise UserError(f"{what}: {where} could not be imported: {error}") from error
     except Exception as error:
-        raise UserError(f"{what}: {where} could not be imported: {type(error).__name__}: {error}") from error
-    for step in attribute.split("."):
-        if not hasattr(module, step):
-            raise UserError(f"{what}: {where} has no {attribute!r}")
-        module = getattr(module, step)
-    return module
+        raise UserError(f"{key}: {module_name} could not be imported: {type(error).__name__}: {error}") from error
+    for part in attribute.split("."):
+        if not hasattr(value, part):
+            raise UserError(f"{key}: {module_name} has no {attribute!r}")
+        value = getattr(value, part)
+    return value
 
 
-def call(factory: Any, name: str, what: str, offered: dict[str, Any], options: dict[str, Any]) -> Any:
-    """Call a user's factory with its options, and with what we offer where it takes that."""
+def _add_to_path(folder: Path) -> None:
+    if str(folder) not in sys.path:
+        sys.path.insert(0, str(folder))
+
+
+def call_factory(factory: Any, name: str, key: str, defaults: dict[str, Any], options: dict[str, Any]) -> Any:
+    """Call a user's factory.
+
+    Args:
+        factory: a function or class; anything that cannot be called is returned as it is.
+        name: of the factory, for messages.
+        key: of the configuration, for messages.
+        defaults: arguments that are passed if the factory has parameters of their names.
+        options: arguments from the configuration.
+
+    Returns:
+        What the factory returns.
+
+    Raises:
+        UserError: the factory does not accept an option, or fails.
+    """
     if not callable(factory):
         return factory
     try:
-        taken = inspect.signature(factory).parameters
+        parameters = inspect.signature(factory).parameters
     except (TypeError, ValueError):
-        taken = {}  # type: ignore[assignment]
-    any_name = any(p.kind is p.VAR_KEYWORD for p in taken.values())
+        parameters = {}  # type: ignore[assignment]
+    any_name = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
     for option in options:
-        if option not in taken and not any_name:
-            raise UserError(f"{what}.{option}: {name} takes no such argument; it takes {', '.join(taken) or 'none'}")
-    arguments = {k: v for k, v in offered.items() if k in taken} | options
+        if option not in parameters and not any_name:
+            raise UserError(
+                f"{key}.{option}: {name} takes no such argument; it takes {', '.join(parameters) or 'none'}"
+            )
+    arguments = {k: v for k, v in defaults.items() if k in parameters} | options
     try:
         return factory(**arguments)
     except UserError:
         raise
     except Exception as error:
-        raise UserError(f"{what}: {name} failed: {type(error).__name__}: {error}") from error
+        raise UserError(f"{key}: {name} failed: {type(error).__name__}: {error}") from error
 
 
-def _users(name: str, shape: tuple[int, int, int], classes: int, options: dict[str, Any]) -> Made:
-    found = load_attribute(name, "model")
-    made = (
-        found
-        if isinstance(found, nn.Module)
-        else call(found, name, "model", {"classes": classes, "shape": shape}, options)
-    )
-    module, loss, metrics = (*made, None, None)[:3] if isinstance(made, tuple) else (made, None, None)
+def _from_users_factory(name: str, shape: tuple[int, int, int], classes: int, options: dict[str, Any]) -> BuiltModel:
+    value = load_attribute(name, "model")
+    if not isinstance(value, nn.Module):  # a module can be called too
+        value = call_factory(value, name, "model", {"classes": classes, "shape": shape}, options)
+    module, loss, metrics = (*value, None, None)[:3] if isinstance(value, tuple) else (value, None, None)
     if not isinstance(module, nn.Module):
         raise UserError(
-            f"model: {name} gives {type(module).__name__}; wanted is an nn.Module, or a tuple (model, loss) or "
-            "(model, loss, metrics)"
+            f"model: expected {name} to return an nn.Module, (model, loss) or (model, loss, metrics), got "
+            f"{type(module).__name__}"
         )
-    return Made(module, loss, metrics)
+    return BuiltModel(module, loss, metrics)
 
 
-def _transformers(where: str, classes: int, options: dict[str, Any], weights: str | None) -> Made:
+def _from_transformers(folder: str, classes: int, options: dict[str, Any], weights: str | None) -> BuiltModel:
     try:
         import transformers
     except ImportError:
         raise UserError("model: hf: needs the extra `hf`: pip install 'fedbcgd[hf]'") from None
-    path = Path(where)
+    path = Path(folder)
     if not (path / "config.json" if path.is_dir() else path).is_file():
-        raise UserError(f"model: {where} has no config.json; wanted is a folder as save_pretrained writes it")
+        raise UserError(f"model: expected a folder written by save_pretrained, got {folder}, which has no config.json")
     try:
-        config = transformers.AutoConfig.from_pretrained(where, num_labels=classes, **options)
-        named = getattr(transformers, (config.architectures or [""])[0], None)
+        config = transformers.AutoConfig.from_pretrained(folder, num_labels=classes, **options)
+        architecture = getattr(transformers, (config.architectures or [""])[0], None)
         if weights is not None:
-            maker: Any = named or transformers.AutoModelForImageClassification
-            module = maker.from_pretrained(weights, config=config, ignore_mismatched_sizes=True)
-        elif named is not None:
-            module = named(config)
+            loader: Any = architecture or transformers.AutoModelForImageClassification
+            module = loader.from_pretrained(weights, config=config, ignore_mismatched_sizes=True)
+        elif architecture is not None:
+            module = architecture(config)
         else:
             module = transformers.AutoModelForImageClassification.from_config(config)
     except (OSError, ValueError, TypeError, KeyError, AttributeError, RuntimeError) as error:
-        raise UserError(f"model: {where}: {error}") from None
-    return Made(module)
+        raise UserError(f"model: {folder}: {error}") from None
+    return BuiltModel(module)
 
 
-def _start_from(module: nn.Module, weights: str, seed: int) -> tuple[str, ...]:
+def _load_weights(module: nn.Module, weights: str, seed: int) -> tuple[str, ...]:
     from fedbcgd.models.pretrained import load_exactly, load_pretrained
     from fedbcgd.models.vit import ViT
 

@@ -1,4 +1,4 @@
-"""Published weights of a vision transformer, under timm's or Hugging Face's names, put into a ViT."""
+"""Loading published weights of a vision transformer, with the names of timm or Hugging Face, into a ViT."""
 
 import math
 import re
@@ -17,14 +17,14 @@ from fedbcgd import files
 from fedbcgd.errors import UserError
 from fedbcgd.models.vit import STD, ViT
 
-FILES = ("model.safetensors", "pytorch_model.bin")  # of a folder or a model on the hub, the first that is there
+FILES = ("model.safetensors", "pytorch_model.bin")  # in a folder or a model on the hub, in order of preference
 SUFFIXES = (".safetensors", ".bin", ".pt", ".pth")
 FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
-SHOWN = 8  # of a list of tensors in a message
+SHOWN = 8  # items of a list in a message
 
-# What training scripts and wrappers put before the names.
+# Prefixes that training scripts and wrappers add to the names.
 PREFIXES = re.compile(r"^(?:(?:state_dict|model|module|_orig_mod|vit)\.)+")
-OUTSIDE = {
+OUTSIDE_LAYERS = {
     "embeddings.cls_token": "cls_token",
     "embeddings.position_embeddings": "pos_embed",
     "embeddings.patch_embeddings.projection.weight": "patch_embed.proj.weight",
@@ -32,9 +32,9 @@ OUTSIDE = {
     "layernorm.weight": "norm.weight",
     "layernorm.bias": "norm.bias",
 }
-# Files have the first names; the modules of transformers 5 have the second, and so has a state_dict of theirs.
+# Published files use the first names; modules of transformers 5, and so their state_dict, use the second.
 LAYER = re.compile(r"(?:encoder\.layer|layers)\.(\d+)\.(.+)\.(weight|bias)")
-INSIDE = {
+INSIDE_LAYER = {
     "layernorm_before": "norm1",
     "attention.output.dense": "attn.proj",
     "attention.o_proj": "attn.proj",
@@ -49,19 +49,28 @@ PROJECTIONS = {f"attention.attention.{part}": part for part in QKV} | {
     f"attention.{part[0]}_proj": part for part in QKV
 }
 
-Parts = dict[str, str]  # the names in the file that make up one tensor: under query, key, value, or whole under ""
+# The names in the file of the parts of one tensor of the model: by "query", "key" and "value", or by "" if it is whole.
+Parts = dict[str, str]
 
 
 @dataclass(frozen=True)
 class Loaded:
-    """What became of a file of pretrained weights."""
+    """What `load_pretrained` did.
+
+    Attributes:
+        source: where the weights come from.
+        interpolated: whether the positions were those of another grid.
+        reinitialised: tensors of the model, all of the head, that were drawn anew.
+        unused: tensors of the file.
+    """
 
     source: str
-    interpolated: bool  # the positions were of another grid
-    reinitialised: tuple[str, ...]  # the head: tensors of the model
-    unused: tuple[str, ...]  # tensors of the file
+    interpolated: bool
+    reinitialised: tuple[str, ...]
+    unused: tuple[str, ...]
 
     def lines(self) -> list[str]:
+        """Describe it to the user."""
         return [
             f"pretrained weights from {self.source}",
             "positions " + ("interpolated to this model's grid" if self.interpolated else "as in the file"),
@@ -74,51 +83,79 @@ class Loaded:
 
 
 def load_pretrained(model: ViT, weights: str | Path, seed: int = 0) -> Loaded:
-    """Put the body of a pretrained ViT into `model` and draw its head anew, from `seed`.
+    """Copy the body of a pretrained ViT into a model, and draw the model's head anew.
 
-    weights: a .safetensors file, a PyTorch file (.bin, .pt, .pth), a folder that holds model.safetensors or
-        pytorch_model.bin, or the name owner/model of one on the Hugging Face hub (extra `hf`).
+    Args:
+        model: is changed only if all tensors of its body fit.
+        weights: a .safetensors file, a PyTorch file (.bin, .pt, .pth), a folder that holds model.safetensors or
+            pytorch_model.bin, or the name owner/model of one on the Hugging Face hub (extra `hf`).
+        seed: of the head.
 
-    Nothing is copied unless everything fits: after an error the model is as it was.
+    Returns:
+        Which tensors were used, and how.
+
+    Raises:
+        UserError: the weights cannot be read, or do not fit.
     """
     if not isinstance(model, ViT):
-        raise UserError(f"pretrained weights are for the models of fedbcgd.models.vit, given a {type(model).__name__}")
+        raise UserError(f"expected a model of fedbcgd.models.vit for pretrained weights, got a {type(model).__name__}")
     stored, source = read_tensors(weights)
     head = {name: p for name, p in model.named_parameters() if name.startswith("head.")}
     body = {name: p for name, p in model.named_parameters() if name not in head}
-    found = _sort(stored, set(body), source)
-    values = _fit(model, body, found, stored, source)
+    parts_of = _match_names(stored, set(body), source)
+    values = _match_values(model, body, parts_of, stored, source)
     generator = torch.Generator().manual_seed(seed)  # on the CPU: the same head for every device
     with torch.no_grad():
         for name, value in values.items():
             body[name].copy_(value)
         for p in head.values():
-            drawn = torch.zeros(p.shape)
-            p.copy_(nn.init.trunc_normal_(drawn, std=STD, generator=generator) if p.dim() > 1 else drawn)
-    interpolated = stored[found["pos_embed"][""]].shape != model.pos_embed.shape
-    used = {name for parts in found.values() for name in parts.values()}
+            initial = torch.zeros(p.shape)
+            p.copy_(nn.init.trunc_normal_(initial, std=STD, generator=generator) if p.dim() > 1 else initial)
+    interpolated = stored[parts_of["pos_embed"][""]].shape != model.pos_embed.shape
+    used = {name for parts in parts_of.values() for name in parts.values()}
     return Loaded(source, interpolated, tuple(head), tuple(name for name in stored if name not in used))
 
 
 def load_exactly(module: nn.Module, weights: str | Path) -> str:
-    """Weights of the same model, tensor for tensor; where they were found."""
+    """Load weights of exactly the same model.
+
+    Args:
+        module: any model.
+        weights: as for `load_pretrained`.
+
+    Returns:
+        Where the weights come from.
+
+    Raises:
+        UserError: the weights cannot be read, or names or shapes differ.
+    """
     stored, source = read_tensors(weights)
     own = {name: value for name, value in module.state_dict().items() if isinstance(value, Tensor)}
-    wrong = [f"{name} is missing" for name in own if name not in stored]
-    wrong += [f"{name} is not of this model" for name in stored if name not in own]
-    wrong += [
+    problems = [f"{name} is missing" for name in own if name not in stored]
+    problems += [f"{name} is not of this model" for name in stored if name not in own]
+    problems += [
         f"{name} is {_size(stored[name].shape)} in the file, {_size(value.shape)} in the model"
         for name, value in own.items()
         if name in stored and stored[name].shape != value.shape
     ]
-    if wrong:
-        raise UserError(f"{source} does not fit {type(module).__name__}: {_some(wrong, '; ')}")
+    if problems:
+        raise UserError(f"{source} does not fit {type(module).__name__}: {_shortened(problems, '; ')}")
     module.load_state_dict(stored)
     return source
 
 
 def read_tensors(weights: str | Path) -> tuple[dict[str, Tensor], str]:
-    """Every tensor of what `weights` names, and where it was found."""
+    """Read all tensors of a file, a folder or a model on the hub.
+
+    Args:
+        weights: as for `load_pretrained`.
+
+    Returns:
+        The tensors by their names, and where they come from.
+
+    Raises:
+        UserError: they cannot be read.
+    """
     if path := _on_disk(weights):
         return _read(path), str(path)
     path = _download(str(weights))
@@ -126,41 +163,41 @@ def read_tensors(weights: str | Path) -> tuple[dict[str, Tensor], str]:
 
 
 def _on_disk(weights: str | Path) -> Path | None:
-    """The file that is meant; None for a name on the hub."""
+    """Return the path of the file; None if it is a name on the hub."""
     path = Path(weights).expanduser()
     try:
         if path.is_dir():
             for name in FILES:
                 if (path / name).is_file():
                     return path / name
-            raise UserError(f"{path}: the folder holds neither {FILES[0]} nor {FILES[1]}")
+            raise UserError(f"{path}: expected a folder with {FILES[0]} or {FILES[1]}, got one with neither")
         if path.exists():
             return path
     except OSError as error:
         raise UserError(f"{path} could not be read: {error.strerror or error}") from error
-    # What ends like a file is a mistyped path, not a model on the hub.
+    # A name with the suffix of a file is a mistyped path, not a model on the hub.
     if re.fullmatch(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", str(weights)) and path.suffix not in SUFFIXES:
         return None
     raise UserError(
-        f"{weights}: no such file or folder; give a .safetensors or PyTorch file, a folder with {FILES[0]} or "
+        f"{weights}: no such file or folder; expected a .safetensors or PyTorch file, a folder with {FILES[0]} or "
         f"{FILES[1]}, or the name owner/model of a model on the Hugging Face hub"
     )
 
 
 def _download(name: str) -> Path:
-    """The path of a hub model's file in the hub's own cache."""
+    """Download a model's file into the hub's own cache, and return its path."""
     local = "a path to a downloaded file or folder works too"
-    try:  # imported by name: the extra is not there for every type checker either
+    try:  # imported by name, since the type checker may not have the extra
         hub, errors = import_module("huggingface_hub"), import_module("huggingface_hub.errors")
     except ImportError:
         raise UserError(
-            f"{name}: no such file or folder, and to get it from the Hugging Face hub the extra is needed: "
+            f"{name}: no such file or folder; to download it from the Hugging Face hub, install the extra: "
             f"pip install 'fedbcgd[hf]'; {local}"
         ) from None
     unreachable: Exception | None = None
     for file in FILES:
         try:
-            # With the hub out of reach the cache may still hold the second file; asking again would only wait again.
+            # If the hub is unreachable, look for the second file in the cache only: another attempt would wait again.
             return Path(hub.hf_hub_download(name, file, local_files_only=unreachable is not None))
         except errors.LocalEntryNotFoundError as error:
             unreachable = unreachable or error
@@ -171,38 +208,38 @@ def _download(name: str) -> Path:
                 f"{name}: no such file or folder here, and no such model on the Hugging Face hub (or a private or "
                 f"gated one that this machine is not logged in for); {local}"
             ) from error
-        except Exception as error:  # of whichever network library the hub's client is built on
+        except Exception as error:  # of any network library that the hub's client may use
             raise UserError(f"{name} could not be downloaded: {_first_line(error)}; {local}") from error
     if unreachable:
         raise UserError(
             f"{name}: no such file or folder here, the Hugging Face hub could not be reached, and its cache does not "
-            f"hold the model; {local}"
+            f"have the model; {local}"
         ) from unreachable
     raise UserError(f"{name}: the model on the Hugging Face hub has neither {FILES[0]} nor {FILES[1]}")
 
 
 def _read(path: Path) -> dict[str, Tensor]:
-    """Every tensor of the file by its name there; those in nested dictionaries have dotted names."""
+    """Read all tensors of a file by their names; those in nested dictionaries get dotted names."""
     if path.suffix not in SUFFIXES:
-        raise UserError(f"{path}: a file that ends in one of {', '.join(SUFFIXES)} is wanted")
+        raise UserError(f"{path}: expected a file that ends in one of {', '.join(SUFFIXES)}, got {path.name!r}")
     try:
         stored = files.read_tensors(path)[0] if path.suffix == ".safetensors" else _read_pytorch(path)
     except (files.Damaged, OSError) as error:
-        raise UserError(f"{path} could not be read, it may be damaged or cut short: {_first_line(error)}") from error
+        raise UserError(f"{path} cannot be read, it may be damaged or cut short: {_first_line(error)}") from error
     for name, tensor in stored.items():
         if _is_plain(tensor) and not tensor.isfinite().all():
-            raise UserError(f"{path}: tensor {name!r} holds values that are not finite; another file is needed")
+            raise UserError(f"{path}: expected finite values, got others in tensor {name!r}; use another file")
     return stored
 
 
 def _read_pytorch(path: Path) -> dict[str, Tensor]:
     try:
         content = torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:  # a damaged pickle can end in any of them
+    except Exception as error:  # a damaged pickle can raise anything
         if isinstance(error, UnpicklingError) or "weights_only" in str(error):
             raise UserError(
-                f"{path} holds more than tensors, or is no PyTorch file: it was not loaded, because loading such a "
-                "file can run code; save the model's state_dict() alone, best as .safetensors"
+                f"{path} holds more than tensors, or is no PyTorch file; it was not loaded, because loading such a "
+                "file can run code. Save the model's state_dict() alone, best as .safetensors"
             ) from error
         raise OSError(_first_line(error)) from error
     return dict(_tensors(content, "", set()))
@@ -211,7 +248,7 @@ def _read_pytorch(path: Path) -> dict[str, Tensor]:
 def _tensors(value: Any, name: str, seen: set[int]) -> Iterator[tuple[str, Tensor]]:
     if isinstance(value, Tensor):
         yield name, value.detach()
-    elif isinstance(value, dict) and id(value) not in seen:  # a dictionary may hold itself
+    elif isinstance(value, dict) and id(value) not in seen:  # a dictionary may contain itself
         seen.add(id(value))
         for key, item in value.items():
             yield from _tensors(item, f"{name}.{key}" if name else str(key), seen)
@@ -221,49 +258,52 @@ def _is_plain(tensor: Tensor) -> bool:
     return tensor.dtype in FLOATS and tensor.layout == torch.strided and tensor.device.type == "cpu"
 
 
-def _place(name: str) -> tuple[str, str]:
-    """The name in ViT for a name in a file, and which part of that tensor it is."""
+def _own_name(name: str) -> tuple[str, str]:
+    """Return the name in ViT for a name in a file, and which part of that tensor it is."""
     name = PREFIXES.sub("", name)
     if not (layer := LAYER.fullmatch(name)):
-        return OUTSIDE.get(name, name), ""
+        return OUTSIDE_LAYERS.get(name, name), ""
     index, inside, kind = layer.groups()
     if inside in PROJECTIONS:
         return f"blocks.{index}.attn.qkv.{kind}", PROJECTIONS[inside]
-    return (f"blocks.{index}.{INSIDE[inside]}.{kind}" if inside in INSIDE else name), ""
+    return (f"blocks.{index}.{INSIDE_LAYER[inside]}.{kind}" if inside in INSIDE_LAYER else name), ""
 
 
-def _sort(stored: dict[str, Tensor], body: set[str], source: str) -> dict[str, Parts]:
-    found: dict[str, Parts] = {}
+def _match_names(stored: dict[str, Tensor], body: set[str], source: str) -> dict[str, Parts]:
+    """Find which tensors of the file make up each tensor of the body."""
+    parts_of: dict[str, Parts] = {}
     for name in stored:
-        ours, part = _place(name)
-        if ours not in body:
+        own_name, part = _own_name(name)
+        if own_name not in body:
             continue
-        parts = found.setdefault(ours, {})
+        parts = parts_of.setdefault(own_name, {})
         if clash := [other for p, other in parts.items() if p == part or not (p and part)]:
-            raise UserError(f"{source}: both {clash[0]!r} and {name!r} are {ours}; a file of one model is wanted")
+            raise UserError(
+                f"{source}: expected the weights of one model, got both {clash[0]!r} and {name!r} for {own_name}"
+            )
         parts[part] = name
-    if not found:
+    if not parts_of:
         raise UserError(
-            f"{source}: no tensor has a name of timm's or Hugging Face's ViT; the file holds "
-            f"{_some(list(stored), ', ') or 'no tensors'}"
+            f"{source}: expected tensors with the names of timm's or Hugging Face's ViT, got "
+            f"{_shortened(list(stored), ', ') or 'no tensors'}"
         )
-    return found
+    return parts_of
 
 
-def _fit(
-    model: ViT, body: dict[str, nn.Parameter], found: dict[str, Parts], stored: dict[str, Tensor], source: str
+def _match_values(
+    model: ViT, body: dict[str, nn.Parameter], parts_of: dict[str, Parts], stored: dict[str, Tensor], source: str
 ) -> dict[str, Tensor]:
-    """A value for every tensor of the body, or one error for all that is wrong."""
-    values, wrong = {}, []
+    """Return a value for each tensor of the body, or raise one error that lists all problems."""
+    values, problems = {}, []
     for name, parameter in body.items():
         try:
-            values[name] = _value(name, parameter.shape, found.get(name, {}), stored, model.grid)
+            values[name] = _value(name, parameter.shape, parts_of.get(name, {}), stored, model.grid)
         except UserError as error:
-            wrong.append(str(error))
-    if wrong:
+            problems.append(str(error))
+    if problems:
         raise UserError(
-            f"{source} does not fit {type(model).__name__}, whose body has {len(body)} tensors, in {len(wrong)} of "
-            f"them: {_some(wrong, '; ')}"
+            f"{source} does not fit {type(model).__name__}, whose body has {len(body)} tensors, in {len(problems)} of "
+            f"them: {_shortened(problems, '; ')}"
         )
     return values
 
@@ -284,14 +324,14 @@ def _value(name: str, shape: torch.Size, parts: Parts, stored: dict[str, Tensor]
 def _checked(name: str, tensor: Tensor, shape: torch.Size) -> Tensor:
     if not _is_plain(tensor):
         kind = f"{tensor.layout} of {tensor.dtype} on {tensor.device}"
-        raise UserError(f"{name} is {kind}, where dense floating point of 16, 32 or 64 bits is wanted")
+        raise UserError(f"{name}: expected dense floating point of 16, 32 or 64 bits, got {kind}")
     if tensor.shape != shape:
         raise UserError(f"{name} is {_size(tensor.shape)} in the file, {_size(shape)} in the model")
     return tensor
 
 
 def _positions(name: str, tensor: Tensor, shape: torch.Size, grid: tuple[int, int]) -> Tensor:
-    """The positions for this grid. Those of another, which must be square, are interpolated as transformers does."""
+    """Return the positions for this grid; those of another, square grid are interpolated as in transformers."""
     count = tensor.shape[1] if tensor.dim() == 3 else shape[1]
     tensor = _checked(name, tensor, torch.Size([1, count, shape[2]]))
     rows, columns = grid
@@ -300,14 +340,12 @@ def _positions(name: str, tensor: Tensor, shape: torch.Size, grid: tuple[int, in
     if count == shape[1] and (rows == columns or not square):
         return tensor
     if not square:
-        alone = " (a square grid alone, without the class token's)" if math.isqrt(count) ** 2 == count else ""
-        raise UserError(
-            f"{name} holds {count} positions{alone}, where the class token's and a square grid's are wanted"
-        )
+        hint = " (a square grid without the class token)" if math.isqrt(count) ** 2 == count else ""
+        raise UserError(f"{name}: expected positions of the class token and a square grid, got {count}{hint}")
     if count == shape[1]:
         raise UserError(
-            f"{name} may be of {side}×{side} patches or of the model's {rows}×{columns}, and the file does not say: "
-            "take images of another shape, or model.load_state_dict if the file is of the same"
+            f"{name} fits {side}×{side} patches and the model's {rows}×{columns}, and the file does not say which it "
+            "is for: use images of another shape, or model.load_state_dict if the file is for this shape"
         )
     patches = tensor[:, 1:].double().unflatten(1, (side, side)).permute(0, 3, 1, 2)
     patches = F.interpolate(patches, grid, mode="bicubic", align_corners=False)
@@ -318,9 +356,9 @@ def _size(shape: torch.Size) -> str:
     return "×".join(map(str, shape)) or "a single number"
 
 
-def _some(items: Sequence[str], between: str) -> str:
-    more = f"{between}and {len(items) - SHOWN} more" if len(items) > SHOWN else ""
-    return between.join(items[:SHOWN]) + more
+def _shortened(items: Sequence[str], separator: str) -> str:
+    more = f"{separator}and {len(items) - SHOWN} more" if len(items) > SHOWN else ""
+    return separator.join(items[:SHOWN]) + more
 
 
 def _first_line(error: Exception) -> str:

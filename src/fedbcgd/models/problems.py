@@ -1,4 +1,6 @@
-"""Problems with known answers, for tests and teaching: model, data and optimum, ready for an ordinary run.
+"""Convex problems whose optimum is known, for tests and teaching: model, data and optimum.
+
+Example:
 
 problem = quadratics(clients=40, beta=10, mu=1, sigma=1, G=5)
 simulate(problem.model, problem.clients, "fedbcgd+", loss=problem.loss, metrics=problem.metrics, test=problem.test, …)
@@ -19,20 +21,33 @@ Pair = tuple[Tensor, Tensor]
 
 @dataclass(frozen=True)
 class Problem:
+    """A model, the clients' data and the optimum.
+
+    Attributes:
+        model: at its initial point.
+        clients: their data.
+        loss: of a batch.
+        metrics: `gap`, which is f(x) − f(x*) exactly, and `loss`, which is f(x).
+        test: a placeholder, since the metrics need no data.
+        optimum: x*, flat.
+        weight_decay: the regulariser, an option of the local rule.
+    """
+
     model: nn.Module
     clients: list[Pair]
     loss: Loss
-    metrics: Metrics  # `gap`: f(x) − f(x*), exactly
-    test: Pair  # a stand-in: the metrics need no data
+    metrics: Metrics
+    test: Pair
     optimum: Tensor
-    weight_decay: float  # the regulariser, to be given to the local rule
+    weight_decay: float
 
     def gap(self, model: nn.Module) -> float:
+        """Compute f(x) − f(x*)."""
         return float(self.metrics(model, None)["gap"])
 
 
 class Point(nn.Module):
-    """A model that is nothing but a point in space."""
+    """A model with one parameter, a vector of float64, initially zero."""
 
     def __init__(self, dim: int):
         super().__init__()
@@ -50,18 +65,30 @@ def quadratics(
     seed: int = 0,
     conditioned: bool = False,
 ) -> Problem:
-    """Heterogeneous quadratics f_i(w) = mean over ν of ½·Σ_k a_ik·(w_k − t_iνk)².
+    """Make heterogeneous quadratics f_i(w) = mean over ν of ½·Σ_k a_ik·(w_k − t_iνk)².
 
-    β and μ bound every curvature a_ik; σ² is the variance of a single example's gradient around its client's; G² is the
-    mean of ‖∇f_i(x*)‖² over the clients. Where every client draws its curvatures alone, their mean f is far better
-    conditioned than β/μ; with `conditioned`, a coordinate is about as steep for all of them, and so f is not.
+    Args:
+        clients: how many.
+        dim: of w.
+        beta: upper bound of all curvatures a_ik.
+        mu: lower bound of all curvatures.
+        sigma: σ² is the variance of a single example's gradient around its client's gradient.
+        G: G² is the mean of ‖∇f_i(x*)‖² over the clients.
+        examples: of each client.
+        seed: of the draws.
+        conditioned: False draws the curvatures of each client independently, so that their mean f is much better
+            conditioned than β/μ. True makes a coordinate about equally steep for all clients, so that f is about as
+            badly conditioned as they are.
+
+    Returns:
+        The problem.
     """
     rng = stream(seed, "quadratics")
     spread = torch.from_numpy(rng.random((clients, dim)))
     if conditioned:
         spread = (torch.linspace(0, 1, dim, dtype=torch.float64) + 0.2 * (spread - 0.5)).clamp(0, 1)
     a = mu * (beta / mu) ** spread  # log-uniform
-    a[0, 0], a[-1, -1] = mu, beta  # the bounds are met
+    a[0, 0], a[-1, -1] = mu, beta  # both bounds are attained
     b = torch.from_numpy(rng.normal(size=(clients, dim)))
     optimum = (a * b).sum(0) / a.sum(0)
     b = optimum + (b - optimum) * G / (a * (optimum - b)).square().sum(1).mean().sqrt()
@@ -85,7 +112,16 @@ def quadratics(
 
 
 def logistic(clients: Sequence[Pair], classes: int, l2: float = 1e-3) -> Problem:
-    """Multinomial logistic regression with regulariser l2/2·‖w‖² on the clients' data, its optimum computed in float64."""
+    """Make multinomial logistic regression with the regulariser l2/2·‖w‖².
+
+    Args:
+        clients: the data (x, y) of each.
+        classes: how many.
+        l2: of the regulariser.
+
+    Returns:
+        The problem, with its optimum computed in float64.
+    """
     data = [(x.double().flatten(1), y.long()) for x, y in clients]
     model = nn.Linear(data[0][0].shape[1], classes).double()
     for p in model.parameters():
@@ -93,7 +129,7 @@ def logistic(clients: Sequence[Pair], classes: int, l2: float = 1e-3) -> Problem
     criterion = nn.functional.cross_entropy
 
     def value(m: nn.Module) -> Tensor:
-        """The federated objective: the mean over clients, whatever their sizes."""
+        """Compute the federated objective: the mean over clients, of equal weight whatever their sizes."""
         fit = torch.stack([criterion(m(x), y) for x, y in data]).mean()
         return fit + 0.5 * l2 * sum(p.square().sum() for p in m.parameters())
 
@@ -106,7 +142,7 @@ def logistic(clients: Sequence[Pair], classes: int, l2: float = 1e-3) -> Problem
         f.backward()
         return f
 
-    # A line search looks at f, which is flat to the last bit before its gradient is: so without one at the end.
+    # Near the optimum f no longer changes in float64 but its gradient does: end without a line search, which uses f.
     for search in ("strong_wolfe", None):
         solver = torch.optim.LBFGS(
             best.parameters(),

@@ -9,19 +9,21 @@ from fedbcgd.models.width import normalisation, scaled
 
 
 class Block(nn.Module):
-    """Two 3×3 convolutions and a shortcut, 1×1 where the shape changes."""
+    """A residual block: two 3×3 convolutions and a shortcut, with a 1×1 convolution where the shape changes."""
 
-    def __init__(self, channels: int, wanted: int, stride: int, norm: str):
+    def __init__(self, channels: int, out_channels: int, stride: int, norm: str):
         super().__init__()
-        self.conv1 = nn.Conv2d(channels, wanted, 3, stride, 1, bias=False)
-        self.norm1 = normalisation(norm, wanted)
-        self.conv2 = nn.Conv2d(wanted, wanted, 3, 1, 1, bias=False)
-        self.norm2 = normalisation(norm, wanted)
-        same = stride == 1 and channels == wanted
+        self.conv1 = nn.Conv2d(channels, out_channels, 3, stride, 1, bias=False)
+        self.norm1 = normalisation(norm, out_channels)
+        self.conv2 = nn.Conv2d(out_channels, out_channels, 3, 1, 1, bias=False)
+        self.norm2 = normalisation(norm, out_channels)
+        same = stride == 1 and channels == out_channels
         self.shortcut = (
             nn.Identity()
             if same
-            else nn.Sequential(nn.Conv2d(channels, wanted, 1, stride, bias=False), normalisation(norm, wanted))
+            else nn.Sequential(
+                nn.Conv2d(channels, out_channels, 1, stride, bias=False), normalisation(norm, out_channels)
+            )
         )
 
     def forward(self, x: Tensor) -> Tensor:
@@ -30,6 +32,15 @@ class Block(nn.Module):
 
 
 class ResNet18(nn.Module):
+    """ResNet-18.
+
+    Args:
+        classes: how many.
+        shape: channels, height and width of an image.
+        width: factor on all channels.
+        norm: the normalisation after each convolution, see `width.normalisation`.
+    """
+
     paper_blocks: ClassVar = [
         ["stem", "stages.0"],
         ["stages.1"],
@@ -49,10 +60,10 @@ class ResNet18(nn.Module):
         )
         stages = []
         for stage, size in enumerate((64, 128, 256, 512)):
-            wanted = scaled(size, width)
-            first = Block(channels, wanted, 1 if stage == 0 else 2, norm)
-            stages.append(nn.Sequential(first, Block(wanted, wanted, 1, norm)))
-            channels = wanted
+            out_channels = scaled(size, width)
+            first = Block(channels, out_channels, 1 if stage == 0 else 2, norm)
+            stages.append(nn.Sequential(first, Block(out_channels, out_channels, 1, norm)))
+            channels = out_channels
         self.stages = nn.Sequential(*stages)
         self.fc = nn.Linear(channels, classes)
 

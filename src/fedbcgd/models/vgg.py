@@ -1,6 +1,6 @@
 """VGG-11 and VGG-19 for small images: 3×3 convolutions, four poolings, three dense layers.
 
-After four poolings 32×32 images leave 512 channels of 2×2, the 2,048 inputs that the paper's table counts for VGG-19.
+After four poolings a 32×32 image has 512 channels of 2×2: the 2,048 inputs that the paper's table lists for VGG-19.
 """
 
 from typing import ClassVar
@@ -15,7 +15,18 @@ POOLS = 4
 
 
 class VGG(nn.Module):
-    """`stages` lists the channels of the convolutions in each stage; each but the last ends with a pooling."""
+    """The base of both networks.
+
+    Args:
+        classes: how many.
+        shape: channels, height and width of an image.
+        width: factor on all channels and dense layers.
+        norm: the normalisation after each convolution, see `width.normalisation`.
+
+    Attributes:
+        stages: the channels of the convolutions in each stage; a pooling follows each stage but the last.
+        dense: units of the two hidden dense layers.
+    """
 
     stages: ClassVar[tuple[tuple[int, ...], ...]]
     dense: ClassVar[tuple[int, int]]
@@ -27,19 +38,19 @@ class VGG(nn.Module):
         channels, height, breadth = shape
         side = [n >> POOLS for n in (height, breadth)]
         if min(side) < 1:
-            raise UserError(f"{type(self).__name__}: images must be at least 16×16, given {height}×{breadth}")
+            raise UserError(f"{type(self).__name__}: expected images of at least 16×16, got {height}×{breadth}")
         self.convs = nn.ModuleList()
         self._pooled: list[bool] = []
         for stage, sizes in enumerate(self.stages):
             for k, size in enumerate(sizes):
-                wanted = scaled(size, width)
-                conv = nn.Conv2d(channels, wanted, 3, padding=1)
-                # The default would let the signal of so deep a network fade where nothing normalises it.
+                out_channels = scaled(size, width)
+                conv = nn.Conv2d(channels, out_channels, 3, padding=1)
+                # With PyTorch's default the signal fades in so deep a network without normalisation.
                 nn.init.kaiming_normal_(conv.weight, nonlinearity="relu")
                 nn.init.constant_(conv.bias, 0.0)  # type: ignore[arg-type]
-                self.convs.append(nn.Sequential(conv, normalisation(norm, wanted)))
+                self.convs.append(nn.Sequential(conv, normalisation(norm, out_channels)))
                 self._pooled.append(k == len(sizes) - 1 and stage < POOLS)
-                channels = wanted
+                channels = out_channels
         first, second = (scaled(n, width) for n in self.dense)
         self.fc1 = nn.Linear(channels * side[0] * side[1], first)
         self.fc2 = nn.Linear(first, second)
@@ -60,8 +71,11 @@ def _convs(*numbers: int) -> list[str]:
 
 
 class VGG11(VGG):
-    """The paper's counts for its classifier (2,359,296 twice, then 102,400) fit no network. Ours is 2048 → 1024 → 1024 →
-    classes: the last layer has the printed 102,400 weights for 100 classes, and the dense block the size of the others."""
+    """VGG-11 with dense layers 2048 → 1024 → 1024 → classes.
+
+    The paper's counts for its classifier (2,359,296 twice, then 102,400) fit no network. Here the last layer has the
+    printed 102,400 weights for 100 classes, and the dense block is about as large as the others.
+    """
 
     stages = ((64,), (128,), (256, 256), (512, 512), (512, 512))
     dense = (1024, 1024)
@@ -70,7 +84,7 @@ class VGG11(VGG):
 
 
 class VGG19(VGG):
-    """2048 → 512 → 256 → classes, as printed."""
+    """VGG-19 with dense layers 2048 → 512 → 256 → classes, as the paper says."""
 
     stages = ((64, 64), (128, 128), (256,) * 4, (512,) * 4, (512,) * 4)
     dense = (512, 256)

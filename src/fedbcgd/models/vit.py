@@ -1,4 +1,4 @@
-"""The vision transformer, its parameters under timm's names so that published weights fit."""
+"""The vision transformer. Its parameters have the names of timm, so that published weights fit."""
 
 import torch
 import torch.nn.functional as F
@@ -10,10 +10,22 @@ STD = 0.02  # of the truncated normal that weights are drawn from
 
 
 class ViT(nn.Module):
-    """Pre-norm layers over patches and a class token; no dropout.
+    """Pre-norm transformer layers over patches and a class token, without dropout.
 
-    The parameters stand in the order class token, positions, patches, layers, norm, head: cut evenly, the vector's
-    first part is the body, and norm and head end it, which the paper shares.
+    The parameters are in the order class token, positions, patches, layers, norm, head. So an even division cuts the
+    body into blocks and leaves norm and head, which the paper shares, at the end.
+
+    Args:
+        classes: how many.
+        shape: channels, height and width of an image.
+        patch: side of a patch in pixels.
+        dim: of a token.
+        depth: number of layers.
+        heads: of the attention.
+        mlp_ratio: hidden units of a perceptron, over `dim`.
+
+    Raises:
+        UserError: the shape is no multiple of the patch, or `dim` none of `heads`.
     """
 
     paper_blocks = 6
@@ -34,11 +46,11 @@ class ViT(nn.Module):
         channels, height, width = shape
         if patch < 1 or min(height, width) < patch or height % patch or width % patch:
             raise UserError(
-                f"{type(self).__name__}: the sides of an image must be multiples of the patch's {patch} pixels, "
-                f"given {height}×{width}"
+                f"{type(self).__name__}: expected images whose sides are multiples of the patch's {patch} pixels, "
+                f"got {height}×{width}"
             )
         if heads < 1 or dim % heads:
-            raise UserError(f"{type(self).__name__}: dim must be a multiple of heads, given {dim} and {heads}")
+            raise UserError(f"{type(self).__name__}: expected dim to be a multiple of heads, got {dim} and {heads}")
         self.shape = (channels, height, width)
         self.grid = (height // patch, width // patch)
         self.cls_token = nn.Parameter(torch.empty(1, 1, dim))
@@ -47,19 +59,19 @@ class ViT(nn.Module):
         self.blocks = nn.Sequential(*[Layer(dim, heads, mlp_ratio * dim) for _ in range(depth)])
         self.norm = nn.LayerNorm(dim, eps=1e-6)
         self.head = nn.Linear(dim, classes)
-        self._draw()
+        self._initialise()
 
     def forward(self, x: Tensor) -> Tensor:
-        # The convolution would cut off the rest of an image that is a little too large, and say nothing.
+        # The convolution would silently ignore the edge of an image that is slightly too large.
         if x.shape[1:] != self.shape:
-            given, wanted = ("×".join(map(str, s)) for s in (x.shape[1:], self.shape))
-            raise UserError(f"{type(self).__name__}: made for images of {wanted}, given {given}")
+            got, expected = ("×".join(map(str, s)) for s in (x.shape[1:], self.shape))
+            raise UserError(f"{type(self).__name__}: expected images of {expected}, got {got}")
         x = self.patch_embed(x)
         x = torch.cat([self.cls_token.expand(len(x), -1, -1), x], 1) + self.pos_embed
         x = self.blocks(x)
-        return self.head(self.norm(x[:, 0]))  # norm goes token by token: only the class token's is needed
+        return self.head(self.norm(x[:, 0]))  # the norm is per token, and only the class token is needed
 
-    def _draw(self) -> None:
+    def _initialise(self) -> None:
         for name, parameter in self.named_parameters():
             if parameter.dim() > 1:  # matrices, the patches' filters, positions and class token
                 nn.init.trunc_normal_(parameter, std=STD)
@@ -79,7 +91,7 @@ class Patches(nn.Module):
 
 
 class Layer(nn.Module):
-    """Attention, then a perceptron; a "block" of timm, where this package means something else by the word."""
+    """Attention, then a perceptron. (timm calls it a block, a word that has another meaning in this package.)"""
 
     def __init__(self, dim: int, heads: int, hidden: int):
         super().__init__()
@@ -94,6 +106,8 @@ class Layer(nn.Module):
 
 
 class Attention(nn.Module):
+    """Multi-head self-attention."""
+
     def __init__(self, dim: int, heads: int):
         super().__init__()
         self.heads = heads
@@ -107,6 +121,8 @@ class Attention(nn.Module):
 
 
 class Perceptron(nn.Module):
+    """Two dense layers with a GELU between them."""
+
     def __init__(self, dim: int, hidden: int):
         super().__init__()
         self.fc1 = nn.Linear(dim, hidden)
@@ -117,14 +133,14 @@ class Perceptron(nn.Module):
 
 
 class ViTBase16(ViT):
-    """ViT-B/16. For 224×224×3 images its body holds 85,797,120 parameters, six blocks of 14,299,520."""
+    """ViT-B/16. For 224×224×3 images its body has 85,797,120 parameters, six blocks of 14,299,520."""
 
     def __init__(self, classes: int = 1000, shape: tuple[int, int, int] = (3, 224, 224)):
         super().__init__(classes, shape, patch=16, dim=768, depth=12, heads=12)
 
 
 class ViTSmall(ViT):
-    """For small images: eight rows of patches, so that 32 and 64 pixels both give 64 tokens."""
+    """A small ViT for small images: eight rows of patches, so that 32×32 and 64×64 pixels both give 64 tokens."""
 
     def __init__(
         self,
@@ -136,5 +152,5 @@ class ViTSmall(ViT):
     ):
         _, height, width = shape
         if height < 8 or height % 8:
-            raise UserError(f"ViTSmall: the height of an image must be a multiple of 8, given {height}×{width}")
+            raise UserError(f"ViTSmall: expected images whose height is a multiple of 8, got {height}×{width}")
         super().__init__(classes, shape, patch=height // 8, dim=dim, depth=depth, heads=heads)

@@ -1,1 +1,1 @@
-"""Clients are unequal: links, a virtual clock, deadlines, faults, and blocks that fit the links (docs/network.md)."""
+"""Simulated networks: links of unequal clients, a virtual clock, deadlines and faults (docs/network.md)."""

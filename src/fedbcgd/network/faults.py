@@ -1,4 +1,4 @@
-"""Faults on purpose, all from the seed: clients that vanish, uploads that arrive damaged, workers that are killed."""
+"""Injected faults, all drawn from the seed: clients drop out, uploads arrive damaged, workers are killed."""
 
 import contextlib
 import dataclasses
@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from fedbcgd.core.messages import Receipt, Task, Upload
 from fedbcgd.rng import stream
@@ -19,52 +18,74 @@ if TYPE_CHECKING:
     from fedbcgd.engine.backend import Backend
 
 
-def dropped(tasks: Sequence[Task], share: float, seed: int) -> tuple[np.ndarray, np.ndarray]:
-    """Which of these clients vanish in this round; and when, as a share of the time until they would have answered: any
-    moment is as likely as another."""
+def draw_dropouts(tasks: Sequence[Task], share: float, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """Draw which clients drop out of a round, and when.
+
+    Args:
+        tasks: of the round.
+        share: the probability that a client drops out.
+        seed: of the run.
+
+    Returns:
+        For each task, whether its client drops out; and after which share of the time that it would have taken to
+        answer, uniform in [0, 1).
+    """
     if not share:
         return np.zeros(len(tasks), bool), np.ones(len(tasks))
-    drawn = np.array([stream(seed, "dropout", t.round, t.client).random(2) for t in tasks]).reshape(-1, 2)
-    return drawn[:, 0] < share, drawn[:, 1]
+    draws = np.array([stream(seed, "dropout", t.round, t.client).random(2) for t in tasks]).reshape(-1, 2)
+    return draws[:, 0] < share, draws[:, 1]
 
 
-def spoilt(tasks: Sequence[Task], share: float, seed: int) -> np.ndarray:
-    """Whose uploads arrive damaged in this round."""
-    return np.array([_damage(t, share, seed) is not None for t in tasks], bool)
+def draw_damage(tasks: Sequence[Task], share: float, seed: int) -> np.ndarray:
+    """Draw which uploads arrive damaged: for each task, whether `damage_upload` will change its upload."""
+    return np.array([_damage_rng(t, share, seed) is not None for t in tasks], bool)
 
 
-def _damage(of: Task | Upload, share: float, seed: int) -> np.random.Generator | None:
-    """What chooses the damage, if there is to be any."""
+def _damage_rng(message: Task | Upload, share: float, seed: int) -> np.random.Generator | None:
+    """Make the generator that chooses the kind of damage; None if the upload is to stay whole."""
     if not share:
         return None
-    rng = stream(seed, "corrupt", of.round, of.client)
+    rng = stream(seed, "corrupt", message.round, message.client)
     return rng if rng.random() < share else None
 
 
-def damaged(upload: Upload, share: float, seed: int) -> Upload:
-    """The upload as it arrives: with probability `share` its largest piece is cut short, or overwritten with ones (which
-    are NaN in every float format). The server refuses both. A single flipped bit could not be told from a value."""
-    rng = _damage(upload, share, seed)
+def damage_upload(upload: Upload, share: float, seed: int) -> Upload:
+    """Damage an upload with probability `share`, so that the server refuses it.
+
+    Its largest piece is cut short, or overwritten with ones, which are NaN in every float format. A single flipped bit
+    would look like an ordinary value.
+
+    Args:
+        upload: as the client sent it.
+        share: the probability of damage.
+        seed: of the run.
+
+    Returns:
+        A damaged copy, or the upload itself.
+    """
+    rng = _damage_rng(upload, share, seed)
     if rng is None:
         return upload
-    short = rng.random() < 0.5
+    cut_short = rng.random() < 0.5
     channel, k = max(
         ((channel, k) for channel, pieces in upload.payload.items() for k in range(len(pieces))),
-        key=lambda at: upload.payload[at[0]][at[1]].numel(),
+        key=lambda index: upload.payload[index[0]][index[1]].numel(),
     )
-
-    def damage(piece: Tensor) -> Tensor:
-        return piece[: piece.numel() // 4].clone() if short else torch.full_like(piece, 255)
-
     pieces = list(upload.payload[channel])
-    pieces[k] = damage(pieces[k])
+    piece = pieces[k]
+    pieces[k] = piece[: piece.numel() // 4].clone() if cut_short else torch.full_like(piece, 255)
     return dataclasses.replace(upload, payload={**upload.payload, channel: pieces})
 
 
 class FaultInjector:
-    """Stands before the server in a round with faults: damages uploads, and kills a worker.
+    """An inbox that damages uploads on their way to the server, and kills a worker.
 
-    `victim` chooses the worker to kill, as soon as the first upload is in: the others are at work then.
+    Args:
+        server: that receives the uploads.
+        backend: whose worker is killed.
+        corrupt: the share of uploads that are damaged.
+        seed: of the run.
+        victim: chooses the worker to kill, when the first upload arrives and the others are at work; None kills none.
     """
 
     def __init__(
@@ -86,13 +107,13 @@ class FaultInjector:
     def receive(self, upload: Upload, sender: int | None = None) -> Receipt:
         if self._victim is not None:
             pids: list[int] = self._backend.pids()  # type: ignore[attr-defined]
-            with contextlib.suppress(ProcessLookupError):  # gone already
+            with contextlib.suppress(ProcessLookupError):  # it has ended already
                 os.kill(int(self._victim.choice(pids)), signal.SIGKILL)
             self._victim = None
-        return self._server.receive(damaged(upload, self._corrupt, self._seed), sender)
+        return self._server.receive(damage_upload(upload, self._corrupt, self._seed), sender)
 
 
-def crashes(share: float, round: int, seed: int) -> np.random.Generator | None:
-    """If a worker is killed in this round: what chooses it."""
+def draw_crash(share: float, round: int, seed: int) -> np.random.Generator | None:
+    """Draw whether a worker is killed in a round: the generator that chooses it, or None."""
     rng = stream(seed, "crash", round)
     return rng if rng.random() < share else None

@@ -1,7 +1,7 @@
-"""Kinds of clients by name, and links drawn from distributions.
+"""Network profiles by name, and links drawn from distributions.
 
-The named profiles are round figures of the usual order of magnitude, made to compare algorithms with, not measurements of
-any network; seconds per gradient are those of a small convolutional network (LeNet-5, a minibatch of ten).
+The profiles are round figures of the usual order of magnitude, for comparing algorithms; they are not measurements.
+Seconds per gradient are those of a small convolutional network (LeNet-5, a minibatch of ten).
 """
 
 from collections.abc import Mapping, Sequence
@@ -18,14 +18,14 @@ from fedbcgd.errors import unknown
 from fedbcgd.network.links import COLUMNS, Links
 from fedbcgd.rng import stream
 
-_TAIL = 0.01  # of a lognormal the slowest and the fastest hundredth are left out: no client is without a link
+_TAIL = 0.01  # a lognormal is cut off at its 1st and 99th percentile, so that no client is without a link
 _WIDTH = 2 * NormalDist().inv_cdf(0.95)  # from the 5th to the 95th percentile, in standard deviations
 
 
 class Distribution(Section):
-    """A quantity over the clients, never negative. A plain number stands for the same value everywhere."""
+    """The distribution of a quantity over the clients. A plain number gives all of them that value."""
 
-    median: float = Field(ge=0, description="half of the clients have less")
+    median: float = Field(ge=0, description="the median over the clients")
     spread: float = Field(
         1.0, ge=1, description="lognormal: the 95th percentile over the 5th; loguniform: the largest over the smallest"
     )
@@ -33,15 +33,15 @@ class Distribution(Section):
 
     @model_validator(mode="before")
     @classmethod
-    def _number(cls, value: Any) -> Any:
+    def _from_number(cls, value: Any) -> Any:
         if isinstance(value, (int, float)) and not isinstance(value, bool):
             return {"median": value}
         if not isinstance(value, (Mapping, Distribution)):
-            raise PydanticCustomError("wanted", "a number is wanted, or { median = 5.0, spread = 100.0 }")
+            raise PydanticCustomError("distribution", "expected a number or { median = 5.0, spread = 100.0 }")
         return value
 
     def at(self, quantiles: np.ndarray) -> np.ndarray:
-        """The values at these quantiles, each from 0 to 1."""
+        """Compute the values at these quantiles, each from 0 to 1."""
         if self.shape == "loguniform":
             return self.median * self.spread ** (quantiles - 0.5)
         normal = NormalDist()
@@ -51,7 +51,7 @@ class Distribution(Section):
 
 @dataclass(frozen=True)
 class Kind:
-    """One kind of client."""
+    """The distributions of one kind of client, in the units of `links.COLUMNS`."""
 
     uplink_mbit: Distribution
     downlink_mbit: Distribution
@@ -64,16 +64,16 @@ _Pair = tuple[float, float]  # median and spread
 
 
 def _kind(up: _Pair, down: _Pair, latency: _Pair, gradient: _Pair, availability: float) -> Kind:
-    a, b, c, d = (Distribution(median=float(m), spread=float(s)) for m, s in (up, down, latency, gradient))
-    return Kind(a, b, c, d, availability)
+    uplink, downlink, delay, compute = (Distribution(median=m, spread=s) for m, s in (up, down, latency, gradient))
+    return Kind(uplink, downlink, delay, compute, availability)
 
 
 _4G = _kind((8, 25), (30, 20), (45, 4), (20, 5), 0.7)
 _BROADBAND = _kind((20, 10), (100, 10), (12, 4), (5, 4), 0.9)
 _DATACENTRE = _kind((1000, 2), (1000, 2), (1, 3), (2, 2), 1.0)
 
-# The kinds that clients are of, in turn. Of any so many clients of the mix in a row, 60, 30 and 10 % are of the three kinds,
-# to one client.
+# The kinds that are assigned to clients in turn. The order of the mix spreads its 60, 30 and 10 % evenly: among the
+# first n clients each kind has its share to within one client.
 Profile = Literal["4g", "broadband", "datacentre", "mix"]
 PROFILES: Mapping[str, Sequence[Kind]] = {
     "4g": [_4G],
@@ -83,23 +83,37 @@ PROFILES: Mapping[str, Sequence[Kind]] = {
 }
 
 
-def draw(profile: str, clients: int, seed: int, instead: Mapping[str, Distribution] | None = None) -> Links:
-    """Links of every client. What `instead` names is drawn from that distribution for all of them.
+def draw(profile: str, clients: int, seed: int, overrides: Mapping[str, Distribution] | None = None) -> Links:
+    """Draw the links of all clients.
 
-    A client's uplink and downlink are at the same quantile of their distributions: a connection is good or bad. Its
-    latency and its speed are drawn apart. Kinds are dealt, not drawn, so that a small federation has its shares of them too;
-    the seed says with which the turn begins. So the links of a client depend on the seed and on its number alone.
+    A client's uplink and downlink are at the same quantile of their distributions, since a connection is good or bad as
+    a whole; latency and speed are drawn independently. Kinds are assigned in turn from a random beginning, so that
+    small federations have their shares of them too. The links of a client depend on the seed and its number alone.
+
+    Args:
+        profile: a name from `PROFILES`.
+        clients: how many.
+        seed: of the run.
+        overrides: distributions that take the place of the profile's, by names from `COLUMNS`.
+
+    Returns:
+        The links.
+
+    Raises:
+        UserError: there is no such profile.
     """
     if profile not in PROFILES:
         raise unknown("profile", profile, PROFILES)
     kinds = PROFILES[profile]
-    quantiles = stream(seed, "network").random((clients, 4))  # row by row: more clients change nobody's links
+    quantiles = stream(seed, "network").random(
+        (clients, 4)
+    )  # a row for each: more clients do not change the first ones
     first = stream(seed, "network-kinds").integers(len(kinds))
-    which = (np.arange(clients) + first) % len(kinds)
+    kind_of = (np.arange(clients) + first) % len(kinds)
     table = np.empty((clients, len(COLUMNS)))
     for k, name in enumerate(COLUMNS):
-        at = quantiles[:, max(1, k)]  # 1 for both links
+        column = quantiles[:, max(1, k)]  # column 1 serves both uplink and downlink
         for index, kind in enumerate(kinds):
-            rows = which == index
-            table[rows, k] = (instead or {}).get(name, getattr(kind, name)).at(at[rows])
-    return Links.of_columns(table, np.array([kinds[index].availability for index in which]))
+            rows = kind_of == index
+            table[rows, k] = (overrides or {}).get(name, getattr(kind, name)).at(column[rows])
+    return Links.of_columns(table, np.array([kinds[index].availability for index in kind_of]))

@@ -1,7 +1,8 @@
-"""The section `[network]` of a configuration: whose links, when a round closes, and what goes wrong on purpose."""
+"""The section `[network]` of a configuration: links, when a round closes, and injected faults."""
 
+import math
 from collections.abc import Mapping
-from math import inf
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,30 +20,34 @@ _DEFAULT: Profile = "mix"
 
 
 class Network(Section):
-    """Without any of `deadline`, `oversample`, `minimum`, `absences`, `dropout`, `corrupt` it only watches."""
+    """The simulated network of a run.
+
+    Without any of `deadline`, `oversample`, `minimum`, `absences`, `dropout` and `corrupt` it only measures time, and
+    training is the same as without a network.
+    """
 
     profile: Profile = Field(_DEFAULT, description="4g, broadband, datacentre, or mix of the three")
-    csv: str | None = Field(None, description="your measurements instead: uplink_mbit, downlink_mbit, latency_ms, …")
+    csv: str | None = Field(None, description="your measurements: uplink_mbit, downlink_mbit, latency_ms, gradient_ms")
     uplink_mbit: Distribution | None = Field(
         None,
-        description="instead of the profile's: a number, or { median = 5.0, spread = 100.0, shape = 'loguniform' }",
+        description="replaces the profile's: a number, or { median = 5.0, spread = 100.0, shape = 'loguniform' }",
     )
     downlink_mbit: Distribution | None = Field(None, description="likewise")
     latency_ms: Distribution | None = Field(None, description="likewise; one way")
     gradient_ms: Distribution | None = Field(None, description="likewise; of one minibatch")
-    compute: float = Field(1.0, gt=0, le=1e6, description="times the seconds per gradient: for larger models")
+    compute: float = Field(1.0, gt=0, le=1e6, description="factor on the seconds per gradient, for larger models")
     availability: Distribution | None = Field(
-        None, description="instead of the profile's: a share of the rounds, or a distribution (never more than 1)"
+        None, description="replaces the profile's: a share of the rounds, or a distribution (cut off at 1)"
     )
-    absences: bool = Field(False, description="clients are there only as often as their availability says")
+    absences: bool = Field(False, description="clients are available only in that share of the rounds")
     deadline: float | None = Field(None, gt=0, description="seconds after which a round closes")
-    oversample: float = Field(1.0, ge=1, le=100, description="sample so many times the cohort")
+    oversample: float = Field(1.0, ge=1, le=100, description="sample this many times the cohort")
     minimum: int | None = Field(
         None,
         ge=1,
-        description="a round closes when each block has so many uploads; with oversample: cohort / blocks, rounded up",
+        description="a round closes when each block has this many uploads; with oversample: cohort / blocks, rounded up",
     )
-    dropout: float = Field(0.0, ge=0, lt=1, description="share of the asked clients that vanish in a round")
+    dropout: float = Field(0.0, ge=0, lt=1, description="share of the sampled clients that drop out of a round")
     corrupt: float = Field(0.0, ge=0, lt=1, description="share of the uploads that arrive damaged")
     crash: float = Field(0.0, ge=0, le=1, description="share of the rounds in which a worker process is killed")
 
@@ -50,53 +55,76 @@ class Network(Section):
     @classmethod
     def _positive(cls, value: Distribution | None, info: ValidationInfo) -> Distribution | None:
         share = info.field_name == "availability"
-        if value is not None and not 0 < value.median <= (1 if share else inf):
-            wanted = "a share above 0 and at most 1 is wanted" if share else "more than 0 is wanted"
-            raise PydanticCustomError("wanted", wanted)
+        if value is not None and not 0 < value.median <= (1 if share else math.inf):
+            expected = "a share > 0 and ≤ 1" if share else "a number > 0"
+            raise PydanticCustomError("median", f"expected {expected}")
         return value
 
     @model_validator(mode="after")
     def _consistent(self) -> "Network":
         if self.csv is not None and (own := [name for name in COLUMNS if getattr(self, name) is not None]):
-            raise ValueError(f"{own[0]}: with csv the links are those of the file; leave one of the two out")
+            raise ValueError(f"{own[0]}: expected only without csv, whose file has all links; leave one of the two out")
         if self.csv is not None and "profile" in self.model_fields_set and self.profile != _DEFAULT:
-            raise ValueError("profile: with csv the links are those of the file; leave one of the two out")
+            raise ValueError("profile: expected only without csv, whose file has all links; leave one of the two out")
         return self
 
     @property
-    def closes(self) -> bool:
-        """Whether a round may end without some of those who were asked."""
-        return self.times or self.dropout > 0
+    def may_lose_clients(self) -> bool:
+        """Whether a round may close without some of the sampled clients."""
+        return self.may_be_late or self.dropout > 0
 
     @property
-    def times(self) -> bool:
-        """Whether somebody may be late."""
+    def may_be_late(self) -> bool:
+        """Whether a round may close before all uploads have arrived."""
         return self.deadline is not None or self.minimum is not None or self.oversample > 1
 
     def sampled(self, cohort: int, clients: int) -> int:
-        """How many clients are asked, so that `cohort` of them can be waited for."""
-        return min(clients, int(-(-round(cohort * self.oversample, 6) // 1)))
+        """Compute how many of all clients are sampled in a round: `oversample` times the cohort, rounded up."""
+        return min(clients, math.ceil(round(cohort * self.oversample, 6)))
 
     def links(self, clients: int, seed: int) -> Links:
+        """Make the links of all clients.
+
+        Args:
+            clients: how many.
+            seed: of the run.
+
+        Returns:
+            Links from the CSV file if there is one, else drawn from the profile and the distributions.
+
+        Raises:
+            UserError: the CSV file cannot be read, or is wrong.
+        """
         if self.csv is not None:
-            made = read_csv(Path(self.csv), clients, seed)
+            links = read_csv(Path(self.csv), clients, seed)
         else:
             own = {name: chosen for name in COLUMNS if (chosen := getattr(self, name)) is not None}
-            made = draw(self.profile, clients, seed, own)
-        there = made.availability
+            links = draw(self.profile, clients, seed, own)
+        availability = links.availability
         if self.availability is not None:
-            there = np.minimum(1.0, self.availability.at(stream(seed, "network-availability").random(clients)))
-        return Links(made.uplink, made.downlink, made.latency, made.gradient * self.compute, there)
+            quantiles = stream(seed, "network-availability").random(clients)
+            availability = np.minimum(1.0, self.availability.at(quantiles))
+        return replace(links, gradient=links.gradient * self.compute, availability=availability)
 
 
-def as_network(given: "str | Mapping[str, Any] | Network | None") -> Network | None:
-    """What `simulate` takes: the name of a profile, a dictionary of settings, or settings made elsewhere."""
-    if given is None or isinstance(given, Network):
-        return given
-    if not isinstance(given, (str, Mapping)):
-        raise UserError(f"network: the name of a profile or a dictionary of settings is wanted, given {given!r}")
+def as_network(value: "str | Mapping[str, Any] | Network | None") -> Network | None:
+    """Convert what `simulate` accepts as its network.
+
+    Args:
+        value: the name of a profile, a dictionary of settings, settings, or None.
+
+    Returns:
+        Settings, or None.
+
+    Raises:
+        UserError: the value is something else, or a setting is wrong.
+    """
+    if value is None or isinstance(value, Network):
+        return value
+    if not isinstance(value, (str, Mapping)):
+        raise UserError(f"network: expected the name of a profile or a dictionary of settings, got {value!r}")
     try:
-        return Network.model_validate({"profile": given} if isinstance(given, str) else dict(given))
+        return Network.model_validate({"profile": value} if isinstance(value, str) else dict(value))
     except ValidationError as error:
         first = error.errors()[0]
         raise UserError(explain_error({**first, "loc": ("network", *first["loc"])}, Network)) from None

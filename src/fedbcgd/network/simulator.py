@@ -24,7 +24,7 @@ from fedbcgd.engine.hooks import RoundHooks
 from fedbcgd.engine.job import Job
 from fedbcgd.errors import UserError
 from fedbcgd.network.closing import Closing, close
-from fedbcgd.network.faults import FaultInjector, crashes, dropped, spoilt
+from fedbcgd.network.faults import FaultInjector, draw_crash, draw_damage, draw_dropouts
 from fedbcgd.network.links import Links
 from fedbcgd.network.settings import Network
 from fedbcgd.network.traffic import Round
@@ -78,8 +78,8 @@ class NetworkSimulator(RoundHooks):
         if network is not None:
             self.links = network.links(len(job.clients), job.seed)
             self.costs = _costs(job, self.links)
-            self._may_close_early = network.closes and not job.algorithm.uplink.pooled
-            if self._may_close_early and network.times:
+            self._may_close_early = network.may_lose_clients and not job.algorithm.uplink.pooled
+            if self._may_close_early and network.may_be_late:
                 _refuse_unknown_sizes(job)
             if self._may_close_early and network.deadline is not None and self.costs.min() > network.deadline:
                 raise UserError(
@@ -141,8 +141,8 @@ class NetworkSimulator(RoundHooks):
         """Return how a round ends, which clients vanish, and when each answers or vanishes; None: all are waited for."""
         if self.network is None or not self._may_close_early:
             return None
-        gone, when = dropped(tasks, self.network.dropout, self._seed)
-        bad = spoilt(tasks, self.network.corrupt, self._seed)
+        gone, when = draw_dropouts(tasks, self.network.dropout, self._seed)
+        bad = draw_damage(tasks, self.network.corrupt, self._seed)
         blocks = [task.block for task in tasks]
         moments = self.costs[[task.client for task in tasks], blocks] * np.where(gone, when, 1.0)
         return close(moments, blocks, gone, self._minimum, self.network.deadline, bad), gone, moments
@@ -152,7 +152,7 @@ class NetworkSimulator(RoundHooks):
         network = self.network
         if network is None or not (network.corrupt or network.crash):
             return server
-        victim = crashes(network.crash, server.round, self._seed) if hasattr(backend, "pids") else None
+        victim = draw_crash(network.crash, server.round, self._seed) if hasattr(backend, "pids") else None
         return FaultInjector(server, backend, network.corrupt, self._seed, victim)
 
     def committed(self, server: Server) -> None:

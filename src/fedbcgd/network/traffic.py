@@ -1,4 +1,4 @@
-"""What was sent in each round, kept beside a run, so that any network can be applied to it afterwards."""
+"""The record of what was sent in each round (`traffic.jsonl`), from which a run can be timed on any network later."""
 
 import itertools
 from collections.abc import Iterator, Sequence
@@ -12,36 +12,54 @@ from pydantic import ConfigDict, Field, TypeAdapter
 from fedbcgd.core.messages import Task
 from fedbcgd.core.server import Server
 from fedbcgd.errors import UserError
-from fedbcgd.files import open_regular, vouched
+from fedbcgd.files import open_regular, verify_checksum
 from fedbcgd.network.links import Links
 
-LARGEST = 1 << 29  # bytes of a record that is read
-LONGEST = 1 << 26  # bytes of one round
+LARGEST = 1 << 29  # bytes of a file that is read
+LONGEST = 1 << 26  # bytes of one line
 Count = Annotated[int, Field(ge=0, lt=2**53)]
 
 
 @dataclass(frozen=True)
 class Round:
-    """A list entry for each upload that arrived, refused ones included, in the order of the plan."""
+    """What was sent in one round. Lists have an entry for each upload that arrived, in the order of the plan.
 
-    __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(strict=True, allow_inf_nan=False)  # where it is read
+    Attributes:
+        round: its number, from 1.
+        asked: clients that were sampled.
+        download: bytes of the broadcast to each of them.
+        waited: seconds until the round closed, if the server waited for uploads that did not arrive; else 0.
+        clients: that an upload came from.
+        blocks: that an upload was for, as it says itself.
+        upload: bytes as encoded.
+        evaluations: gradients of minibatches.
+        accepted: 1, or 0 if the server refused the upload.
+    """
+
+    __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(strict=True, allow_inf_nan=False)  # for reading
 
     round: Count
-    asked: Count  # clients that were asked
-    download: Count  # bytes of the broadcast, to each
-    waited: Annotated[float, Field(ge=0)]  # seconds until the round closed with some missing; 0 if all were there
+    asked: Count
+    download: Count
+    waited: Annotated[float, Field(ge=0)]
     clients: list[Count]
-    blocks: list[int]  # of a refused upload whatever it said
-    upload: list[Count]  # bytes as encoded
-    evaluations: list[Count]  # gradients of minibatches
-    accepted: list[Count]  # 0 or 1
+    blocks: list[int]
+    upload: list[Count]
+    evaluations: list[Count]
+    accepted: list[Count]
 
     @classmethod
     def of(cls, server: Server, tasks: Sequence[Task], waited: float) -> "Round":
-        """The round of these tasks, which the server has just committed."""
-        place = {task.client: k for k, task in enumerate(tasks)}
+        """Record the round that the server has just committed.
+
+        Args:
+            server: with the ledger's entries of the round.
+            tasks: of the round.
+            waited: see the attribute.
+        """
+        position = {task.client: k for k, task in enumerate(tasks)}
         entries = [e for e in server.ledger.entries if 0 <= e.client < server.clients]
-        entries.sort(key=lambda e: (place.get(e.client, len(tasks)), e.client))  # not as they arrived
+        entries.sort(key=lambda e: (position.get(e.client, len(tasks)), e.client))
         return cls(
             server.round,
             len(tasks),
@@ -55,10 +73,11 @@ class Round:
         )
 
     def row(self) -> dict[str, Any]:
+        """Return the round as a row of `traffic.jsonl`."""
         return dict(vars(self))
 
     def seconds(self, links: Links) -> float:
-        """How long it took: the slowest client that was waited for decides."""
+        """Compute how long the round takes on these links: until the slowest client that the server waited for."""
         clients, evaluations, upload = (np.array(v, int) for v in (self.clients, self.evaluations, self.upload))
         slowest = float(links.seconds(clients, self.download, evaluations, upload).max(initial=0.0))
         return max(slowest, self.waited)
@@ -68,29 +87,37 @@ _ROUND = TypeAdapter(Round)
 
 
 def read(path: Path) -> Iterator[Round]:
-    """All rounds of a run, the first one first. What stands after the end of the last line is still being written.
+    """Read the rounds of a run in order. A last line without an end is still being written, and left out.
+
+    Args:
+        path: of `traffic.jsonl`.
+
+    Yields:
+        Each round.
 
     Raises:
-        UserError: a line is damaged, or it is no regular file, or too large.
+        UserError: a line is damaged, or the file is not regular, or too large.
     """
     try:
         with open_regular(path) as file:
             for number in itertools.count(1):
                 line = file.readline(LONGEST)
                 if len(line) == LONGEST or file.tell() > LARGEST:
-                    raise UserError(f"{path}, line {number}: it is larger than any that a run writes")
+                    raise UserError(f"{path}, line {number}: it is larger than any file or line that a run writes")
                 if not line.endswith(b"\n"):
                     return
                 try:
-                    vouched(line)
+                    verify_checksum(line)
                     round = _ROUND.validate_json(line)
                     lists = (round.clients, round.blocks, round.upload, round.evaluations, round.accepted)
                     if len({len(values) for values in lists}) > 1:
                         raise ValueError("lists of different lengths")
                 except ValueError:
-                    raise UserError(f"{path}, line {number}: this is no record of a round") from None
+                    raise UserError(
+                        f"{path}, line {number}: expected the record of a round, got something else"
+                    ) from None
                 if round.round != number:
-                    raise UserError(f"{path}, line {number}: round {round.round} stands where round {number} should be")
+                    raise UserError(f"{path}, line {number}: expected round {number}, got round {round.round}")
                 yield round
     except OSError as error:
-        raise UserError(f"{path} cannot be read: {error.strerror}; it is written with every run") from None
+        raise UserError(f"{path} cannot be read: {error.strerror}; every run writes it") from None

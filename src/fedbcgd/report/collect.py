@@ -10,12 +10,12 @@ from typing import Any
 from fedbcgd.core.reading import shorten
 from fedbcgd.engine.run_folder import find_runs
 from fedbcgd.errors import UserError
-from fedbcgd.files import as_json, open_regular, read_regular, unsealed
+from fedbcgd.files import as_json, open_regular, parse_json_object, read_regular
 from fedbcgd.report import facts
 from fedbcgd.runs.config import flat, read_table
 from fedbcgd.runs.secrets import mask_command, mask_config
 
-FILES = ("config.toml", "metrics.jsonl", "summary.json", "holdings.json")
+FILES = ("config.toml", "metrics.jsonl", "summary.json", "label_counts.json", "holdings.json")
 RUNNING_SECONDS = 120.0  # a run that wrote nothing for so long is "unfinished", no longer "running"
 MAX_ROWS = 2000  # of a run on the page; of more rows, every k-th and the last are shown
 MAX_BLOCKS = facts.MAX_ITEMS
@@ -25,7 +25,7 @@ MAX_PAGE_BYTES = 64_000_000
 MAX_PROBLEMS_PER_RUN = 20
 MAX_PROBLEMS = 500
 MAX_SUMMARY_BYTES = 1 << 21
-MAX_HOLDINGS_BYTES = 1 << 23
+MAX_LABEL_COUNTS_BYTES = 1 << 23
 MAX_METRICS_BYTES = 1 << 28
 MAX_LINES = 500_000  # of metrics.jsonl
 MAX_LINE_BYTES = 1 << 16
@@ -131,7 +131,7 @@ def read(folder: Path, problems: list[Problem]) -> RunData | None:
     def load(name: str, limit: int = MAX_SUMMARY_BYTES) -> dict[str, Any]:
         path = folder / name
         try:
-            return read_table(path) if path.suffix == ".toml" else unsealed(read_regular(path, limit))[0]
+            return read_table(path) if path.suffix == ".toml" else parse_json_object(read_regular(path, limit))[0]
         except FileNotFoundError:
             return {}
         except (OSError, ValueError) as error:
@@ -151,6 +151,8 @@ def read(folder: Path, problems: list[Problem]) -> RunData | None:
         return None
     options.setdefault("algorithm.name", algorithm)
     seed = options.get("run.seed", summary.get("seed"))
+    # Earlier versions called the file holdings.json.
+    counts_file = "label_counts.json" if (folder / "label_counts.json").exists() else "holdings.json"
     run = RunData(
         folder=facts.text(str(folder)),
         algorithm=facts.text(str(algorithm), facts.MAX_NAME),
@@ -159,7 +161,7 @@ def read(folder: Path, problems: list[Problem]) -> RunData | None:
         rows=rows,
         options=options,
         summary=summary,
-        label_counts=_label_counts(load("holdings.json", MAX_HOLDINGS_BYTES), report),
+        label_counts=_label_counts(load(counts_file, MAX_LABEL_COUNTS_BYTES), lambda what: report(counts_file, what)),
         hours=_hours(folder, rows),
         block_bytes=[] if summary else _block_bytes(folder / "traffic.jsonl"),
     )
@@ -241,7 +243,7 @@ def _rows(path: Path, report: ReportProblem) -> list[dict[str, float]]:
                     break
                 lines += 1
                 try:
-                    last = facts.row(unsealed(line)[0])
+                    last = facts.row(parse_json_object(line)[0])
                 except ValueError:
                     damaged += 1
                     continue
@@ -260,12 +262,12 @@ def _rows(path: Path, report: ReportProblem) -> list[dict[str, float]]:
     return rows if last is None or rows[-1] is last else [*rows, last]
 
 
-def _label_counts(loaded: dict[str, Any], report: ReportProblem) -> dict[str, Any] | None:
+def _label_counts(loaded: dict[str, Any], report: Callable[[str], None]) -> dict[str, Any] | None:
     if not loaded:
         return None
     try:
         table = facts.label_counts(loaded)
         return table if len(table["counts"]) * len(table["classes"]) <= MAX_LABEL_COUNTS else None
     except ValueError:
-        report("holdings.json", "is not what a run writes: it is left out")
+        report("is not what a run writes: it is left out")
         return None

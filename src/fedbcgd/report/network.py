@@ -14,7 +14,7 @@ from fedbcgd.engine.run_folder import RunFolder
 from fedbcgd.errors import UserError
 from fedbcgd.network.profiles import PROFILES
 from fedbcgd.network.settings import Network
-from fedbcgd.runs.bias import Lean
+from fedbcgd.runs.bias import BlockBias
 from fedbcgd.runs.retiming import Tied, bias, check_target, configuration_of, hours, to_reach
 
 OWN = "own"
@@ -105,7 +105,7 @@ def format_hours(hours: float) -> str:
     return f"{hours * 3600:.3g} s" if hours < 1 / 60 else f"{hours:.3g} h"
 
 
-def bias_table(leans: Sequence[Lean], name: str) -> Table:
+def bias_table(leans: Sequence[BlockBias], name: str) -> Table:
     """Return a table of which clients served each block, by the speed of their uplinks."""
     whose = "the own network" if name == OWN else name
     out = Table(title=printable(f"who served each block ({whose})"), title_justify="left")
@@ -120,7 +120,7 @@ def bias_table(leans: Sequence[Lean], name: str) -> Table:
     return out
 
 
-def first_bias(folder: Path, chosen: Networks) -> tuple[str, list[Lean]]:
+def first_bias(folder: Path, chosen: Networks) -> tuple[str, list[BlockBias]]:
     """Return the name of the first network, and for each block which clients served it, by the links of that network."""
     name, network = next(iter(chosen.items()))
     return name, bias(folder, network)

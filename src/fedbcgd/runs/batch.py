@@ -1,4 +1,4 @@
-"""Several runs, one after the other: finished ones are kept, unfinished ones go on."""
+"""Several runs, one after the other: finished ones are not repeated, unfinished ones are resumed."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,16 +17,36 @@ from fedbcgd.runs.folder import finished
 
 @dataclass(frozen=True)
 class Planned:
+    """A run that is to be done.
+
+    Attributes:
+        label: its name in tables.
+        group: runs of one group differ in their seed only.
+        folder: relative to the folder of the batch.
+        config: its configuration.
+    """
+
     label: str
-    group: str  # runs of one group differ by their seed alone
+    group: str
     folder: str
     config: Config
 
 
 def run_all(runs: Sequence[Planned], folder: Path, shown: Any, figures: bool = True) -> dict[str, Outcome]:
-    """The outcome of each, by label. What is wrong with any of them is said before the first begins.
+    """Do several runs. All are checked before the first begins.
 
-    figures: whether each run draws its own; of many runs nobody looks at them, and they cost more than short runs do.
+    Args:
+        runs: what to do.
+        folder: that contains their folders.
+        shown: the display of progress.
+        figures: whether each run draws its figures, which takes longer than a short run.
+
+    Returns:
+        The outcome of each run by its label.
+
+    Raises:
+        UserError: a run cannot be done.
+        KeyboardInterrupt: the user stopped it; the same call resumes.
     """
     outcomes: dict[str, Outcome] = {}
     for planned in runs:
@@ -37,20 +57,18 @@ def run_all(runs: Sequence[Planned], folder: Path, shown: Any, figures: bool = T
     for planned in runs:
         if planned.label not in outcomes and planned.group not in examined:
             examine(planned.config, folder / planned.folder)
-            examined.add(planned.group)  # its other seeds differ in nothing that could fail
-    with keep_for(planned.config.where for planned in runs if planned.label not in outcomes):
+            examined.add(planned.group)  # its other runs differ in their seed only
+    with keep_for(planned.config.placement for planned in runs if planned.label not in outcomes):
         for k, planned in enumerate(runs):
             if planned.label in outcomes:
                 shown.skip(k, "finished before")
                 continue
             shown.begin(k)
-            place = folder / planned.folder
+            path = folder / planned.folder
             try:
-                outcomes[planned.label] = execute(
-                    planned.config, place, resume=True, callbacks=[shown], figures=figures
-                )
+                outcomes[planned.label] = execute(planned.config, path, resume=True, callbacks=[shown], figures=figures)
             except Diverged:
-                outcomes[planned.label] = RunFolder(place).outcome()
+                outcomes[planned.label] = RunFolder(path).outcome()
                 shown.skip(k, "diverged")
             except KeyboardInterrupt:
                 raise KeyboardInterrupt(f"interrupted; the same command goes on from there ({folder})") from None

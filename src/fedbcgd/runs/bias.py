@@ -1,4 +1,4 @@
-"""Whether blocks lean to fast clients: who served each block, by the speed of its uplink."""
+"""Whether some blocks are served by fast clients more often than by slow ones."""
 
 from array import array
 from collections.abc import Iterable
@@ -13,36 +13,55 @@ CLASSES = 5  # fifths of the clients, the slowest first
 
 
 @dataclass(frozen=True)
-class Lean:
-    """Of the uploads of one block that were accepted."""
+class BlockBias:
+    """Who sent the accepted uploads of one block.
+
+    Attributes:
+        block: its number, from 0.
+        uploads: how many were accepted.
+        clients: how many different ones sent them.
+        rank: mean rank of their uplinks: 0 is the slowest client, 1 the fastest; 0.5 is fair.
+        shares: of uploads from each fifth of the clients, the slowest first; 0.2 each is fair.
+        distance: total variation between the shares and fair ones: 0 is fair, 0.8 is one fifth alone. Chance alone
+            gives about √(1/uploads).
+    """
 
     block: int
     uploads: int
-    clients: int  # different ones
-    rank: float  # mean rank of their uplinks: 0 the slowest client, 1 the fastest; fair is 0.5
-    shares: tuple[float, ...]  # from each fifth of the clients, the slowest first; fair is 0.2 each
-    distance: float  # of the shares from fair ones (total variation): 0 fair, 0.8 one fifth alone
+    clients: int
+    rank: float
+    shares: tuple[float, ...]
+    distance: float
 
     def row(self) -> dict[str, float]:
+        """Return it as a row of a table."""
         fifths = {f"from_fifth_{k + 1}": share for k, share in enumerate(self.shares)}
         head = {"block": self.block + 1, "uploads": self.uploads, "clients": self.clients, "mean_rank": self.rank}
         return head | fifths | {"distance": self.distance}
 
 
-def leans(rounds: Iterable[Round], links: Links) -> list[Lean]:
-    """One for each block. `distance` is that of few uploads too: chance alone gives about √(1/uploads)."""
-    order = np.empty(len(links), int)
-    order[np.argsort(links.uplink, kind="stable")] = np.arange(len(links))
-    served: dict[int, array[int]] = {}
+def block_biases(rounds: Iterable[Round], links: Links) -> list[BlockBias]:
+    """Measure the bias of each block.
+
+    Args:
+        rounds: of a run.
+        links: of its clients.
+
+    Returns:
+        The bias of each block that was served, in their order.
+    """
+    rank_of = np.empty(len(links), int)
+    rank_of[np.argsort(links.uplink, kind="stable")] = np.arange(len(links))
+    clients_of: dict[int, array[int]] = {}
     for sent in rounds:
         for client, block, accepted in zip(sent.clients, sent.blocks, sent.accepted, strict=True):
             if accepted:
-                served.setdefault(block, array("q")).append(client)
+                clients_of.setdefault(block, array("q")).append(client)
     out = []
-    for block in sorted(served):
-        ranks = order[served[block]]
+    for block in sorted(clients_of):
+        ranks = rank_of[clients_of[block]]
         shares = np.bincount(ranks * CLASSES // len(links), minlength=CLASSES) / len(ranks)
         rank = float(ranks.mean()) / max(1, len(links) - 1)
         distance = float(np.abs(shares - 1 / CLASSES).sum() / 2)
-        out.append(Lean(block, len(ranks), len(set(served[block])), rank, tuple(map(float, shares)), distance))
+        out.append(BlockBias(block, len(ranks), len(set(clients_of[block])), rank, tuple(map(float, shares)), distance))
     return out

@@ -1,4 +1,4 @@
-"""Which files of a run folder are whole: what `fedbcgd check` says."""
+"""Finding damaged files in run folders, for `fedbcgd check`."""
 
 import os
 from collections.abc import Callable
@@ -11,24 +11,40 @@ import torch
 from fedbcgd.engine import checkpoint
 from fedbcgd.engine.run_folder import LARGEST, MOST, RunFolder, find_runs, read_rows
 from fedbcgd.errors import UserError
-from fedbcgd.files import checksum_of, open_regular, read_regular, read_tensors, unsealed, vouched
+from fedbcgd.files import bytes_checksum, open_regular, parse_json_object, read_regular, read_tensors, verify_checksum
 
 WHOLE, DAMAGED, MISSING, UNVERIFIED = "whole", "damaged", "missing", "unverified"
 
 
 @dataclass(frozen=True)
 class Finding:
+    """The state of one file.
+
+    Attributes:
+        file: its path relative to the run folder.
+        state: WHOLE, DAMAGED, MISSING, or UNVERIFIED if it has no checksum.
+        note: what is damaged.
+    """
+
     file: str
-    state: str  # one of those above
+    state: str
     note: str = ""
 
     @property
     def bad(self) -> bool:
+        """Whether the file is damaged or missing."""
         return self.state in (DAMAGED, MISSING)
 
 
 def check(path: Path) -> list[Finding]:
-    """A finding for each file of a run that is there or should be. Figures are not among them: they can be drawn again."""
+    """Check the files of a run.
+
+    Args:
+        path: of the run folder.
+
+    Returns:
+        A finding for each file that exists or should exist. Figures are left out, since they can be drawn again.
+    """
     return _Check(RunFolder(path)).findings
 
 
@@ -36,100 +52,119 @@ class _Check:
     def __init__(self, folder: RunFolder):
         self.findings: list[Finding] = []
         self._folder = folder
-        self._sealed = False  # a checksum was found
+        self._any_checksum = False
         summary = self._try(folder.summary, self._object)
         saved = self._checkpoints()
         flower = "clients_in_all" in saved or "flower" in [(summary or {}).get(key) for key in ("backend", "carrier")]
-        begun = bool(saved or summary)
-        self._try(folder.config, lambda path: vouched(read_regular(path, LARGEST)), begun and not flower)
-        self._try(folder.label_counts, self._object)
-        for file, needed in (
-            (folder.metrics, bool(saved.get("metrics"))),
-            (folder.traffic, bool(saved.get("traffic"))),
-        ):
-            self._try(file, lambda path: self._rows(path, saved), needed)
+        was_begun = bool(saved or summary)
+        self._try(folder.config, lambda path: verify_checksum(read_regular(path, LARGEST)), was_begun and not flower)
+        earlier = folder.path / "holdings.json"  # the name of label_counts.json in earlier versions
+        self._try(folder.label_counts if folder.label_counts.exists() else earlier, self._object)
+        for file in (folder.metrics, folder.traffic):
+            self._try(file, lambda path: self._rows(path, saved), required=bool(saved.get(file.stem)))
         finished = bool(summary) and summary.get("stopped") != "diverged"
         self._try(folder.model, lambda path: read_tensors(path)[2], finished)
-        if self._sealed:
-            # All files of a run have checksums or none has: of a single one, what it was kept in is damaged.
+        if self._any_checksum:
+            # Either all files of a run have checksums or none: if a single one is missing, it was damaged.
             self.findings = [
                 Finding(f.file, DAMAGED, "its checksum is missing") if f.state == UNVERIFIED else f
                 for f in self.findings
             ]
 
-    def _try(self, path: Path, look: Callable[[Path], Any], needed: bool = False) -> Any:
-        """Look at a file and note what was found. `look` gives whether it has a checksum (None: it is empty and needs none),
-        alone or behind what it read."""
+    def _try(self, path: Path, read: Callable[[Path], Any], required: bool = False) -> Any:
+        """Read a file, append a finding, and return the content.
+
+        Args:
+            path: of the file.
+            read: returns whether the file has a checksum (None if it is empty and needs none), or a tuple of its
+                content and that.
+            required: whether the file should exist.
+        """
         name = str(path.relative_to(self._folder.path))
         try:
-            found = look(path)
+            result = read(path)
         except (FileNotFoundError, NotADirectoryError):
-            if needed:
+            if required:
                 self.findings.append(Finding(name, MISSING))
             return None
         except (OSError, ValueError) as error:
-            said = error.strerror if isinstance(error, OSError) else str(error)
-            self.findings.append(Finding(name, DAMAGED, str(said).removeprefix(f"{path} is damaged: ")))
+            reason = error.strerror if isinstance(error, OSError) else str(error)
+            self.findings.append(Finding(name, DAMAGED, str(reason).removeprefix(f"{path} is damaged: ")))
             return None
-        read, checked = found if isinstance(found, tuple) else (None, found)
-        self._sealed |= bool(checked)
-        self.findings.append(Finding(name, UNVERIFIED if checked is False else WHOLE))
-        return read
+        content, has_checksum = result if isinstance(result, tuple) else (None, result)
+        self._any_checksum |= bool(has_checksum)
+        self.findings.append(Finding(name, UNVERIFIED if has_checksum is False else WHOLE))
+        return content
 
     @staticmethod
     def _object(path: Path) -> tuple[dict[str, Any], bool]:
-        return unsealed(read_regular(path, LARGEST))
+        return parse_json_object(read_regular(path, LARGEST))
 
     def _checkpoints(self) -> dict[str, Any]:
-        """Both of them with their client state; the values of the newer one that can be read."""
-        places = checkpoint.Checkpoints(self._folder.checkpoint, None)
-        there = [path for path in (places.path, places.previous) if os.path.lexists(path)]
-        newest: dict[str, Any] = {}
-        tables: list[dict[str, Any]] = []
+        """Check both checkpoints and the client state; return the values of the newest that can be read."""
+        checkpoints = checkpoint.Checkpoints(self._folder.checkpoint, None)
+        paths = (checkpoints.path, checkpoints.previous)
+        any_exists = any(os.path.lexists(path) for path in paths)
+        readable: list[dict[str, Any]] = []
 
-        def look(path: Path) -> tuple[dict[str, Any], bool]:
+        def read(path: Path) -> tuple[dict[str, Any], bool]:
             values = checkpoint.read(path)[1]
             return values, "format" in values
 
-        for path in (places.path, places.previous):
-            values = self._try(path, look, needed=path == places.path and bool(there))
+        for path in paths:
+            values = self._try(path, read, required=path == checkpoints.path and any_exists)
             if values is not None:
-                newest = newest or values
-                tables.append(values)
-        slots = {entry[0]: entry[2:] for values in tables for entry in values["clients"].values()}
+                readable.append(values)
+        newest = readable[0] if readable else {}
+        slots = {entry[0]: entry[2:] for values in readable for entry in values["clients"].values()}
         if slots:
-            self._try(places.clients, lambda path: _slots(path, newest.get("slot_bytes", 0), slots), needed=True)
+            size = newest.get("slot_bytes", 0)
+            self._try(checkpoints.clients, lambda path: _check_slots(path, size, slots), required=True)
         return newest
 
     @staticmethod
     def _rows(path: Path, saved: dict[str, Any]) -> bool | None:
-        rows, lines, checked = read_rows(read_regular(path, MOST))
+        rows, lines, has_checksums = read_rows(read_regular(path, MOST))
         if len(rows) < lines:
             raise ValueError(f"{lines - len(rows)} of {lines} rows")
-        said = saved.get(f"{path.stem}_rows", 0)
-        if lines < said:
-            raise ValueError(f"{said - lines} of the {said} rows that the checkpoint speaks of are not there")
-        return checked if lines else None
+        expected = saved.get(f"{path.stem}_rows", 0)
+        if lines < expected:
+            raise ValueError(f"{expected - lines} of the {expected} rows that the checkpoint counts are missing")
+        return has_checksums if lines else None
 
 
-def _slots(path: Path, size: int, slots: dict[int, list[int]]) -> bool:
-    wrong = 0
+def _check_slots(path: Path, size: int, slots: dict[int, list[int]]) -> bool:
+    """Compare each slot of client state with its checksum."""
+    damaged = 0
     with open_regular(path) as file:
-        for slot, said in slots.items():
-            if size and said:
+        for slot, checksum in slots.items():
+            if size and checksum:
                 file.seek(slot * size)
                 data = bytearray(file.read(size))
-                wrong += len(data) < size or checksum_of(torch.frombuffer(data, dtype=torch.uint8)) != said[0]
-    if wrong:
-        raise ValueError(f"{wrong} of the {len(slots)} states of clients that checkpoints speak of")
+                damaged += len(data) < size or bytes_checksum(torch.frombuffer(data, dtype=torch.uint8)) != checksum[0]
+    if damaged:
+        raise ValueError(f"{damaged} of the {len(slots)} client states that checkpoints name")
     return bool(size)
 
 
 def find(places: list[Path]) -> list[Path]:
-    """The run folders in these places."""
-    found = find_runs(places)
-    alone = [place for place in places if (place / "checkpoint").is_dir() and place not in found]
+    """Find run folders.
+
+    Args:
+        places: folders of runs, or folders that contain some.
+
+    Returns:
+        The run folders.
+
+    Raises:
+        UserError: there is none in one of the places.
+    """
+    runs = find_runs(places)
+    only_checkpoint = [place for place in places if (place / "checkpoint").is_dir() and place not in runs]
+    runs += only_checkpoint
     for place in places:
-        if not any(folder == place or place in folder.parents for folder in [*found, *alone]):
-            raise UserError(f"{place}: no run is in there; wanted is the folder of a run, or one that holds several")
-    return [*found, *alone]
+        if not any(folder == place or place in folder.parents for folder in runs):
+            raise UserError(
+                f"{place}: expected the folder of a run, or one that contains several, got one without runs"
+            )
+    return runs

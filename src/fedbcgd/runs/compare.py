@@ -1,4 +1,4 @@
-"""Algorithms side by side: the same data, the same budget, the same seeds."""
+"""Comparison of algorithms with the same data, budget and seeds."""
 
 import statistics
 from collections.abc import Mapping, Sequence
@@ -20,19 +20,33 @@ Outcomes = Mapping[str, dict[int, Outcome]]  # by algorithm and seed
 
 
 def plan(config: Config, names: Sequence[str], seeds: int) -> list[Planned]:
-    """A run for each algorithm and seed. `[algorithm]` speaks to all that have the option, `[compare.NAME]` to one."""
+    """Plan a run for each algorithm and seed.
+
+    Options of `[algorithm]` go to all algorithms that have them, those of `[compare.NAME]` to one.
+
+    Args:
+        config: of the comparison.
+        names: of the algorithms.
+        seeds: how many for each, from `run.seed`.
+
+    Returns:
+        The runs.
+
+    Raises:
+        UserError: an algorithm or an option does not exist, or is named twice.
+    """
     if not names:
-        raise UserError("algorithms: none is named")
+        raise UserError("algorithms: expected at least one name, got none")
     for name in (*names, *config.compare):
         if name not in algorithm_names():
             raise unknown("algorithm", name, algorithm_names())
     if len(set(names)) < len(names):
-        raise UserError(f"algorithms: one is named twice: {', '.join(names)}")
+        raise UserError(f"algorithms: expected each name once, got {', '.join(names)}")
     for kind in KINDS & set(config.algorithm):
-        raise UserError(f"algorithm.{kind}: in a comparison each algorithm has its own; [compare.NAME] sets it for one")
+        raise UserError(f"algorithm.{kind}: expected none in a comparison; set it for one algorithm in [compare.NAME]")
     for name, own in config.compare.items():
         if "name" in own:
-            raise UserError(f"compare.{name}.name: [compare.{name}] is {name}; it cannot be another")
+            raise UserError(f"compare.{name}.name: expected none, since the section is for {name}; leave it out")
     runs = []
     for name in names:
         own = config.compare.get(name, {})
@@ -41,13 +55,17 @@ def plan(config: Config, names: Sequence[str], seeds: int) -> list[Planned]:
             raw = config.model_dump()
             raw |= {"algorithm": {"name": name, **common, **own}, "compare": {}}
             raw["run"] |= {"seed": seed}
-            checked = check(raw, f"compare {name}")
             label = name if seeds == 1 else f"{name}, seed {seed}"
-            runs.append(Planned(label, name, f"{name}/seed-{seed}", checked))
+            runs.append(Planned(label, name, f"{name}/seed-{seed}", check(raw, f"compare {name}")))
     return runs
 
 
 def run(runs: Sequence[Planned], folder: Path, shown: Any) -> dict[str, dict[int, Outcome]]:
+    """Do the runs; see `run_all` for the arguments.
+
+    Returns:
+        The outcomes by algorithm and seed.
+    """
     done = run_all(runs, folder, shown)
     outcomes: dict[str, dict[int, Outcome]] = {}
     for planned in runs:
@@ -56,7 +74,7 @@ def run(runs: Sequence[Planned], folder: Path, shown: Any) -> dict[str, dict[int
 
 
 def rows(outcomes: Outcomes) -> list[dict[str, Any]]:
-    """A row for each run: its last metrics and what it cost."""
+    """Make a row for each run, with its last metrics and its cost."""
     return [
         {
             "algorithm": name,
@@ -71,13 +89,14 @@ def rows(outcomes: Outcomes) -> list[dict[str, Any]]:
 
 
 def write(outcomes: Outcomes, folder: Path) -> None:
-    table_rows = rows(outcomes)
-    write_text(folder / "compare.csv", as_csv(table_rows))
+    """Write compare.csv and compare.png to a folder."""
+    write_text(folder / "compare.csv", as_csv(rows(outcomes)))
     curves = {name: [o.rows for o in group.values() if o.rows] for name, group in outcomes.items()}
     plots.bands({name: rows for name, rows in curves.items() if rows}, folder / "compare.png")
 
 
 def table(outcomes: Outcomes) -> Table:
+    """Make the table of means and standard deviations over the seeds."""
     out = Table(title="mean ± standard deviation over seeds", title_justify="left")
     out.add_column("algorithm", no_wrap=True)
     for column in (
@@ -93,15 +112,15 @@ def table(outcomes: Outcomes) -> Table:
         out.add_column(column, justify="right")
     for name, by_seed in outcomes.items():
         group = list(by_seed.values())
-        kept = [o for o in group if not o.diverged]
-        lost = f"{len(group) - len(kept)} of {len(group)} diverged" if len(kept) < len(group) else ""
+        converged = [o for o in group if not o.diverged]
+        diverged = f"{len(group) - len(converged)} of {len(group)} diverged" if len(converged) < len(group) else ""
         metric = "validation" if "validation_loss" in group[0].final else "test"
         nan = float("nan")
         out.add_row(
             printable(name),
             str(len(group)),
-            _kept([o.final.get(f"{metric}_accuracy", nan) for o in kept], lost),
-            _spread([o.final.get(f"{metric}_loss", nan) for o in kept]) if kept else "–",
+            _with_note([o.final.get(f"{metric}_accuracy", nan) for o in converged], diverged),
+            _spread([o.final.get(f"{metric}_loss", nan) for o in converged]) if converged else "–",
             _spread([o.rounds for o in group], 0),
             _spread([o.ledger.upload_d for o in group], 2),
             f"{max(o.ledger.upload_max_bytes for o in group) / 1e6:.3f}",
@@ -111,13 +130,13 @@ def table(outcomes: Outcomes) -> Table:
     return out
 
 
-def _kept(values: Sequence[float], lost: str) -> str:
-    """Over the seeds that did not diverge; how many did is always told."""
+def _with_note(values: Sequence[float], note: str) -> str:
     if not values:
-        return lost
-    return f"{_spread(values)} ({lost})" if lost else _spread(values)
+        return note
+    return f"{_spread(values)} ({note})" if note else _spread(values)
 
 
 def _spread(values: Sequence[float], digits: int = 4) -> str:
+    """Format mean ± standard deviation; the mean alone if all values are equal."""
     mean = f"{statistics.fmean(values):.{digits}f}"
     return f"{mean} ± {statistics.stdev(values):.{digits}f}" if len(values) > 1 and len(set(values)) > 1 else mean

@@ -17,53 +17,55 @@ from fedbcgd.backends.registry import BACKENDS
 from fedbcgd.core.parts import Section, explain_error
 from fedbcgd.data.names import EMBEDDED, QUADRATICS
 from fedbcgd.errors import UserError
-from fedbcgd.files import read_regular, vouched
+from fedbcgd.files import read_regular, verify_checksum
 from fedbcgd.network.links import COLUMNS
 from fedbcgd.network.profiles import Distribution
 from fedbcgd.network.settings import Network
 from fedbcgd.runs.secrets import looks_secret, mask_config
 
-# `[algorithm]` is checked by make_algorithm: which keys it may have depends on the algorithm.
-
 log = logging.getLogger("fedbcgd")
 
 
 class Data(Section):
+    """`[data]`: the data set, and its partition over the clients."""
+
     name: str = Field(
         EMBEDDED,
-        description="embedded: 10,000 train and 2,000 test images of Fashion-MNIST, in the package; a name that `fedbcgd "
-        "data list` shows; module:attribute of your own loader; or quadratics, see [quadratics]",
+        description="embedded: 10,000 train and 2,000 test images of Fashion-MNIST, in the package; a name that "
+        "`fedbcgd data list` shows; module:attribute of your own loader; or quadratics, see [quadratics]",
     )
     clients: int = Field(100, ge=1, description="M: clients in the federation")
     partition: Literal["dirichlet", "dirichlet-unequal", "iid", "shards", "quantity", "group"] = Field(
         "dirichlet",
         description="how the training set is split over them: also dirichlet-unequal, iid, shards, quantity, group",
     )
-    dirichlet: float = Field(0.6, gt=0, description="ρ: small for few labels per client")
+    dirichlet: float = Field(0.6, gt=0, description="ρ: the smaller, the fewer labels a client has")
     shards: int = Field(2, ge=1, description="for shards: how many each client gets of the examples sorted by label")
-    spread: float = Field(0.5, gt=0, description="for quantity: small for clients of very unequal size")
-    positive: int | None = Field(None, ge=0, description="this label against all others: two classes, 1 and 0")
+    spread: float = Field(0.5, gt=0, description="for quantity: the smaller, the more unequal the clients' sizes")
+    positive: int | None = Field(None, ge=0, description="makes two classes: this label is 1, all others are 0")
     validation: float = Field(
         0.0,
         ge=0,
         lt=1,
-        description="share of the training set held out; if positive, metrics are of it and not of the test set",
+        description="share of the training set to hold out; metrics are then computed on it, not on the test set",
     )
-    augment: bool = Field(False, description="training images moved by up to 4 pixels, and mirrored at random")
+    augment: bool = Field(False, description="move training images by up to 4 pixels and mirror half of them")
     resize: int | None = Field(None, ge=1, le=4096, description="the side that images are scaled to")
     crop: int | None = Field(
-        None, ge=1, le=4096, description="the side then cut out: at random with augment, else from the middle"
+        None, ge=1, le=4096, description="the side that is then cut out: at random with augment, else from the middle"
     )
     options: dict[str, Any] = Field(default_factory=dict, description="arguments of your own loader")
 
 
 class Model(Section):
+    """`[model]`: the network and its initial weights."""
+
     name: str = Field(
         "lenet5",
         description="lenet5, vgg11, vgg19, resnet18, vit-base, vit-small, logistic, binary-logistic, binary-sigmoid; "
         "module:attribute of your own factory; hf:FOLDER with a transformers configuration; point, for quadratics",
     )
-    width: float | None = Field(None, gt=0, le=16, description="channels of a convolutional network, times this")
+    width: float | None = Field(None, gt=0, le=16, description="factor on the channels of a convolutional network")
     norm: Literal["none", "group", "batch"] | None = Field(None, description="of resnet18 (group) and vgg (none)")
     weights: str | None = Field(
         None, description="a file to start from; for vit-base also a Hugging Face id, timm's and transformers' names"
@@ -72,45 +74,47 @@ class Model(Section):
 
 
 class Quadratics(Section):
-    """A problem with a known optimum; its metric is `gap`."""
+    """`[quadratics]`: a problem with a known optimum; its metric is `gap`."""
 
     dim: int = Field(20, ge=1, description="d")
     beta: float = Field(10.0, gt=0, description="β: the largest curvature")
     mu: float = Field(1.0, gt=0, description="μ: the smallest curvature")
-    sigma: float = Field(1.0, ge=0, description="σ: deviation of a single example's gradient from its client's")
+    sigma: float = Field(1.0, ge=0, description="σ: standard deviation of an example's gradient around its client's")
     G: float = Field(5.0, ge=0, description="G: root mean square of the clients' gradients at the optimum")
     examples: int = Field(10, ge=1, description="of each client")
 
 
 @cache
-def _tell_of_the_new_name() -> None:
-    """Once in a process: hundreds of runs may be read."""
+def _warn_of_carrier() -> None:
+    """Warn once in a process: hundreds of runs may be read."""
     log.warning("run.carrier is called run.backend now; the old name works in this version only")
 
 
 class Run(Section):
+    """`[run]`: seed, cohort, when to stop, and where clients compute."""
+
     seed: int = Field(
         0, ge=0, lt=2**63, description="of every random draw: partition, initial weights, cohorts, minibatches"
     )
     cohort: int = Field(10, ge=1, description="S: clients sampled in a round")
-    rounds: int | None = Field(None, ge=1, description="stop after so many rounds")
+    rounds: int | None = Field(None, ge=1, description="stop after this many rounds")
     budget: float | None = Field(
-        None, gt=0, le=1e9, description="stop at so much upload, in units of the model's size d"
+        None, gt=0, le=1e9, description="stop at this much upload, in units of the model's size d"
     )
     target: float | None = Field(None, gt=0, le=1, description="stop at this accuracy")
     evaluate_every: int = Field(1, ge=1, description="rounds between evaluations")
     checkpoint_every: int | None = Field(
         None, ge=1, description="rounds between checkpoints; unset: under 2 % of the time"
     )
-    workers: int | None = Field(None, ge=0, description="processes; 0 for this one alone; unset: one per core")
+    workers: int | None = Field(None, ge=0, description="processes; 0: this process only; unset: one per core")
     backend: str = Field("workers", description="; ".join(f"{b.name}: {b.summary}" for b in BACKENDS.values()))
     address: str | None = Field(None, description='of the cluster: "auto", "host:port"; unset: Ray is started here')
     gpus: float | None = Field(None, ge=0, description="with ray: the share of a GPU that each actor gets")
     together: int | None = Field(
         None,
         ge=1,
-        description="clients computed in one multiplication, for logistic, binary-logistic, binary-sigmoid: faster, and "
-        "equal up to rounding",
+        description="clients computed in one multiplication, for logistic, binary-logistic, binary-sigmoid: faster, "
+        "and equal up to rounding",
     )
     device: str = Field("cpu", description="where clients compute: cpu, cuda, mps")
     tensorboard: bool = Field(False, description="also write TensorBoard events (extra `tensorboard`)")
@@ -125,14 +129,19 @@ class Run(Section):
 
     @model_validator(mode="before")
     @classmethod
-    def _earlier_names(cls, given: Any) -> Any:
-        if isinstance(given, dict) and "carrier" in given:
-            _tell_of_the_new_name()
-            given = {"backend" if key == "carrier" else key: value for key, value in given.items()}
-        return given
+    def _rename_carrier(cls, values: Any) -> Any:
+        if isinstance(values, dict) and "carrier" in values:
+            _warn_of_carrier()
+            values = {"backend" if key == "carrier" else key: value for key, value in values.items()}
+        return values
 
 
 class Config(Section):
+    """The configuration of a run.
+
+    `[algorithm]` is checked by `make_algorithm`, since its keys depend on the algorithm.
+    """
+
     data: Data = Data()
     model: Model = Model()
     algorithm: dict[str, Any] = {"name": "fedbcgd"}
@@ -140,21 +149,22 @@ class Config(Section):
     quadratics: Quadratics | None = None
     network: Network | None = None
     compare: dict[str, dict[str, Any]] = Field(
-        default_factory=dict, description="options for one algorithm alone in `fedbcgd compare`"
+        default_factory=dict, description="options for a single algorithm in `fedbcgd compare`"
     )
 
     @property
-    def where(self) -> Placement:
+    def placement(self) -> Placement:
+        """Where the clients compute."""
         run = self.run
         return Placement(run.backend, run.workers, run.address, run.gpus, run.device)
 
     def text(self) -> str:
-        """As TOML; what looks like a secret is masked."""
+        """Write it as TOML, with secrets masked."""
         return tomli_w.dumps(_without_unset(mask_config(self.model_dump())))
 
 
 def _without_unset(values: Any) -> Any:
-    """Leave out what is None, for which TOML has no word, and empty tables."""
+    """Leave out None, which TOML does not have, and empty tables."""
     if isinstance(values, Mapping):
         return {k: _without_unset(v) for k, v in values.items() if v is not None and v != {}}
     return [_without_unset(v) for v in values] if isinstance(values, list) else values
@@ -167,18 +177,31 @@ SECTIONS |= {"network": Network, **dict.fromkeys((*COLUMNS, "availability"), Dis
 EXTENDABLE = {"run.rounds", "run.budget", "run.target", "run.workers", "run.checkpoint_every", "run.tensorboard"}
 EXTENDABLE |= {"run.backend", "run.address", "run.gpus"}
 
-LARGEST = 1 << 16  # bytes of the configuration of a run folder that may come from anywhere
-MOST_DOTS = 2000  # in one line of it: the parser's memory grows with the square of a key's parts
+# Limits for a configuration from a run folder, which may come from anywhere.
+LARGEST = 1 << 16  # bytes
+MOST_DOTS = 2000  # in a line: the memory of the parser grows with the square of the parts of a key
 
 
 def load(path: Path, overrides: Sequence[str] = (), run: Mapping[str, Any] | None = None) -> Config:
-    """Read a TOML file and apply `section.key=value` overrides, then values of `[run]` (None unsets)."""
+    """Read a configuration from a TOML file.
+
+    Args:
+        path: of the file.
+        overrides: items such as "run.seed=1".
+        run: further values of `[run]`, which are set last; None unsets.
+
+    Returns:
+        The configuration, checked.
+
+    Raises:
+        UserError: the file cannot be read, or a value is wrong.
+    """
     try:
         raw = tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise UserError(f"{path} does not exist; `fedbcgd init {path}` writes one to start from") from None
     except IsADirectoryError:
-        raise UserError(f"{path} is a folder; a TOML file is wanted") from None
+        raise UserError(f"{path}: expected a TOML file, got a folder") from None
     except OSError as error:
         raise UserError(f"{path} cannot be read: {error.strerror}") from None
     except UnicodeDecodeError as error:
@@ -193,15 +216,21 @@ def load(path: Path, overrides: Sequence[str] = (), run: Mapping[str, Any] | Non
 
 
 def read_table(path: Path) -> dict[str, Any]:
-    """Read the config.toml of a run folder that may come from anywhere; the values are not checked.
+    """Read the config.toml of a run folder, without checking the values.
+
+    Args:
+        path: of the file, which may come from anywhere.
+
+    Returns:
+        Its tables.
 
     Raises:
         UserError: it is no regular file, too large, damaged, or not TOML.
-        OSError: it is not there, or cannot be read.
+        OSError: it does not exist, or cannot be read.
     """
     data = read_regular(path, LARGEST)
     try:
-        vouched(data)
+        verify_checksum(data)
         text = data.decode()
         if max(line.count(".") for line in text.split("\n")) > MOST_DOTS:
             raise ValueError(f"a line has more than {MOST_DOTS:,} dots")
@@ -211,21 +240,44 @@ def read_table(path: Path) -> dict[str, Any]:
 
 
 def check(raw: Mapping[str, Any], where: str) -> Config:
-    """A configuration from plain values; every mistake is named with its field."""
+    """Make a configuration from tables of values.
+
+    Args:
+        raw: the tables.
+        where: their source, for messages.
+
+    Returns:
+        The configuration.
+
+    Raises:
+        UserError: a value is wrong, or values do not go together; the message names the field.
+    """
     raw = {**raw}
     if isinstance(raw.get("algorithm"), dict):
         raw["algorithm"] = {"name": "fedbcgd", **raw["algorithm"]}
     try:
         config = Config(**raw)
     except ValidationError as error:
-        raise UserError("\n".join(f"{where}: {explain(e)}" for e in error.errors())) from None
-    for problem in _impossible(config):
+        raise UserError("\n".join(f"{where}: {_explain(e)}" for e in error.errors())) from None
+    for problem in _contradictions(config):
         raise UserError(f"{where}: {problem}")
     algorithm_of(config, where)
     return config
 
 
 def algorithm_of(config: Config, where: str) -> Any:
+    """Make the algorithm of a configuration.
+
+    Args:
+        config: of a run.
+        where: its source, for messages.
+
+    Returns:
+        The algorithm.
+
+    Raises:
+        UserError: an option is wrong.
+    """
     from fedbcgd.algorithms.registry import make_algorithm
 
     try:
@@ -235,8 +287,10 @@ def algorithm_of(config: Config, where: str) -> Any:
 
 
 def complete(config: Config) -> Config:
-    """The same with every default of its algorithm written out, so that it reproduces the run under later defaults, and
-    measurements found from any folder."""
+    """Write out all defaults of the algorithm, and make the path of measurements absolute.
+
+    So the configuration reproduces the run in a later version with other defaults, and from any folder.
+    """
     network = config.network
     if network is not None and network.csv is not None:
         network = network.model_copy(update={"csv": str(Path(network.csv).resolve())})
@@ -244,20 +298,29 @@ def complete(config: Config) -> Config:
 
 
 def differences(a: Config, b: Config) -> list[str]:
-    """Lines `section.key: this → that`, leaving out what may change between a run and its continuation, and secrets,
-    which a run folder does not have."""
-    one, two = flat(mask_config(a.model_dump())), flat(mask_config(b.model_dump()))
-    keys = [k for k in {**one, **two} if one.get(k) != two.get(k) and k not in EXTENDABLE and not looks_secret(k)]
-    return [f"{k}: {_shown(one.get(k))} → {_shown(two.get(k))}" for k in keys]
+    """List how two configurations differ.
+
+    What may change when a run is resumed is left out, and so are secrets, which a run folder does not have.
+
+    Args:
+        a: a configuration.
+        b: another one.
+
+    Returns:
+        Lines `section.key: value in a → value in b`.
+    """
+    old, new = flat(mask_config(a.model_dump())), flat(mask_config(b.model_dump()))
+    keys = [k for k in {**old, **new} if old.get(k) != new.get(k) and k not in EXTENDABLE and not looks_secret(k)]
+    return [f"{k}: {_format(old.get(k))} → {_format(new.get(k))}" for k in keys]
 
 
 def template() -> str:
-    """A commented file that says the same as an empty one."""
+    """Write a configuration file with all defaults and comments; it has the same effect as an empty file."""
     from fedbcgd.algorithms.local_rules import LocalRule
     from fedbcgd.algorithms.registry import algorithm_names, make_algorithm
 
     parts = [
-        "# A run of fedbcgd: `fedbcgd run THIS-FILE --out FOLDER`. What is commented out shows the default or a choice."
+        "# A run of fedbcgd: `fedbcgd run THIS-FILE --out FOLDER`. Lines that are commented out show a default or a choice."
     ]
     for name, section in (("data", Data), ("model", Model)):
         parts.append(_section(name, section))
@@ -267,7 +330,7 @@ def template() -> str:
     for part in (chosen.uplink, chosen.local, chosen.server):
         for key, info in type(part).model_fields.items():
             line = _line(key, getattr(part, key), info.description)
-            # what every algorithm has stands; what only some have is a comment, so that `name` can be changed alone
+            # Options that only some algorithms have are comments, so that `name` can be changed without other changes.
             lines.append(line if key in LocalRule.model_fields or line.startswith("#") else f"# {line}")
     lines.append(
         "# "
@@ -280,8 +343,8 @@ def template() -> str:
         + _line(
             "uplink",
             "blocks",
-            "what each client sends: whole, blocks, or matched, blocks that fit the links of [network] (haste = 0.9: from "
-            "0, fair, to 1, fast)",
+            "what each client sends: whole, blocks, or matched, blocks that fit the links of [network] (haste = 0.9: "
+            "from 0, fair, to 1, fast)",
         )
     )
     lines.append(_line("weighting", "uniform", "of clients in a mean: uniform, or examples"))
@@ -293,9 +356,9 @@ def template() -> str:
     parts.append("\n".join(lines))
     parts.append(_section("run", Run).replace("# rounds = …", "rounds = 100"))
     lines = _section("network", Network).splitlines()
-    told = "# Whose links the clients have; rows of metrics then have `hours` (docs/network.md):"
-    parts.append("\n".join([told, *(line if line.startswith("#") else f"# {line}" for line in lines)]))
-    parts.append("# Options for one algorithm alone when several are compared:\n# [compare.fedavg]\n# lr = 0.05")
+    title = "# The simulated links of the clients; metrics then have a column `hours` (docs/network.md):"
+    parts.append("\n".join([title, *(line if line.startswith("#") else f"# {line}" for line in lines)]))
+    parts.append("# Options for a single algorithm when several are compared:\n# [compare.fedavg]\n# lr = 0.05")
     return "\n\n".join(parts) + "\n"
 
 
@@ -315,61 +378,70 @@ def _line(key: str, default: Any, description: str | None) -> str:
 
 def _override(raw: dict[str, Any], item: str) -> None:
     path, equals, text = item.partition("=")
-    steps = path.strip().split(".")
-    if not equals or len(steps) < 2 or not all(steps):
-        raise UserError(f"--set {item}: wanted is section.key=value, such as run.seed=1")
+    keys = path.strip().split(".")
+    if not equals or len(keys) < 2 or not all(keys):
+        raise UserError(f"--set {item}: expected section.key=value, such as run.seed=1")
     table: Any = raw
-    for step in steps[:-1]:
-        table = table.setdefault(step, {})
+    for key in keys[:-1]:
+        table = table.setdefault(key, {})
         if not isinstance(table, dict):
-            raise UserError(f"--set {item}: {step} is a value, not a section")
+            raise UserError(f"--set {item}: {key}: expected a section, got a value")
+    table[keys[-1]] = parse_value(text)
+
+
+def parse_value(text: str) -> Any:
+    """Parse a value from the command line as TOML; what is not TOML is a string, so that no quotes are needed."""
     try:
-        table[steps[-1]] = tomllib.loads(f"v = {text}")["v"]
+        return tomllib.loads(f"v = {text.strip()}")["v"]
     except tomllib.TOMLDecodeError:
-        table[steps[-1]] = text.strip()  # a bare word is a string
+        return text.strip()
 
 
-def _impossible(config: Config) -> list[str]:
-    run, data = config.run, config.data
-    out = [f"run.{problem}" for problem in config.where.problems()]
+def _contradictions(config: Config) -> list[str]:
+    """List the values that do not go together."""
+    run, data, chosen = config.run, config.data, config.quadratics
+    out = [f"run.{problem}" for problem in config.placement.problems()]
     if run.rounds is None and run.budget is None and run.target is None:
-        out.append("run: say when to stop: rounds, budget or target")
+        out.append("run: expected rounds, budget or target, which say when to stop, got none of them")
     if (data.name == QUADRATICS) != (config.model.name == "point"):
         out.append(
-            f"model.name: data {data.name!r} and model {config.model.name!r} do not go together; quadratics want point"
+            f"model.name: expected point with data.name = 'quadratics' and only then, got model {config.model.name!r} "
+            f"with data {data.name!r}"
         )
-    if config.quadratics is not None and data.name != QUADRATICS:
-        out.append("quadratics: this section belongs to data.name = 'quadratics'")
-    if config.quadratics is not None and config.quadratics.mu > config.quadratics.beta:
-        out.append(f"quadratics.mu: at most beta = {config.quadratics.beta:g}, given {config.quadratics.mu:g}")
+    if chosen is not None and data.name != QUADRATICS:
+        out.append(f"quadratics: expected this section only with data.name = 'quadratics', got {data.name!r}")
+    if chosen is not None and chosen.mu > chosen.beta:
+        out.append(f"quadratics.mu: expected at most beta = {chosen.beta:g}, got {chosen.mu:g}")
     if data.name == QUADRATICS and (data.validation or run.target is not None):
-        out.append("data.validation and run.target need images: the metric of quadratics is the gap to the optimum")
-    if config.network is not None and config.network.crash and (problem := config.where.crash_problem()):
+        out.append(
+            "data.validation and run.target: expected neither with quadratics, whose metric is the gap to the optimum"
+        )
+    if config.network is not None and config.network.crash and (problem := config.placement.crash_problem()):
         out.append(f"network.{problem}")
     if run.cohort > data.clients:
-        out.append(f"run.cohort: {run.cohort} clients cannot be sampled of data.clients = {data.clients}")
+        out.append(f"run.cohort: expected at most data.clients = {data.clients}, got {run.cohort}")
     return out
 
 
-def explain(error: Any) -> str:
-    """One of pydantic's errors, said to a person."""
+def _explain(error: Any) -> str:
+    """Word one of pydantic's errors for the user."""
     section: Any = Config
-    for step in [str(step) for step in error["loc"]][:-1]:
-        section = SECTIONS.get(step, section)
+    for key in [str(step) for step in error["loc"]][:-1]:
+        section = SECTIONS.get(key, section)
     return explain_error(error, section)
 
 
 def flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested tables as one, under names with dots."""
+    """Flatten nested tables: values by their dotted names, tuples as lists."""
     out: dict[str, Any] = {}
-    for key, v in values.items():
-        out |= flat(v, f"{prefix}{key}.") if isinstance(v, Mapping) else {f"{prefix}{key}": _plain(v)}
+    for key, value in values.items():
+        out |= flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": _as_list(value)}
     return out
 
 
-def _plain(v: Any) -> Any:
-    return [_plain(item) for item in v] if isinstance(v, (list, tuple)) else v
+def _as_list(value: Any) -> Any:
+    return [_as_list(item) for item in value] if isinstance(value, (list, tuple)) else value
 
 
-def _shown(v: Any) -> str:
-    return "unset" if v is None else json.dumps(v, ensure_ascii=False, default=str)  # in one line, a list too
+def _format(value: Any) -> str:
+    return "unset" if value is None else json.dumps(value, ensure_ascii=False, default=str)  # a list too is one line

@@ -25,10 +25,11 @@ ALGORITHMS: dict[str, dict[str, Any]] = {
     "fedbcgd": {"blocks": 5, "momentum": 0.5},
     "fedpaq": {"levels": 127},
 }
-ROW_EVERY_D = 0.8  # an evaluation about every so much upload
+ROW_EVERY_D = 0.8  # upload between evaluations, in d, approximately
 
 
 def introduce(console: Console, budget: float, seed: int) -> None:
+    """Print what is going to be run."""
     console.print(
         f"LeNet-5 on 10,000 images of Fashion-MNIST: {CLIENTS} clients, {COHORT} in a round, Dirichlet {RHO}, "
         f"upload budget {budget:g} d for each algorithm, seed {seed}",
@@ -37,16 +38,27 @@ def introduce(console: Console, budget: float, seed: int) -> None:
     local = ", ".join(f"{k} {v:g}" for k, v in LOCAL.items())
     console.print(f"local SGD for each: {local}", highlight=False)
     for name, options in ALGORITHMS.items():
-        given = ", ".join(f"{k} {v:g}" for k, v in options.items()) or "nothing else"
-        console.print(f"  {name}: {given}", highlight=False)
+        listed = ", ".join(f"{k} {v:g}" for k, v in options.items()) or "no further options"
+        console.print(f"  {name}: {listed}", highlight=False)
 
 
 def run(budget: float, seed: int, folder: Path) -> dict[str, Result]:
-    """Run all of them; what is finished is on disk, also when the rest is interrupted."""
+    """Run all algorithms, and write metrics and figures of those that have rows, also after an interruption.
+
+    Args:
+        budget: upload of each algorithm, in d.
+        seed: of the partition, the model and the runs.
+        folder: for metrics and figures.
+
+    Returns:
+        The results by algorithm.
+    """
     train, test = fashion_mnist()
     labels = train.labels.numpy()
     parts = dirichlet(labels, CLIENTS, RHO, seed)
-    plots.label_counts(label_counts(labels, parts), folder / "holdings.png", CLASSES, f"Dirichlet {RHO}, seed {seed}")
+    plots.label_counts(
+        label_counts(labels, parts), folder / "label_counts.png", CLASSES, f"Dirichlet {RHO}, seed {seed}"
+    )
     clients = split(train, parts)
     with torch.random.fork_rng([]):
         torch.manual_seed(seed)
@@ -89,6 +101,7 @@ def run(budget: float, seed: int, folder: Path) -> dict[str, Result]:
 
 
 def conclude(console: Console, results: Mapping[str, Result], budget: float, folder: Path) -> None:
+    """Print the table of results, and when each algorithm reached FedAvg's last accuracy."""
     console.print(runs.table(results, f"The same upload budget for each: {budget:g} d"))
     baseline = results["fedavg"]
     reached = baseline.final["test_accuracy"]
@@ -96,11 +109,11 @@ def conclude(console: Console, results: Mapping[str, Result], budget: float, fol
         if name == "fedavg":
             continue
         first = runs.upload_to_reach(result, "test_accuracy", reached)
-        told = f"after {first:.1f} d" if first is not None else "not within the budget"
+        when = f"after {first:.1f} d" if first is not None else "not within the budget"
         console.print(
-            f"FedAvg's last accuracy ({reached:.4f} at {baseline.ledger.upload_d:.1f} d) was reached by {name} {told}",
+            f"FedAvg's last accuracy ({reached:.4f} at {baseline.ledger.upload_d:.1f} d) was reached by {name} {when}",
             highlight=False,
         )
     console.print(
-        f"Plots and metrics: {folder}/curves.png, {folder}/holdings.png, {folder}/metrics.csv", highlight=False
+        f"Plots and metrics: {folder}/curves.png, {folder}/label_counts.png, {folder}/metrics.csv", highlight=False
     )

@@ -23,11 +23,11 @@ from fedbcgd.engine.run_folder import JsonlFile, RunFolder, exclusive_lock, swee
 from fedbcgd.engine.signals import uninterrupted
 from fedbcgd.errors import Diverged, UserError
 from fedbcgd.files import (
+    add_checksum,
     as_json,
     make_folder,
     refuse_link,
     remove,
-    sealed,
     write_tensors,
     write_text,
 )
@@ -102,14 +102,14 @@ class _Prepared:
         settings = config.run
         self.config = config
         refuse_masked(config.model_dump())
-        config.where.check()
+        config.placement.check()
         self.experiment = experiment = make_experiment(config)
         algorithm = configuration.algorithm_of(config, "configuration")
         model, clients = experiment.model, experiment.clients
         algorithm = fit_to_links(algorithm, config.network, model, clients, settings.cohort, settings.seed)
         job = make_job(
             *(model, clients, algorithm, experiment.test, settings.seed, experiment.loss, experiment.metrics),
-            device=config.where.home,
+            device=config.placement.home,
             together=settings.together,
         )
         if ":" in config.model.name + config.data.name:  # a user's own code
@@ -134,10 +134,10 @@ def _execute(prepared: _Prepared, folder: RunFolder, callbacks: Sequence[Callbac
         network.restore(before["network"])
     remove(folder.summary)  # a summary says that a run is finished
     text = config.text()
-    write_text(folder.config, sealed(text))
+    write_text(folder.config, add_checksum(text))
     if experiment.counts is not None:
         label_counts = as_json({"classes": experiment.classes, "counts": experiment.counts.tolist()})
-        write_text(folder.label_counts, sealed(label_counts) + "\n")
+        write_text(folder.label_counts, add_checksum(label_counts) + "\n")
     with (
         run,
         JsonlFile.resumed(folder.metrics, before) as metrics,
@@ -171,17 +171,17 @@ def _execute(prepared: _Prepared, folder: RunFolder, callbacks: Sequence[Callbac
             summary["notes"] = list(experiment.notes)
             if network.links is not None:
                 summary["links"] = network.links.digest()
-            write_text(folder.summary, sealed(as_json(summary, indent=1)) + "\n")
+            write_text(folder.summary, add_checksum(as_json(summary, indent=1)) + "\n")
 
         loop = run.start(
-            partial(make_backend, where=config.where),
+            partial(make_backend, where=config.placement),
             every=settings.evaluate_every,
             # Rows are on disk before any other callback sees them.
             callbacks=[write_rows, *callbacks, *_tensorboard(config, folder), write_checkpoint],
             metric_prefix=experiment.prefix,
             rows=metrics.rows,
             seconds=before["seconds"] if before else 0.0,
-            overlap=config.where.entry.overlaps_evaluation,
+            overlap=config.placement.entry.overlaps_evaluation,
             on_commit=record_traffic,
         )
         loop.backend.clock.add(before["clock"] if before else {})
@@ -225,7 +225,7 @@ def _draw(folder: RunFolder, outcome: Outcome, experiment: Experiment) -> None:
 
     plots.curves({outcome.algorithm: outcome.rows}, folder.path / "curve.png")
     if experiment.counts is not None:
-        plots.label_counts(experiment.counts, folder.path / "holdings.png", experiment.classes)
+        plots.label_counts(experiment.counts, folder.path / "label_counts.png", experiment.classes)
 
 
 def _refuse_foreign(

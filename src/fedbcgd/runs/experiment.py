@@ -1,4 +1,4 @@
-"""What a configuration names, made: data, model, clients."""
+"""Building what a configuration names: data, model and clients."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ from fedbcgd.data.images import Images
 from fedbcgd.data.names import QUADRATICS
 from fedbcgd.data.sources import Tensors, as_source, split
 from fedbcgd.errors import UserError
-from fedbcgd.models.make import call, load_attribute, make_model
+from fedbcgd.models.make import call_factory, load_attribute, make_model
 from fedbcgd.models.problems import quadratics
 from fedbcgd.rng import stream
 from fedbcgd.runs.config import Config, Data, Quadratics
@@ -24,25 +24,40 @@ Splittable = Images | Tensors
 
 @dataclass
 class Experiment:
+    """Objects built from a Config.
+
+    Attributes:
+        model: with its initial weights.
+        clients: their data.
+        test: what metrics are computed on.
+        prefix: of the metrics: "test", or "validation".
+        loss: if it is not the cross entropy.
+        metrics: if they are not those of classification.
+        counts: examples of each label at each client, if there are labels.
+        classes: names of the labels.
+        digest: of the data set.
+        notes: messages for the user.
+    """
+
     model: nn.Module
     clients: Sequence[Any]
     test: Any
-    prefix: str  # of its metrics: test, or validation
-    loss: Loss | None = None  # classification, unless the problem says otherwise
+    prefix: str
+    loss: Loss | None = None
     metrics: Metrics | None = None
-    counts: np.ndarray | None = None  # labels of each client, where there are labels
+    counts: np.ndarray | None = None
     classes: tuple[str, ...] = ()
-    digest: str = ""  # of the data set
-    notes: tuple[str, ...] = ()  # what a user should hear
+    digest: str = ""
+    notes: tuple[str, ...] = ()
 
 
 @dataclass
 class Loaded:
-    """A data set of whatever origin, before it is split over clients."""
+    """A data set before it is split over clients; labels and groups are those of the training examples."""
 
     train: Splittable
     test: Splittable
-    labels: np.ndarray  # of the training examples
+    labels: np.ndarray
     groups: np.ndarray | None
     classes: tuple[str, ...]
     shape: tuple[int, int, int]
@@ -50,83 +65,119 @@ class Loaded:
 
 
 def parse_shape(text: str) -> tuple[int, int, int]:
+    """Parse `channels,height,width`.
+
+    Raises:
+        UserError: it is something else, or out of range.
+    """
     try:
         channels, height, width = (int(n) for n in text.split(","))
     except ValueError:
-        raise UserError(f"shape: wanted is channels,height,width such as 3,32,32; given {text!r}") from None
+        raise UserError(f"shape: expected channels,height,width such as 3,32,32, got {text!r}") from None
     if not all(1 <= n <= 4096 for n in (channels, height, width)):
-        raise UserError(f"shape: each must be from 1 to 4096, given {text!r}")
+        raise UserError(f"shape: expected numbers from 1 to 4096, got {text!r}")
     return channels, height, width
 
 
 def make_experiment(config: Config) -> Experiment:
-    """The training set of the run, split over its clients, and what it is measured on."""
+    """Build model and data of a run.
+
+    Args:
+        config: of the run.
+
+    Returns:
+        The model, the data of each client, and what metrics are computed on.
+
+    Raises:
+        UserError: the model or the data cannot be built.
+    """
     seed, data, model = config.run.seed, config.data, config.model
     if data.name == QUADRATICS:
         chosen = config.quadratics or Quadratics()
         p = quadratics(data.clients, seed=seed, **chosen.model_dump())
         return Experiment(p.model, p.clients, p.test, "test", p.loss, p.metrics)
-    handed = hand_out(config)
-    assert handed is not None
-    loaded = handed.loaded
+    partitioned = partition_data(config)
+    assert partitioned is not None
+    loaded = partitioned.loaded
     test, prefix = loaded.test, "test"
-    if handed.held is not None:
-        test, prefix = _plainly(loaded.train).subset(torch.from_numpy(handed.held)), "validation"
+    if partitioned.validation is not None:
+        test = _without_augmentation(loaded.train).subset(torch.from_numpy(partitioned.validation))
+        prefix = "validation"
     options = {k: v for k in ("width", "norm") if (v := getattr(model, k)) is not None} | model.options
-    made = make_model(model.name, loaded.shape, len(loaded.classes), seed, model.weights, options)
+    built = make_model(model.name, loaded.shape, len(loaded.classes), seed, model.weights, options)
     return Experiment(
-        made.module,
-        split(loaded.train, handed.parts),
+        built.module,
+        split(loaded.train, partitioned.parts),
         test,
         prefix,
-        made.loss,
-        made.metrics,
-        handed.counts,
+        built.loss,
+        built.metrics,
+        partitioned.counts,
         loaded.classes,
         loaded.digest,
-        (*made.notes, str(partition.Heterogeneity.of(handed.counts))),
+        (*built.notes, str(partition.Heterogeneity.of(partitioned.counts))),
     )
 
 
 @dataclass
-class Handed:
-    """A data set split over clients."""
+class PartitionedData:
+    """A data set split over clients.
+
+    Attributes:
+        loaded: the data set.
+        parts: rows of the training set, for each client.
+        validation: rows of the training set that are held out for validation.
+        counts: examples of each label at each client.
+    """
 
     loaded: Loaded
-    parts: list[np.ndarray]  # rows of the training set, for each client
-    held: np.ndarray | None  # rows held out for validation
-    counts: np.ndarray  # of labels, for each client
+    parts: list[np.ndarray]
+    validation: np.ndarray | None
+    counts: np.ndarray
 
 
-def hand_out(config: Config) -> Handed | None:
-    """Who gets what; None where the problem makes its own clients."""
+def partition_data(config: Config) -> PartitionedData | None:
+    """Split the data set of a configuration over the clients.
+
+    Returns:
+        Which rows each client has; None if the data are quadratics, which have no rows to split.
+
+    Raises:
+        UserError: the data cannot be loaded, or not be split in this way.
+    """
     data, seed = config.data, config.run.seed
     if data.name == QUADRATICS:
         return None
     loaded = load_data(data)
-    rows, held = np.arange(len(loaded.train)), None
+    rows, validation = np.arange(len(loaded.train)), None
     if data.validation:
         order = stream(seed, "validation").permutation(len(rows))
         count = round(len(order) * data.validation)
         if not 0 < count < len(order):
-            raise UserError(f"data.validation: {data.validation:g} of {len(order)} examples leaves one side empty")
-        rows, held = np.sort(order[count:]), np.sort(order[:count])
-    parts = [rows[part] for part in divide_up(loaded, data, rows, seed)]
-    return Handed(loaded, parts, held, partition.label_counts(loaded.labels, parts))
+            raise UserError(
+                f"data.validation: {data.validation:g} of {len(order)} examples leaves training or validation empty"
+            )
+        rows, validation = np.sort(order[count:]), np.sort(order[:count])
+    parts = [rows[part] for part in _make_parts(loaded, data, rows, seed)]
+    return PartitionedData(loaded, parts, validation, partition.label_counts(loaded.labels, parts))
 
 
 def load_data(data: Data) -> Loaded:
-    """The data set that a configuration names, prepared as it says."""
+    """Load the data set that a configuration names, and prepare it as the configuration says.
+
+    Raises:
+        UserError: it is not there, damaged, or cannot be prepared in this way.
+    """
     loaded = _from_user(data) if ":" in data.name else _from_store(data)
     if data.positive is not None:
         if data.positive >= len(loaded.classes):
-            raise UserError(f"data.positive: the labels are 0 to {len(loaded.classes) - 1}, given {data.positive}")
-        _two_classes(loaded, data.positive)
+            raise UserError(f"data.positive: expected a label from 0 to {len(loaded.classes) - 1}, got {data.positive}")
+        _make_binary(loaded, data.positive)
     return loaded
 
 
-def divide_up(loaded: Loaded, data: Data, rows: np.ndarray, seed: int) -> list[np.ndarray]:
-    """Positions in `rows` for each client."""
+def _make_parts(loaded: Loaded, data: Data, rows: np.ndarray, seed: int) -> list[np.ndarray]:
+    """Split these rows of the training set; return positions in `rows` for each client."""
     labels = loaded.labels[rows]
     match data.partition:
         case "iid":
@@ -142,45 +193,45 @@ def divide_up(loaded: Loaded, data: Data, rows: np.ndarray, seed: int) -> list[n
         case "group":
             if loaded.groups is None:
                 raise UserError(
-                    f"data.partition: {data.name} has no group column; `fedbcgd data add` takes one from an .npz file "
-                    "(group_train)"
+                    f"data.partition: expected a data set with groups, got {data.name}, which has none; `fedbcgd data "
+                    "add` takes them from an .npz file (group_train)"
                 )
             return partition.by_group(loaded.groups[rows], data.clients, seed)
 
 
 def _from_store(data: Data) -> Loaded:
     if data.options:
-        raise UserError("data.options: they are for a loader of your own (data.name = 'module:attribute')")
-    found = store.load(data.name)
-    if data.crop is not None and data.crop > min(data.resize or n for n in found.shape[1:]):
-        raise UserError(f"data.crop: {data.crop} cannot be cut out of {data.resize or found.shape[1]} pixels")
-    train = found.train.shown_as(data.augment, data.resize, data.crop)
-    test = found.test.shown_as(False, data.resize, data.crop)
-    return Loaded(train, test, train.labels.numpy(), found.groups, found.classes, train.shape, found.digest)
+        raise UserError("data.options: expected only for a loader of your own (data.name = 'module:attribute')")
+    stored = store.load(data.name)
+    side = min(data.resize or n for n in stored.shape[1:])
+    if data.crop is not None and data.crop > side:
+        raise UserError(f"data.crop: expected at most {side} pixels, the side of an image, got {data.crop}")
+    train = stored.train.shown_as(data.augment, data.resize, data.crop)
+    test = stored.test.shown_as(False, data.resize, data.crop)
+    return Loaded(train, test, train.labels.numpy(), stored.groups, stored.classes, train.shape, stored.digest)
 
 
 def _from_user(data: Data) -> Loaded:
-    """A loader gives (train, test), each a pair (x, y) or a dictionary of tensors with `labels`."""
+    """Call a user's loader. It returns (train, test), each a pair (x, y) or a dictionary of tensors with `labels`."""
     for option in ("augment", "resize", "crop"):
         if getattr(data, option):
-            raise UserError(f"data.{option}: a loader of your own prepares its data itself")
-    found = load_attribute(data.name, "data")
-    made = call(found, data.name, "data", {}, data.options)
-    if not isinstance(made, tuple) or len(made) not in (2, 3):
+            raise UserError(f"data.{option}: expected none with a loader of your own, which prepares its data itself")
+    result = call_factory(load_attribute(data.name, "data"), data.name, "data", {}, data.options)
+    if not isinstance(result, tuple) or len(result) not in (2, 3):
         raise UserError(
-            f"data: {data.name} gives {type(made).__name__}; wanted is (train, test) or (train, test, groups)"
+            f"data: expected {data.name} to return (train, test) or (train, test, groups), got {type(result).__name__}"
         )
-    sides = []
-    for side, where in zip(made[:2], ("train", "test"), strict=True):
-        source = as_source(side, f"data: {data.name}: {where}")
+    sources = []
+    for split_data, name in zip(result[:2], ("train", "test"), strict=True):
+        source = as_source(split_data, f"data: {data.name}: {name}")
         if not isinstance(source, (Tensors, Images)):
-            raise UserError(f"data: {data.name}: {where} must be a pair (x, y) or a dictionary of tensors")
-        sides.append(source)
-    train, test = sides
+            raise UserError(f"data: {data.name}: {name}: expected a pair (x, y) or a dictionary of tensors")
+        sources.append(source)
+    train, test = sources
     labels = _labels_of(train)
-    groups = np.asarray(made[2]) if len(made) == 3 else None
+    groups = np.asarray(result[2]) if len(result) == 3 else None
     if groups is not None and len(groups) != len(train):
-        raise UserError(f"data: {data.name}: {len(groups)} groups for {len(train)} examples")
+        raise UserError(f"data: {data.name}: expected a group for each of {len(train)} examples, got {len(groups)}")
     classes = tuple(str(c) for c in range(int(labels.max()) + 1))
     return Loaded(train, test, labels, groups, classes, _shape_of(train), "")
 
@@ -191,7 +242,7 @@ def _labels_of(source: Splittable) -> np.ndarray:
     else:
         t = source.tensors
         labels = t.get("labels", next(reversed(list(t.values())))) if isinstance(t, Mapping) else t[-1]
-    if labels.ndim != 1 or labels.is_floating_point():  # not classes: one label for all, for partitions that need none
+    if labels.ndim != 1 or labels.is_floating_point():  # no classes: one label for all
         labels = torch.zeros(len(labels), dtype=torch.int64)
     return labels.numpy() if source.rows is None else labels[source.rows].numpy()
 
@@ -205,16 +256,16 @@ def _shape_of(source: Splittable) -> tuple[int, int, int]:
     return shape if len(shape) == 3 else (1, 1, int(np.prod(shape)) if shape else 1)
 
 
-def _two_classes(loaded: Loaded, positive: int) -> None:
+def _make_binary(loaded: Loaded, positive: int) -> None:
+    """Relabel one class as 1 and all others as 0."""
     if not isinstance(loaded.train, Images) or not isinstance(loaded.test, Images):
-        raise UserError("data.positive: only for data sets of images")
+        raise UserError("data.positive: expected only with a data set of images")
     loaded.train, loaded.test = (
-        side.relabelled((side.labels == positive).long()) for side in (loaded.train, loaded.test)
+        images.relabelled((images.labels == positive).long()) for images in (loaded.train, loaded.test)
     )
     loaded.labels = (loaded.labels == positive).astype(np.int64)
     loaded.classes = ("others", loaded.classes[positive])
 
 
-def _plainly(source: Splittable) -> Splittable:
-    """Without augmentation: for measuring."""
+def _without_augmentation(source: Splittable) -> Splittable:
     return source.shown_as(False, source.resize, source.crop) if isinstance(source, Images) else source

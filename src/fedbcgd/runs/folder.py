@@ -1,4 +1,4 @@
-"""The configuration of a run that is in a folder, and whether that run is finished."""
+"""The configuration in a run folder, and whether its run is finished."""
 
 import tomllib
 from collections.abc import Callable
@@ -7,32 +7,40 @@ from fedbcgd.engine.checkpoint import Checkpoints
 from fedbcgd.engine.loop import Outcome
 from fedbcgd.engine.run_folder import LARGEST, RunFolder
 from fedbcgd.errors import UserError
-from fedbcgd.files import Damaged, read_regular, vouched
+from fedbcgd.files import Damaged, read_regular, verify_checksum
 from fedbcgd.runs import config as config_module
 from fedbcgd.runs.config import Config
 
 
 def read_configuration(folder: RunFolder, say: Callable[[str], None] = lambda line: None) -> Config:
-    """What the run was begun with: as config.toml has it, or, where that is damaged, which is said, a checkpoint.
+    """Read the configuration that a run was begun with: from config.toml or, if that is damaged, from a checkpoint.
+
+    Args:
+        folder: of the run.
+        say: is called with a message if config.toml is damaged.
+
+    Returns:
+        The configuration.
 
     Raises:
-        Damaged: config.toml is, and no checkpoint has a copy.
+        Damaged: config.toml is damaged, and no checkpoint has a copy.
+        UserError: config.toml cannot be read, or a value in it is wrong.
     """
-    text, wrong = b"", "it has no checksum"  # as those of earlier days
+    text, problem = b"", "it has no checksum"  # files of the first versions have none
     try:
-        found = read_regular(folder.config, LARGEST)
-        wrong = "" if vouched(found) else wrong
-        text = found
+        data = read_regular(folder.config, LARGEST)
+        problem = "" if verify_checksum(data) else problem
+        text = data
     except OSError as error:
         raise UserError(f"{folder.config} cannot be read: {error.strerror}") from None
     except Damaged as error:
-        wrong = str(error)
-    kept = Checkpoints(folder.checkpoint, None).load() if wrong else None
-    if kept is not None and "config" in kept[1]:
-        say(f"{folder.config} is damaged ({wrong}): the copy in the checkpoint is taken")
-        text = kept[1]["config"].encode()
-    elif wrong and not text:
-        raise Damaged(f"{folder.config} is damaged: {wrong}; put a copy of it there")
+        problem = str(error)
+    checkpoint = Checkpoints(folder.checkpoint, None).load() if problem else None
+    if checkpoint is not None and "config" in checkpoint[1]:
+        say(f"{folder.config} is damaged ({problem}): the copy in the checkpoint is used")
+        text = checkpoint[1]["config"].encode()
+    elif problem and not text:
+        raise Damaged(f"{folder.config} is damaged: {problem}; put a copy of it there")
     try:
         return config_module.check(tomllib.loads(text.decode()), str(folder.config))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
@@ -40,25 +48,33 @@ def read_configuration(folder: RunFolder, say: Callable[[str], None] = lambda li
 
 
 def finished(folder: RunFolder, config: Config) -> Outcome | None:
-    """The outcome, if this very run is finished here."""
+    """Return the outcome of a run if it is finished in this folder.
+
+    Args:
+        folder: that may have a run.
+        config: of the run, complete.
+
+    Returns:
+        The outcome; None if there is no run, another one, an unfinished or a damaged one.
+    """
     if not folder.summary.exists() or not folder.config.exists() or not folder.metrics.exists():
         return None
     try:
-        there = read_configuration(folder)
-        same = not config_module.differences(there, config)
+        stored = read_configuration(folder)
+        same = not config_module.differences(stored, config)
         goals = ("rounds", "budget", "target")
-        if not same or any(getattr(there.run, goal) != getattr(config.run, goal) for goal in goals):
+        if not same or any(getattr(stored.run, goal) != getattr(config.run, goal) for goal in goals):
             return None
-        if _other_links(folder, config):
+        if _links_changed(folder, config):
             return None
         return folder.outcome()
     except (ValueError, KeyError, TypeError, ArithmeticError, OSError):
-        return None  # damaged: it is made again from the checkpoint
+        return None  # damaged: the run is repeated from its checkpoint
 
 
-def _other_links(folder: RunFolder, config: Config) -> bool:
-    """Whether the clients' links are others than when it was made: of a CSV the configuration has the name alone."""
-    made = folder.summary_values().get("links")
-    if config.network is None or made is None:
+def _links_changed(folder: RunFolder, config: Config) -> bool:
+    """Return whether the links differ from those of the run: a configuration has only the name of a CSV file."""
+    digest = folder.summary_values().get("links")
+    if config.network is None or digest is None:
         return False
-    return made != config.network.links(config.data.clients, config.run.seed).digest()
+    return digest != config.network.links(config.data.clients, config.run.seed).digest()

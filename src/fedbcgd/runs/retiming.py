@@ -1,7 +1,8 @@
-"""Any network applied to a run that is over: hours at each row of its metrics, hours to a target, who served which block.
+"""Timing a finished run on any network: hours at each row of its metrics, hours to a target, who served which block.
 
-Watching changes nothing, so one run serves for all networks: `traffic.jsonl` in its folder says what was sent. A run whose
-own network did more than watch is tied to it: elsewhere others would have been late, or had other blocks.
+A network that only measures time does not change training, so that one run can be timed on all networks:
+`traffic.jsonl` in its folder has what was sent. A run whose network did more is tied to it: on another network other
+clients would have been late, or had other blocks.
 """
 
 from array import array
@@ -16,73 +17,120 @@ from fedbcgd.network.links import Links
 from fedbcgd.network.settings import Network, as_network
 from fedbcgd.network.traffic import Round, read
 from fedbcgd.runs import config as configuration
-from fedbcgd.runs.bias import Lean, leans
+from fedbcgd.runs.bias import BlockBias, block_biases
 from fedbcgd.runs.config import Config
 
 LARGEST_CSV = 1 << 26  # bytes of measurements
-MOST_CLIENTS = 1_000_000  # whose links are drawn afterwards, for a configuration that may come from anywhere
+MOST_CLIENTS = 1_000_000  # for a configuration that may come from anywhere
 
-Given = str | Mapping[str, Any] | Network | Links
+NetworkLike = str | Mapping[str, Any] | Network | Links  # the name of a profile, settings as in `[network]`, or links
 
 
 class Tied(UserError):
-    """The run went as its own network had it, so that no other tells its time."""
+    """A run depended on its own network, so that its hours on another one would mislead."""
 
 
-def hours(folder: Path | str, network: Given | None = None) -> list[float]:
-    """Hours since the beginning of the run, on the clock of `network`, at each row of its metrics.
+def hours(folder: Path | str, network: NetworkLike | None = None) -> list[float]:
+    """Compute the hours since the beginning of a run at each row of its metrics.
 
-    network: the name of a profile, settings as in `[network]`, or Links made elsewhere; None: the run's own.
+    Args:
+        folder: of the run.
+        network: that the run is timed on; None is the run's own.
+
+    Returns:
+        Hours, one for each row.
+
+    Raises:
+        Tied: the run depended on its own network.
+        UserError: the folder has no run, or a file in it is damaged.
     """
-    place = RunFolder(Path(folder))
-    rows = place.rows()
+    run = RunFolder(Path(folder))
+    rows = run.rows()
     if network is None:
-        own_network(place)
+        own_network(run)
         if not all("hours" in row for row in rows):
-            raise UserError(f"{place.metrics} has rows without hours: it is not whole")
+            raise UserError(f"{run.metrics}: expected hours in each row, got rows without: the file is incomplete")
         return [row["hours"] for row in rows]
-    return hours_under(place.path, {"it": network}, [row["round"] for row in rows])["it"]
+    return hours_under(run.path, {"it": network}, [row["round"] for row in rows])["it"]
 
 
-def hours_under(folder: Path, networks: Mapping[str, Given | None], rounds: Sequence[float]) -> dict[str, list[float]]:
-    """Hours of a run on the clocks of several networks after these rounds.
+def hours_under(
+    folder: Path, networks: Mapping[str, NetworkLike | None], rounds: Sequence[float]
+) -> dict[str, list[float]]:
+    """Compute the hours of a run on several networks after some rounds.
 
-    networks: by name; None: the profile of that name.
+    Args:
+        folder: of the run.
+        networks: by name; None is the profile of that name.
+        rounds: after which the hours are computed.
+
+    Returns:
+        For each network the hours after each of the rounds.
+
+    Raises:
+        Tied: the run depended on its own network.
+        UserError: the folder has no run, or a file in it is damaged.
     """
-    place = RunFolder(folder)
-    config = configuration_of(place)
-    links = {name: _links(config, name if network is None else network) for name, network in networks.items()}
-    for made in links.values():
-        _refuse_tied(place, config, made)
-    at = {name: array("d", [0.0]) for name in links}
-    for sent in _rounds(place, min(map(len, links.values()))):
-        for name, made in links.items():
-            at[name].append(at[name][-1] + sent.seconds(made) / 3600)
-    whole = min(map(len, at.values()))
-    if not all(0 <= round < whole for round in rounds):
-        raise UserError(f"{place.traffic} has {whole - 1} rounds and the metrics {max(rounds):g}: it is not whole")
-    return {name: [clock[int(round)] for round in rounds] for name, clock in at.items()}
+    run = RunFolder(folder)
+    config = configuration_of(run)
+    links_of = {name: _links(config, name if network is None else network) for name, network in networks.items()}
+    for links in links_of.values():
+        _refuse_tied(run, config, links)
+    clocks = {name: array("d", [0.0]) for name in links_of}
+    for sent in _rounds(run, min(map(len, links_of.values()))):
+        for name, links in links_of.items():
+            clocks[name].append(clocks[name][-1] + sent.seconds(links) / 3600)
+    length = min(map(len, clocks.values()))
+    if not all(0 <= round < length for round in rounds):
+        raise UserError(f"{run.traffic}: expected {max(rounds):g} rounds as in the metrics, got {length - 1}")
+    return {name: [clock[int(round)] for round in rounds] for name, clock in clocks.items()}
 
 
-def bias(folder: Path | str, network: Given | None = None) -> list[Lean]:
-    """Who served each block of a run, by the speed of its uplink in `network` (None: the run's own)."""
-    place = RunFolder(Path(folder))
-    links = _links(configuration_of(place), own_network(place) if network is None else network)
-    return leans(_rounds(place, len(links)), links)
+def bias(folder: Path | str, network: NetworkLike | None = None) -> list[BlockBias]:
+    """Measure who served each block of a run, by the speed of their uplinks.
+
+    Args:
+        folder: of the run.
+        network: that has the uplinks; None is the run's own.
+
+    Returns:
+        The bias of each block.
+
+    Raises:
+        UserError: the folder has no run, or a file in it is damaged.
+    """
+    run = RunFolder(Path(folder))
+    links = _links(configuration_of(run), own_network(run) if network is None else network)
+    return block_biases(_rounds(run, len(links)), links)
 
 
 def to_reach(rows: Sequence[Row], values: Sequence[float], metric: str, target: float) -> float | None:
-    """The value (hours, rounds, upload) at the first row whose metric reached the target; None if none did."""
+    """Find what it took to reach a target.
+
+    Args:
+        rows: metrics of a run.
+        values: for each row, such as hours, rounds or upload.
+        metric: its name in the rows.
+        target: that the metric should reach.
+
+    Returns:
+        The value at the first row that reaches the target; None if none does.
+    """
     pairs = zip(rows, values, strict=True)
     return next((value for row, value in pairs if row.get(metric, -1.0) >= target), None)
 
 
 def check_target(target: float | None) -> None:
+    """Check that a target accuracy is possible.
+
+    Raises:
+        UserError: it is not above 0 and at most 1.
+    """
     if target is not None and not 0 < target <= 1:
-        raise UserError(f"target: an accuracy above 0 and at most 1 is wanted, such as 0.8; given {target:g}")
+        raise UserError(f"target: expected an accuracy > 0 and ≤ 1, such as 0.8, got {target:g}")
 
 
-def _refuse_tied(place: RunFolder, config: Config, links: Links) -> None:
+def _refuse_tied(run: RunFolder, config: Config, links: Links) -> None:
     own, algorithm = config.network, config.algorithm
     if own is None:
         return
@@ -92,31 +140,41 @@ def _refuse_tied(place: RunFolder, config: Config, links: Links) -> None:
         ties.append("uplink = 'matched'")
     if ties and _drawn(own, len(links), config.run.seed).digest() != links.digest():
         raise Tied(
-            f"{place.path}: {', '.join(ties)}: who was asked, in time, or had which block depended on its own network, so "
-            "that its hours on another one would mislead; run it with that one"
+            f"{run.path}: {', '.join(ties)}: which clients were sampled, in time, or had which block depended on the "
+            "run's own network, so that hours on another one would mislead; repeat the run with that network"
         )
 
 
-def own_network(place: RunFolder) -> Network:
-    network = configuration_of(place).network
+def own_network(run: RunFolder) -> Network:
+    """Return the network that a run was done with.
+
+    Raises:
+        UserError: it was done without one, or its configuration cannot be read.
+    """
+    network = configuration_of(run).network
     if network is None:
-        raise UserError(f"{place.path} was run without a network: name one, such as 4g")
+        raise UserError(f"{run.path} was run without a network: name one, such as 4g")
     return network
 
 
-def configuration_of(place: RunFolder) -> Config:
+def configuration_of(run: RunFolder) -> Config:
+    """Read the configuration of a run that may come from anywhere.
+
+    Raises:
+        UserError: it cannot be read, or is wrong.
+    """
     try:
-        config = configuration.check(configuration.read_table(place.config), str(place.config))
+        config = configuration.check(configuration.read_table(run.config), str(run.config))
     except FileNotFoundError:
-        raise UserError(f"{place.path} is no folder of a run: it has no {place.config.name}") from None
+        raise UserError(f"{run.path} is not the folder of a run: it has no {run.config.name}") from None
     except OSError as error:
-        raise UserError(f"{place.config} cannot be read: {error.strerror}") from None
+        raise UserError(f"{run.config} cannot be read: {error.strerror}") from None
     if config.data.clients > MOST_CLIENTS:
-        raise UserError(f"{place.config}: data.clients: expected at most {MOST_CLIENTS:,}, got {config.data.clients}")
+        raise UserError(f"{run.config}: data.clients: expected at most {MOST_CLIENTS:,}, got {config.data.clients}")
     return config
 
 
-def _links(config: Config, network: Given) -> Links:
+def _links(config: Config, network: NetworkLike) -> Links:
     if isinstance(network, Links):
         return network
     settings = as_network(network)
@@ -125,17 +183,18 @@ def _links(config: Config, network: Given) -> Links:
 
 
 def _drawn(network: Network, clients: int, seed: int) -> Links:
-    """Draw the links; a file of measurements that a configuration from anywhere names must be an ordinary one."""
+    """Draw or read the links; a file that the configuration names must be regular and not too large."""
     path = None if network.csv is None else Path(network.csv)
     if path is not None and path.exists() and (not path.is_file() or path.stat().st_size > LARGEST_CSV):
         raise UserError(f"network.csv: expected a file of at most {LARGEST_CSV:,} bytes, got {path}")
     return network.links(clients, seed)
 
 
-def _rounds(place: RunFolder, clients: int) -> Iterator[Round]:
-    if not place.traffic.exists():
-        raise UserError(f"{place.path} has no {place.traffic.name}, which `fedbcgd run` and `compare` write")
-    for sent in read(place.traffic):
-        if max(sent.clients, default=0) >= clients:
-            raise UserError(f"{place.traffic}, line {sent.round}: client {max(sent.clients)} is none of {clients}")
+def _rounds(run: RunFolder, clients: int) -> Iterator[Round]:
+    if not run.traffic.exists():
+        raise UserError(f"{run.path} has no {run.traffic.name}, which `fedbcgd run` and `compare` write")
+    for sent in read(run.traffic):
+        largest = max(sent.clients, default=0)
+        if largest >= clients:
+            raise UserError(f"{run.traffic}, line {sent.round}: expected clients below {clients}, got {largest}")
         yield sent

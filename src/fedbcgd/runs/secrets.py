@@ -1,4 +1,4 @@
-"""Values that look like secrets by their name are not written down: not in a run folder, not on the page."""
+"""Masking of secrets: values with the name of a secret are written neither to run folders nor to the page."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -12,40 +12,44 @@ _SECRET = re.compile(r"passw|passphrase|secret|credential|(token|key)$", re.IGNO
 
 
 def looks_secret(name: str) -> bool:
-    """Whether any part of a name with dots, such as `data.options.token`, is one that secrets have."""
+    """Return whether any part of a dotted name, such as `data.options.token`, looks like the name of a secret."""
     return any(_SECRET.search(part.strip(" \t\"'")) for part in name.split("."))
 
 
 def mask_config(values: Any) -> Any:
-    """The same tables and lists, with `***` for every value whose name looks like that of a secret."""
+    """Replace every value whose name looks like that of a secret by `***`, in nested tables and lists too."""
     if isinstance(values, Mapping):
         return {k: MASK if looks_secret(str(k)) and v is not None else mask_config(v) for k, v in values.items()}
     return [mask_config(v) for v in values] if isinstance(values, (list, tuple)) else values
 
 
 def mask_command(arguments: Sequence[str]) -> list[str]:
-    """The arguments of a command, with `***` after every `name=` and `--name` that looks like that of a secret."""
+    """Replace what follows `name=` or `--name` by `***` in the arguments of a command, if the name looks secret."""
     out: list[str] = []
     for argument in arguments:
-        before = out[-1] if out else ""
-        hidden = before.startswith("-") and "=" not in before and looks_secret(before)
-        out.append(MASK if hidden else _masked(argument))
+        previous = out[-1] if out else ""
+        is_value = previous.startswith("-") and "=" not in previous and looks_secret(previous)
+        out.append(MASK if is_value else _mask_argument(argument))
     return out
 
 
-def _masked(argument: str) -> str:
-    """Also inside of tables: `data.options={user="a", token="b"}`."""
+def _mask_argument(argument: str) -> str:
+    """Mask the value after a secret name, also inside tables: `data.options={user="a", token="b"}`."""
     name, equals, value = argument.partition("=")
     if not equals:
         return argument
-    return f"{name}={MASK if looks_secret(name) else _masked(value)}"
+    return f"{name}={MASK if looks_secret(name) else _mask_argument(value)}"
 
 
 def refuse_masked(values: Mapping[str, Any], prefix: str = "") -> None:
-    """A configuration from a run folder lacks its secrets: they must be given again.
+    """Check that no secret is masked: a configuration from a run folder lacks them.
+
+    Args:
+        values: of a configuration.
+        prefix: of their names.
 
     Raises:
-        UserError: a value is `***`; the text says how to give it.
+        UserError: a value is `***`; the message says how to set it.
     """
     for key, value in values.items():
         name = f"{prefix}{key}"
@@ -53,5 +57,5 @@ def refuse_masked(values: Mapping[str, Any], prefix: str = "") -> None:
             refuse_masked(value, f"{name}.")
         elif value == MASK and looks_secret(name):
             raise UserError(
-                f"{name}: expected its value, got {MASK}, which stands for it in files: --set {name}=… gives it"
+                f"{name}: expected a value, got {MASK}, which replaces secrets in run folders; set it with --set {name}=…"
             )

@@ -1,7 +1,6 @@
-"""Hyper-parameters chosen on data held out of the training set; the test set is never looked at."""
+"""Choosing hyper-parameters on data that are held out of the training set; the test set is not used."""
 
 import itertools
-import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,24 +12,35 @@ from fedbcgd.engine.loop import Outcome
 from fedbcgd.errors import UserError
 from fedbcgd.files import as_csv, write_text
 from fedbcgd.runs.batch import Planned, run_all
-from fedbcgd.runs.config import Config, check
+from fedbcgd.runs.config import Config, check, parse_value
 
 METRIC = "validation_accuracy"
 
 
 def plan(config: Config, grid: Sequence[str]) -> list[Planned]:
-    """A run for each combination of the grid's values."""
+    """Plan a run for each combination of the values of a grid.
+
+    Args:
+        config: of the runs.
+        grid: items such as "lr=0.01,0.03,0.1", one for each option of the algorithm.
+
+    Returns:
+        The runs.
+
+    Raises:
+        UserError: an item is wrong, or an option or a value appears twice.
+    """
     axes: dict[str, list[Any]] = {}
     for item in grid:
         option, equals, values = item.partition("=")
         option = option.strip().removeprefix("algorithm.")
         if not equals or not option or not values.strip():
-            raise UserError(f"--grid {item}: wanted is option=value,value,… such as lr=0.01,0.03,0.1")
+            raise UserError(f"--grid {item}: expected option=value,value,… such as lr=0.01,0.03,0.1")
         if option in axes:
-            raise UserError(f"--grid {item}: {option} is given twice")
-        axes[option] = [_value(v) for v in values.split(",")]
+            raise UserError(f"--grid {item}: expected each option once, got {option} again")
+        axes[option] = [parse_value(v) for v in values.split(",")]
         if len(set(map(str, axes[option]))) < len(axes[option]):
-            raise UserError(f"--grid {item}: a value stands twice")
+            raise UserError(f"--grid {item}: expected each value once, got one twice")
     runs = []
     for point in itertools.product(*axes.values()):
         chosen = dict(zip(axes, point, strict=True))
@@ -42,10 +52,12 @@ def plan(config: Config, grid: Sequence[str]) -> list[Planned]:
 
 
 def run(runs: Sequence[Planned], folder: Path, shown: Any) -> dict[str, Outcome]:
+    """Do the runs; see `run_all`."""
     return run_all(runs, folder, shown)
 
 
 def rows(runs: Sequence[Planned], outcomes: Mapping[str, Outcome]) -> list[dict[str, Any]]:
+    """Make a row for each run, with its last metrics."""
     return [
         {"run": planned.label, **{k: v for k, v in outcomes[planned.label].final.items() if k != "round"}}
         for planned in runs
@@ -53,9 +65,20 @@ def rows(runs: Sequence[Planned], outcomes: Mapping[str, Outcome]) -> list[dict[
 
 
 def write(runs: Sequence[Planned], outcomes: Mapping[str, Outcome], folder: Path) -> Planned:
-    """sweep.csv and best.toml; the best run (of equal ones the first)."""
-    table_rows = rows(runs, outcomes)
-    write_text(folder / "sweep.csv", as_csv(table_rows))
+    """Write sweep.csv and best.toml to a folder.
+
+    Args:
+        runs: of the sweep.
+        outcomes: by their labels.
+        folder: for the files.
+
+    Returns:
+        The best run; the first of equal ones.
+
+    Raises:
+        UserError: all runs diverged.
+    """
+    write_text(folder / "sweep.csv", as_csv(rows(runs, outcomes)))
     best = max(runs, key=lambda planned: _score(outcomes[planned.label]))
     if _score(outcomes[best.label]) < 0:
         raise UserError("every run diverged: the grid's learning rates are too high")
@@ -66,29 +89,22 @@ def write(runs: Sequence[Planned], outcomes: Mapping[str, Outcome], folder: Path
 
 
 def table(runs: Sequence[Planned], outcomes: Mapping[str, Outcome]) -> Table:
+    """Make the table of all runs, the best first."""
     out = Table(title="on data held out of the training set", title_justify="left")
     out.add_column("options")
     for column in ("accuracy", "loss", "rounds", "upload, d"):
         out.add_column(column, justify="right")
     for planned in sorted(runs, key=lambda p: -_score(outcomes[p.label])):
-        o = outcomes[planned.label]
-        final = o.final
+        outcome = outcomes[planned.label]
         out.add_row(
             printable(planned.label),
-            f"{final[METRIC]:.4f}" if _score(o) >= 0 else printable(o.stopped),
-            f"{final.get('validation_loss', float('nan')):.4f}",
-            str(o.rounds),
-            f"{o.ledger.upload_d:.2f}",
+            f"{outcome.final[METRIC]:.4f}" if _score(outcome) >= 0 else printable(outcome.stopped),
+            f"{outcome.final.get('validation_loss', float('nan')):.4f}",
+            str(outcome.rounds),
+            f"{outcome.ledger.upload_d:.2f}",
         )
     return out
 
 
 def _score(outcome: Outcome) -> float:
     return -1.0 if outcome.diverged else outcome.final.get(METRIC, -1.0)
-
-
-def _value(text: str) -> Any:
-    try:
-        return tomllib.loads(f"v = {text.strip()}")["v"]
-    except tomllib.TOMLDecodeError:
-        return text.strip()

@@ -11,7 +11,7 @@ from fedbcgd.engine.checkpoint import Checkpoints
 from fedbcgd.engine.loop import Callback, Outcome, RoundInfo
 from fedbcgd.engine.run_folder import JsonlFile, RunFolder, exclusive_lock, sweep_up
 from fedbcgd.errors import UserError
-from fedbcgd.files import as_json, make_folder, refuse_link, remove, sealed, write_tensors, write_text
+from fedbcgd.files import add_checksum, as_json, make_folder, refuse_link, remove, write_tensors, write_text
 
 log = logging.getLogger("flwr.fedbcgd")
 
@@ -133,6 +133,6 @@ class ServerFolder:
             "seed": server.seed,
             "options": federation.algorithm.options(),
         }
-        write_text(self._folder.summary, sealed(as_json(summary, indent=1)) + "\n")
+        write_text(self._folder.summary, add_checksum(as_json(summary, indent=1)) + "\n")
         if outcome.rows:
             plots.curves({federation.algorithm.name: outcome.rows}, self._folder.path / "curve.png")

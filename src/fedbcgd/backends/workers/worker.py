@@ -32,13 +32,13 @@ from fedbcgd.backends.workers.protocol import (
     Request,
 )
 from fedbcgd.errors import shortage
-from fedbcgd.outputs import make_lasting
+from fedbcgd.outputs import protect_streams
 
 
 def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # blocked already; ignored also by whatever a user's code starts
     signal.signal(signal.SIGHUP, signal.SIG_IGN)  # a closed terminal, too, is the parent's to handle
-    make_lasting()  # what a user's code prints ends no task
+    protect_streams()  # what a user's code prints ends no task
     # A parent that ignores it hands that down, and forks could not be waited for.
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     parent, descriptor, how = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3:]
