@@ -10,7 +10,7 @@ CLIENTS, COHORT = 100, 10
 RATES = (0.01, 0.03, 0.05, 0.1, 0.2, 0.3)
 MOMENTA = (0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
 # The paper prints deviations but not of how many runs: three are taken. It does not say how it searched either. It prints
-# floats in whole d, so a run of 1000 d is looked at once in each d.
+# floats in whole d, so a run of 1000 d is evaluated once in each d.
 EFFORT = Effort({"lr": RATES, "momentum": MOMENTA}, seeds=3, share=1.0, evaluations=1000)
 
 CNN_LOCAL: dict[str, Any] = {"local_epochs": 5, "batch_size": 50, "lr_decay": 0.998, "weight_decay": 0.001}

@@ -65,10 +65,10 @@ def group(runs: Sequence[RunData]) -> Grouped:
             zip(_group_names([runs[g[0]] for g in gathered]), gathered, strict=True), key=lambda n: _natural_key(n[0])
         )
         names, gathered = [name for name, _ in named], [g for _, g in named]
-        given = families([runs[g[0]].algorithm for g in gathered])
+        looks = families([runs[g[0]].algorithm for g in gathered])
         groups += [
             Group(t, name, look, tuple(g), runs[g[0]].algorithm)
-            for name, look, g in zip(names, given, gathered, strict=True)
+            for name, look, g in zip(names, looks, gathered, strict=True)
         ]
     return Grouped(tuple(_task_names([runs[members[0]] for members in tasks])), tuple(groups))
 
