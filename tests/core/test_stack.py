@@ -7,7 +7,7 @@ from torch import nn
 
 from fedbcgd import UserError, algorithm_names, make_algorithm, simulate
 from fedbcgd.core.messages import Task
-from fedbcgd.core.stack import Rows, Stack, offered_step
+from fedbcgd.core.stack import Stack, StackMemory, stacked_step_of
 from fedbcgd.data.images import Images
 from fedbcgd.data.sources import Tensors
 from fedbcgd.engine.assemble import make_job
@@ -136,14 +136,14 @@ def test_a_step_counts_only_with_its_own_gradient():
         pass
 
     own = Logistic(2, (1, 3, 4))
-    assert offered_step(own) is Logistic.stacked_step
-    assert offered_step(Doubled(2, (1, 3, 4))) is None
-    assert offered_step(Both(2, (1, 3, 4))) is offered_step(Further(2, (1, 3, 4))) is Both.stacked_step
-    assert offered_step(nn.Linear(1, 1)) is None
+    assert stacked_step_of(own) is Logistic.stacked_step
+    assert stacked_step_of(Doubled(2, (1, 3, 4))) is None
+    assert stacked_step_of(Both(2, (1, 3, 4))) is stacked_step_of(Further(2, (1, 3, 4))) is Both.stacked_step
+    assert stacked_step_of(nn.Linear(1, 1)) is None
     own.stacked_gradient = Doubled.stacked_gradient
-    assert offered_step(own) is None
+    assert stacked_step_of(own) is None
     own.stacked_step = Both.stacked_step
-    assert offered_step(own) is Both.stacked_step
+    assert stacked_step_of(own) is Both.stacked_step
 
 
 def test_a_subclass_with_another_gradient_steps_by_it():
@@ -171,7 +171,7 @@ def test_rows_are_drawn_where_the_data_is():
     for source in (here, Anywhere()):
         rngs = [np.random.default_rng(k) for k in range(2)]
         x = torch.empty(layout.size, device=meta)
-        stack = Stack(algorithm.local, layout, module, x, {}, {}, [source] * 2, 0, rngs, Rows(layout, 2, meta))
+        stack = Stack(algorithm.local, layout, module, x, {}, {}, [source] * 2, 0, rngs, StackMemory(layout, 2, meta))
         batches = stack._epoch()
         assert {batch.rows.device.type for batch in batches} == {"cpu"}
         assert {t.device for batch in batches for t in batch.examples} == {meta}
@@ -191,9 +191,9 @@ def test_clients_together_stay_on_their_device(model):
     sources = [whole.subset(torch.arange(10, device=meta)) for _ in range(2)]
     rngs = [np.random.default_rng(k) for k in range(2)]
     x = torch.empty(layout.size, device=meta)
-    stack = Stack(algorithm.local, layout, module, x, {}, {}, sources, 0, rngs, Rows(layout, 2, meta))
+    stack = Stack(algorithm.local, layout, module, x, {}, {}, sources, 0, rngs, StackMemory(layout, 2, meta))
     algorithm.local.train(stack)
-    stack.sum_up()
+    stack.sum_losses()
     assert stack.steps == 8
     assert stack.losses.device == meta
     assert all(batch.rows.device == meta for batch in stack._epoch())
@@ -246,7 +246,7 @@ def test_large_epochs_are_gathered_step_by_step(monkeypatch):
     from fedbcgd.core import stack
 
     at_once = values(go(together=3))
-    monkeypatch.setattr(stack, "AT_ONCE", 10)
+    monkeypatch.setattr(stack, "GATHERED_AHEAD", 10)
     assert torch.equal(values(go(together=3)), at_once)
 
 

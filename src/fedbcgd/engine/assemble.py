@@ -12,9 +12,9 @@ from torch import Tensor, nn
 
 from fedbcgd.core.algorithm import Algorithm
 from fedbcgd.core.objective import Loss, Metrics, Objective, objective
-from fedbcgd.core.onednn import writes_astray
+from fedbcgd.core.onednn import has_faulty_kernel
 from fedbcgd.core.server import Server
-from fedbcgd.core.stack import why_not
+from fedbcgd.core.stack import unbatchable_reason
 from fedbcgd.core.vector import Layout
 from fedbcgd.data.sources import as_source, in_channels_last, pooled
 from fedbcgd.engine.backend import Backend
@@ -177,7 +177,7 @@ def make_job(
     if channels_last is None:
         examples = clients if len(clients) or data is None else [data]
         channels_last = computes_in_channels_last(module, examples, goal)
-    elif channels_last and any(map(writes_astray, module.modules())):
+    elif channels_last and any(map(has_faulty_kernel, module.modules())):
         raise UserError(
             "channels_last: expected False, since the model has a 1×1 convolution with a stride and fewer than 8 input "
             "channels, got True"
@@ -203,7 +203,7 @@ def _check_together(
     count: Any, algorithm: Algorithm, layout: Layout, module: nn.Module, goal: Objective, clients: Sequence[Any]
 ) -> None:
     check_integer("together", count, 1)
-    why = why_not(algorithm.local, layout, module, goal)
+    why = unbatchable_reason(algorithm.local, layout, module, goal)
     if getattr(as_source(clients[0], "client 0"), "augment", False):
         why = why or "augmentation is drawn for each client's minibatch"
     if why:

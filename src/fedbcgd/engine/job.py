@@ -74,7 +74,7 @@ class Job:
         if self.together is None:
             return [self.fit(broadcast, *one) for one in zip(tasks, states, allocate, strict=True)]
         data = [self._data(task) for task in tasks]
-        return self.client.fit_together(broadcast, tasks, data, states, allocate)
+        return self.client.fit_batch(broadcast, tasks, data, states, allocate)
 
     def fit(
         self, broadcast: Broadcast, task: Task, state: Mapping[str, Tensor], allocate: Allocator | None = None

@@ -5,7 +5,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from fedbcgd.core.codec import Codec, room
+from fedbcgd.core.codec import Codec, allocate_bytes
 from fedbcgd.core.messages import Allocator
 
 _TOP = 2.0**15
@@ -17,9 +17,9 @@ class Half(Codec):
     def nbytes(self, n: int, dtype: torch.dtype) -> int:
         return self._buckets(n) * dtype.itemsize + 2 * n
 
-    def encode(self, values: Tensor, rng: np.random.Generator, allocate: Allocator | None = None) -> Tensor:
+    def encode(self, values: Tensor, rng: np.random.Generator, allocate: Allocator = allocate_bytes) -> Tensor:
         n, dtype = values.numel(), values.dtype
-        out, head = room(self.nbytes(n, dtype), allocate, values.device), self._buckets(n) * dtype.itemsize
+        out, head = allocate(self.nbytes(n, dtype)), self._buckets(n) * dtype.itemsize
         rows = self._rows(values)
         largest = rows.abs().amax(1) if rows.numel() else rows.new_zeros(0)
         divisor = torch.where(largest.isfinite() & (largest > 0), largest, 1)

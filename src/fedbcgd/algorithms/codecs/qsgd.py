@@ -16,9 +16,9 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from fedbcgd.algorithms.codecs._fast import FastRounding
+from fedbcgd.algorithms.codecs._fast_qsgd import FastRounding
 from fedbcgd.algorithms.codecs.packing import pack, packed_bytes, unpack
-from fedbcgd.core.codec import Codec, room
+from fedbcgd.core.codec import Codec, allocate_bytes
 from fedbcgd.core.messages import Allocator
 
 _CACHED = 1 << 19  # values worked on at a time
@@ -36,10 +36,10 @@ class QSGD(Codec):
     def nbytes(self, n: int, dtype: torch.dtype) -> int:
         return self._buckets(n) * dtype.itemsize + packed_bytes(n, self.bits)
 
-    def encode(self, values: Tensor, rng: np.random.Generator, allocate: Allocator | None = None) -> Tensor:
+    def encode(self, values: Tensor, rng: np.random.Generator, allocate: Allocator = allocate_bytes) -> Tensor:
         n, dtype = values.numel(), values.dtype
         head = self._buckets(n) * dtype.itemsize
-        out = room(self.nbytes(n, dtype), allocate, values.device)
+        out = allocate(self.nbytes(n, dtype))
         fast = self.bits <= 8 and dtype != torch.float64
         rounding = FastRounding() if fast else round_to_levels
         for piece, buckets, codes in self._pieces(n, dtype, head):
