@@ -91,8 +91,8 @@ def test_a_backend_is_one_entry(net, toys, monkeypatch):
     config = configuration.check({"run": {"rounds": 1, "backend": "mine", "device": "cuda"}}, "test")
     assert (config.where.entry, config.where.home) == (entry, "cpu")
     images = [(torch.randn(4, 1, 2, 2), torch.randint(3, (4,)))] * 2
-    with pytest.raises(UserError, match="backend = 'inprocess' or 'workers' computes clients together, got 'mine'"):
-        simulate(Logistic(3, (1, 2, 2)), images, "fedavg", rounds=1, backend="mine", together=2)
+    with pytest.raises(UserError, match="batch_clients: expected backend = 'inprocess' or 'workers' with it, got 'mine'"):
+        simulate(Logistic(3, (1, 2, 2)), images, "fedavg", rounds=1, backend="mine", batch_clients=2)
     with pytest.raises(UserError, match=r"network\.crash: expected backend = 'workers'.* got 'mine'"):
         simulate(net(), toys(), rounds=1, backend="mine", network={"crash": 0.5})
 

@@ -153,9 +153,9 @@ def make_backend(
         UserError: the backend cannot be had, or cannot do what the job asks for.
     """
     entry = find(where)
-    if job.together is not None and not entry.batches_clients:
+    if job.batch_clients is not None and not entry.batches_clients:
         raise UserError(
-            f"together: only backend = {names('batches_clients')} computes clients together, got {where.backend!r}"
+            f"batch_clients: expected backend = {names('batches_clients')} with it, got {where.backend!r}; leave it out"
         )
     return entry.make(job, store, cohort, where, transport)
 

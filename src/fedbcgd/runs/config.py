@@ -82,10 +82,13 @@ class Quadratics(Section):
     examples: int = Field(10, ge=1, description="of each client")
 
 
+EARLIER_NAMES = {"carrier": "backend", "together": "batch_clients"}  # keys of [run]
+
+
 @cache
-def _tell_of_the_new_name() -> None:
+def _tell_of_the_new_name(earlier: str) -> None:
     """Once in a process: hundreds of runs may be read."""
-    log.warning("run.carrier is called run.backend now; the old name works in this version only")
+    log.warning("run.%s is called run.%s now; the old name works in this version only", earlier, EARLIER_NAMES[earlier])
 
 
 class Run(Section):
@@ -106,10 +109,10 @@ class Run(Section):
     backend: str = Field("workers", description="; ".join(f"{b.name}: {b.summary}" for b in BACKENDS.values()))
     address: str | None = Field(None, description='of the cluster: "auto", "host:port"; unset: Ray is started here')
     gpus: float | None = Field(None, ge=0, description="with ray: the share of a GPU that each actor gets")
-    together: int | None = Field(
+    batch_clients: int | None = Field(
         None,
         ge=1,
-        description="clients computed in one multiplication, for logistic, binary-logistic, binary-sigmoid: faster, and "
+        description="clients trained in one batch, for logistic, binary-logistic, binary-sigmoid: faster, and "
         "equal up to rounding",
     )
     device: str = Field("cpu", description="where clients compute: cpu, cuda, mps")
@@ -126,10 +129,11 @@ class Run(Section):
     @model_validator(mode="before")
     @classmethod
     def _earlier_names(cls, given: Any) -> Any:
-        if isinstance(given, dict) and "carrier" in given:
-            _tell_of_the_new_name()
-            given = {"backend" if key == "carrier" else key: value for key, value in given.items()}
-        return given
+        if not isinstance(given, dict):
+            return given
+        for earlier in EARLIER_NAMES.keys() & given.keys():
+            _tell_of_the_new_name(earlier)
+        return {EARLIER_NAMES.get(key, key): value for key, value in given.items()}
 
 
 class Config(Section):

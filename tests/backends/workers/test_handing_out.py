@@ -84,8 +84,8 @@ def test_a_unit_of_many_clients_is_not_handed_out_ahead(net, toys):
     job = make_job(net(), toys(), algorithm, None, 0)
     server = make_server(job, 5, Stop(rounds=9))
     plan = server.plan()
-    for together, ahead in ((None, True), (256, True), (257, False)):
-        job.together = together
+    for batch_clients, ahead in ((None, True), (256, True), (257, False)):
+        job.batch_clients = batch_clients
         backend = SimpleNamespace(job=job, lately=0.0)
         assert workers_module._Round(backend, server, plan, 8).ahead(1) is ahead
 

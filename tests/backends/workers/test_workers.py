@@ -339,7 +339,7 @@ def test_clients_computed_together_while_many_are_gone(monkeypatch):
     clients = [(torch.randn(4, 1, 2, 2, generator=g), torch.randint(2, (4,), generator=g)) for _ in range(100)]
     ends = [
         simulate(
-            Logistic(2, (1, 2, 2)), clients, "fedavg", rounds=3, cohort=100, batch_size=2, local_epochs=1, together=2,
+            Logistic(2, (1, 2, 2)), clients, "fedavg", rounds=3, cohort=100, batch_size=2, local_epochs=1, batch_clients=2,
             workers=workers, network={"profile": "datacentre", "dropout": 0.9},
         )
         for workers in (0, 1)

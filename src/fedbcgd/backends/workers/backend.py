@@ -100,7 +100,7 @@ class _Round:
 
     def ahead(self, workers: int) -> bool:
         # The last ones go to whoever is free: one that waits behind another would make a round longer.
-        small = (self._backend.job.together or 1) <= FEW
+        small = (self._backend.job.batch_clients or 1) <= FEW
         return small and self._backend.lately < SHORT and len(self._todo) + len(self._near) >= workers
 
     def next(self) -> FitRequest | None:
@@ -175,7 +175,7 @@ class Workers:
         self.store = store
         self.clock = Clock()
         self.lately = math.inf  # seconds that the last task took
-        self._places = max(4 * workers * (job.together or 1), min(cohort, AHEAD // room(job)))
+        self._places = max(4 * workers * (job.batch_clients or 1), min(cohort, AHEAD // room(job)))
         self._fds: list[int] = []
         self._workers: list[Worker] = []
         self._watched: set[int] = set()
