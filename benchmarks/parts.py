@@ -89,7 +89,10 @@ def _logistic(console: Console) -> list[dict]:
         "commit": (Server, "commit"),
     }
     workload = replace(WORKLOADS["logistic"], rounds=100)
-    with federation(workload, batch_clients=workload.cohort, where=Placement(workers=0)) as turn, clocks(parts) as seconds:
+    with (
+        federation(workload, batch_clients=workload.cohort, where=Placement(workers=0)) as turn,
+        clocks(parts) as seconds,
+    ):
         start = time.perf_counter()
         turn()
         whole = time.perf_counter() - start

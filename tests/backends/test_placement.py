@@ -91,7 +91,9 @@ def test_a_backend_is_one_entry(net, toys, monkeypatch):
     config = configuration.check({"run": {"rounds": 1, "backend": "mine", "device": "cuda"}}, "test")
     assert (config.where.entry, config.where.home) == (entry, "cpu")
     images = [(torch.randn(4, 1, 2, 2), torch.randint(3, (4,)))] * 2
-    with pytest.raises(UserError, match="batch_clients: expected backend = 'inprocess' or 'workers' with it, got 'mine'"):
+    with pytest.raises(
+        UserError, match="batch_clients: expected backend = 'inprocess' or 'workers' with it, got 'mine'"
+    ):
         simulate(Logistic(3, (1, 2, 2)), images, "fedavg", rounds=1, backend="mine", batch_clients=2)
     with pytest.raises(UserError, match=r"network\.crash: expected backend = 'workers'.* got 'mine'"):
         simulate(net(), toys(), rounds=1, backend="mine", network={"crash": 0.5})
@@ -165,11 +167,11 @@ def test_addresses_that_lead_nowhere(net, toys, monkeypatch):
     if ray.is_initialized():
         pytest.skip("this process has a Ray already, which is used whatever the address")
     for address, words in {
-        "127.0.0.1:1": r"run\.address: nothing answers at 127\.0\.0\.1:1: Connection refused",
-        "ray://127.0.0.1:1": "nothing answers at ray://127",
-        "here": r'"auto", "host:port" or "ray://host:port" is wanted, given \'here\'',
+        "127.0.0.1:1": r"run\.address: expected a Ray cluster, got no answer at 127\.0\.0\.1:1: Connection refused",
+        "ray://127.0.0.1:1": "no answer at ray://127",
+        "here": r'expected "auto", "host:port" or "ray://host:port", got \'here\'',
         "host:port": "is wanted",
-        "nowhere.invalid:6379": "nothing answers at nowhere.invalid:6379",
+        "nowhere.invalid:6379": "no answer at nowhere.invalid:6379",
     }.items():
         with pytest.raises(UserError, match=words):
             simulate(net(), toys(), rounds=1, backend="ray", address=address)

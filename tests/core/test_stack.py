@@ -1,4 +1,4 @@
-"""Clients trained in one batch: the same values as one by one, up to rounding, and the same bits on any number of workers."""
+"""Clients trained in one batch: the values of one by one, up to rounding, and the same bits on any number of workers."""
 
 import numpy as np
 import pytest
@@ -147,7 +147,15 @@ def test_a_step_counts_only_with_its_own_gradient():
 
 
 def test_a_subclass_with_another_gradient_steps_by_it():
-    options = {"rounds": 2, "cohort": 5, "batch_size": 3, "local_epochs": 1, "workers": 0, "batch_clients": 3, "lr_decay": 1}
+    options = {
+        "rounds": 2,
+        "cohort": 5,
+        "batch_size": 3,
+        "local_epochs": 1,
+        "workers": 0,
+        "batch_clients": 3,
+        "lr_decay": 1,
+    }
     options |= {"weight_decay": 0}
     doubled = simulate(Doubled(2, (1, 3, 4)).double(), clients(), "fedavg", lr=0.05, **options)
     faster = simulate(Logistic(2, (1, 3, 4)).double(), clients(), "fedavg", lr=0.1, **options)
@@ -296,4 +304,6 @@ def test_augmentation_is_refused():
     pixels = torch.zeros(10, 1, 8, 8, dtype=torch.uint8)
     whole = Images(pixels, torch.zeros(10, dtype=torch.long), torch.tensor([0.5]), torch.tensor([0.5]), augment=True)
     with pytest.raises(UserError, match="augmentation is drawn"):
-        simulate(Logistic(2, (1, 8, 8)), [whole.subset(torch.arange(10))], "fedavg", rounds=1, cohort=1, batch_clients=2)
+        simulate(
+            Logistic(2, (1, 8, 8)), [whole.subset(torch.arange(10))], "fedavg", rounds=1, cohort=1, batch_clients=2
+        )

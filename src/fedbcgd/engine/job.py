@@ -45,8 +45,8 @@ class Job:
         return len(as_source(self.clients[client], f"client {client}"))
 
     def units(self, tasks: Sequence[Task], wanted: Callable[[Task], bool]) -> list[tuple[int, ...]]:
-        """The tasks that are wanted by their positions in the plan, those of a tuple to be trained in one batch: neighbours of
-        equal size.
+        """The tasks that are wanted by their positions in the plan, those of a tuple to be trained in one batch:
+        neighbours of equal size.
 
         What is trained in one batch follows from the plan alone, so it is the same for any number of workers.
         """

@@ -1,4 +1,4 @@
-"""Plain: the model's own dtype, byte for byte."""
+"""Plain: the values as they are, in the model's own dtype."""
 
 from typing import ClassVar
 
@@ -11,6 +11,8 @@ from fedbcgd.core.messages import Allocator
 
 
 class Plain(Codec):
+    """No compression: the bytes are the memory of the values."""
+
     lossless: ClassVar[bool] = True
     in_place: ClassVar[bool] = True
 
@@ -22,5 +24,5 @@ class Plain(Codec):
 
     def decode(self, data: Tensor, n: int, dtype: torch.dtype) -> Tensor:
         if data.storage_offset() % dtype.itemsize:
-            data = data.clone()  # a view as floats wants their alignment
+            data = data.clone()  # floats must be aligned
         return data.view(dtype)
