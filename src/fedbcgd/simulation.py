@@ -152,7 +152,9 @@ def simulate(
         raise UserError(f"network.{problem}")
     where.entry.start_early()
     algorithm = fit_to_links(algorithm, conditions, model, clients, cohort, seed)
-    job = make_job(model, clients, algorithm, test, seed, loss, metrics, weights, where.home, channels_last, batch_clients)
+    job = make_job(
+        model, clients, algorithm, test, seed, loss, metrics, weights, where.home, channels_last, batch_clients
+    )
     hooks = None if conditions is None else NetworkSimulator(job, conditions)
     # A user's callback sees each row with its own round.
     overlap = where.entry.overlaps_evaluation and not callbacks
