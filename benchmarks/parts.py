@@ -19,7 +19,7 @@ from rich.console import Console
 from torch.profiler import ProfilerActivity, profile
 from workloads import WORKLOADS
 
-from fedbcgd.algorithms.codecs import QSGD, TopK, _fast, qsgd, topk
+from fedbcgd.algorithms.codecs import QSGD, TopK, _fast_qsgd, _fast_topk, qsgd, topk
 from fedbcgd.backends.placement import Placement
 from fedbcgd.core.client import Client
 from fedbcgd.core.server import Server
@@ -76,20 +76,23 @@ def _rows(what: str, whole: float, seconds: dict[str, float], per: float, unit: 
 
 
 def _logistic(console: Console) -> list[dict]:
-    """Time a round of ten clients computed together in one process, without messages to workers."""
+    """Time a round of ten clients trained in one batch, in one process, without messages to workers."""
     console.print("parts of a round of logistic regression", highlight=False)
     parts = {
         "plan": (Server, "plan"),
-        "train and encode": (Client, "fit_together"),
+        "train and encode": (Client, "fit_batch"),
         "— orders and images": (Stack, "_epoch"),
         "— steps": (Logistic, "stacked_step"),
         "— — what is multiplied and softmax": (logistic, "_errors"),
-        "— uploads": (Client, "_made"),
+        "— uploads": (Client, "_result"),
         "check and sum": (Server, "receive"),
         "commit": (Server, "commit"),
     }
     workload = replace(WORKLOADS["logistic"], rounds=100)
-    with federation(workload, together=workload.cohort, where=Placement(workers=0)) as turn, clocks(parts) as seconds:
+    with (
+        federation(workload, batch_clients=workload.cohort, where=Placement(workers=0)) as turn,
+        clocks(parts) as seconds,
+    ):
         start = time.perf_counter()
         turn()
         whole = time.perf_counter() - start
@@ -105,7 +108,7 @@ def _plus(console: Console) -> list[dict]:
         console.print(f"parts of a round of the CNN, {name}", highlight=False)
         parts = {
             "gradients": (Work, "_parts"),
-            "into one vector": (Work, "_whole"),
+            "into one vector": (Work, "_flat"),
             "corrections of steps": (Work, "add"),
             "encode": (Client, "_encode"),
             "state": (SlotFile, "write"),
@@ -136,7 +139,7 @@ def _qsgd(console: Console) -> list[dict]:
         "largest and smallest of a bucket": (lambda: codec._scale(some, torch.float32), some.numel()),
         "scaling": (lambda: torch.mul(some, factor, out=level), some.numel()),
         "to fixed point": (lambda: fixed.copy_(level), some.numel()),
-        "draws": (lambda: _fast._draws(rng, codec.levels, draw), some.numel()),
+        "draws": (lambda: _fast_qsgd._draws(rng, codec.levels, draw), some.numel()),
         "adding": (lambda: fixed.add_(draw), some.numel()),
         "rounding": (lambda: fixed.bitwise_right_shift_(24), some.numel()),
         "to bytes": (lambda: code.copy_(fixed), some.numel()),
@@ -152,9 +155,9 @@ def _topk(console: Console) -> list[dict]:
         console.print(f"parts of top-k at {fraction:.0%}", highlight=False)
         codec = TopK(fraction=fraction)
         parts = {
-            "which are the largest": (topk, "_largest"),
-            "— candidates by a bound": (topk, "_candidates"),
-            "places to bytes": (topk, "_write_places"),
+            "which are the largest": (topk, "fast_largest"),
+            "— candidates by a bound": (_fast_topk, "_candidates"),
+            "indices to bytes": (topk, "encode_indices"),
         }
         codec.encode(v, stream(0, "parts"))
         with clocks(parts) as seconds:

@@ -33,14 +33,14 @@ ENOUGH = 45.0  # seconds for a workload: a fast machine makes more turns
 def federation(
     workload: Workload,
     algorithm: str = "fedavg",
-    together: int | None = None,
+    batch_clients: int | None = None,
     where: Placement | None = None,
     **options,
 ) -> Iterator[Callable[[], None]]:
     """Yield a function that runs the rounds of one turn on a federation that stays alive."""
     common = {"lr": LR, "lr_decay": 1.0, "weight_decay": DECAY, "batch_size": workload.batch, "local_epochs": 1}
     configured = make_algorithm(algorithm, **(common | options))
-    job = make_job(workload.module(), workload.sources(), configured, None, 0, together=together)
+    job = make_job(workload.module(), workload.sources(), configured, None, 0, batch_clients=batch_clients)
     server = make_server(job, workload.cohort, Stop(rounds=1))
     with ExitStack() as stack:
         store = StateStore(configured.state_names, job.layout.dim, job.layout.dtype)
@@ -97,9 +97,9 @@ def measure(console: Console, repeats: int = 5, names: tuple[str, ...] = tuple(W
                 "fedbcgd: fedbcgd": stack.enter_context(federation(w, "fedbcgd")),
             }
             if name == "logistic":
-                ways["fedbcgd: fedavg, together"] = stack.enter_context(federation(w, together=w.cohort // 2))
-                alone = federation(w, together=w.cohort, where=Placement(workers=0))
-                ways["fedbcgd: the same, one process"] = stack.enter_context(alone)
+                ways["fedbcgd: fedavg, batch_clients"] = stack.enter_context(federation(w, batch_clients=w.cohort // 2))
+                one_process = federation(w, batch_clients=w.cohort, where=Placement(workers=0))
+                ways["fedbcgd: the same, one process"] = stack.enter_context(one_process)
             if installed() and name in COMPARED:
                 flower = Flower(name, MORE * repeats + 1)
                 stack.callback(flower.close)

@@ -10,6 +10,7 @@ from torch.utils.data import Subset, TensorDataset
 
 import fedbcgd
 from fedbcgd import UserError, simulate, supervised
+from fedbcgd.models import Logistic
 
 
 def go(net, toys, algorithm="fedbcgd", **kwargs):
@@ -258,3 +259,14 @@ def test_no_clients(net):
 def test_options_beside_an_algorithm_are_refused(net, toys):
     with pytest.raises(UserError, match="lr"):
         simulate(net(), toys(), fedbcgd.make_algorithm("fedavg"), rounds=1, lr=0.1)
+
+
+def test_the_earlier_name_of_batch_clients_still_works(caplog):
+    x = torch.randn(8, 1, 2, 2, generator=torch.Generator().manual_seed(0))
+    clients = [(x[:4], torch.tensor([0, 1, 0, 1])), (x[4:], torch.tensor([1, 0, 1, 0]))]
+    models = []
+    for options in ({"batch_clients": 2}, {"together": 2}):
+        result = simulate(Logistic(2, (1, 2, 2)), clients, "fedavg", rounds=1, workers=0, progress=False, **options)
+        models.append(torch.cat([p.detach().flatten() for p in result.module.parameters()]))
+    assert torch.equal(*models)
+    assert "together is called batch_clients now" in caplog.text

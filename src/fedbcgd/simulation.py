@@ -66,7 +66,7 @@ def simulate(
     gpus: float | None = None,
     device: str | torch.device = "cpu",
     channels_last: bool | None = None,
-    together: int | None = None,
+    batch_clients: int | None = None,
     transport: Transport | None = None,
     network: str | Mapping[str, Any] | Network | None = None,
     **options: Any,
@@ -114,8 +114,8 @@ def simulate(
         gpus: with Ray, the share of a GPU that each actor gets.
         device: "cpu", "cuda", …
         channels_last: compute in that memory format; default: for models with 2-d convolutions that can.
-        together: compute up to so many clients in one multiplication, with models that offer it (logistic regression and
-            other linear ones): much faster for small models, and equal up to rounding.
+        batch_clients: train up to this many clients in one batch, with models that have `stacked_gradient` (logistic
+            regression and other linear ones): much faster for small models, and equal up to rounding.
 
     Over which network:
         network: whose links the clients have: the name of a profile ("4g", "broadband", "datacentre", "mix") or a
@@ -135,6 +135,9 @@ def simulate(
     if "carrier" in options:
         log.warning("simulate: carrier is called backend now; the old name works in this version only")
         backend = options.pop("carrier")
+    if "together" in options:
+        log.warning("simulate: together is called batch_clients now; the old name works in this version only")
+        batch_clients = options.pop("together")
     algorithm = _algorithm(algorithm, options)
     conditions = as_network(network)
     stop = Stop(rounds, budget, make_target(target))
@@ -149,7 +152,9 @@ def simulate(
         raise UserError(f"network.{problem}")
     where.entry.start_early()
     algorithm = fit_to_links(algorithm, conditions, model, clients, cohort, seed)
-    job = make_job(model, clients, algorithm, test, seed, loss, metrics, weights, where.home, channels_last, together)
+    job = make_job(
+        model, clients, algorithm, test, seed, loss, metrics, weights, where.home, channels_last, batch_clients
+    )
     hooks = None if conditions is None else NetworkSimulator(job, conditions)
     # A user's callback sees each row with its own round.
     overlap = where.entry.overlaps_evaluation and not callbacks

@@ -81,10 +81,13 @@ def test_json(place):
         (["run", "absent.toml", "--out", "x"], "does not exist"),
         (["run", "run.toml"], "--out"),
         (["run", "run.toml", "--out", "x", "--set", "run.roundz=3"], "Did you mean 'rounds'"),
-        (["run", "run.toml", "--out", "x", "--set", "algorithm.lr=0"], "lr: input should be greater than 0"),
+        (["run", "run.toml", "--out", "x", "--set", "algorithm.lr=0"], "lr: expected a number greater than 0, got 0"),
         (["run", "run.toml", "--out", "x", "--set", "run.budget=0.01"], "does not pay for one round"),
         (["run", "run.toml", "--out", "/proc/nowhere"], "/proc/nowhere could not be created"),
-        (["run", "run.toml", "--out", "x", "--set", "algorithm.blocks=1000000"], "larger than d"),
+        (
+            ["run", "run.toml", "--out", "x", "--set", "algorithm.blocks=1000000"],
+            "got 1000000",
+        ),
         (["compare", "run.toml", "--algorithms", "fedavg,fedagv", "--out", "x"], "'fedagv'"),
         (["compare", "run.toml", "--algorithms", "fedavg,fedavg", "--out", "x"], "expected each name once"),
         (["compare", "run.toml", "--algorithms", ",", "--out", "x"], "expected at least one name, got none"),
@@ -93,7 +96,10 @@ def test_json(place):
         (["sweep", "run.toml", "--grid", "blocks=2", "--grid", "blocks=3", "--out", "x"], "expected each option once"),
         (["blocks", "lenet"], "Did you mean 'lenet5'"),
         (["blocks", "lenet5", "--blocks", "0"], "greater than or equal to 1"),
-        (["blocks", "lenet5", "--divider", "1,2", "--blocks", "3"], "sizes of 2 blocks"),
+        (
+            ["blocks", "lenet5", "--divider", "1,2", "--blocks", "3"],
+            "expected sizes of 3 blocks, as blocks says, got 2",
+        ),
         (["blocks", "lenet5", "--divider", "evn"], "Did you mean 'even'"),
         (["blocks", "lenet5", "--shape", "32"], "channels,height,width"),
     ],
@@ -107,7 +113,7 @@ def test_mistakes(place, args, words):
 def test_a_run_that_is_no_table(place):
     (place / "run.toml").write_text("run = 3")
     done = fedbcgd("run", "run.toml", "--out", "x", cwd=place, check=2)
-    assert "run.toml: run: given 3" in " ".join(done.stderr.split())
+    assert "run.toml: run: expected a dictionary or instance of Run, got 3" in " ".join(done.stderr.split())
 
 
 @pytest.mark.parametrize(

@@ -127,20 +127,23 @@ def frozen_mlp() -> nn.Module:
 @pytest.mark.parametrize(
     ("call", "words"),
     [
-        (lambda: divide(mlp([4, 6, 5, 3]), 2, ["0", "nope*"]), ["'nope*'", "block 2", "matches nothing", "0.weight"]),
-        (lambda: divide(mlp([4, 6, 5, 3]), 2, ["0", ["1", "0.bias"]]), ["'0.bias'", "twice", "block 1", "block 2"]),
-        (lambda: divide(mlp([4, 6, 5, 3]), 1, ["0"], shared=["2"]), ["'1.weight'", "no block"]),
-        (lambda: divide(mlp([4, 6, 5, 3]), 1, ["0", "1"]), ["2 blocks", "blocks = 1"]),
-        (lambda: divide(mlp([4, 6, 5, 3]), 84), ["84", "83", "larger than d"]),
+        (
+            lambda: divide(mlp([4, 6, 5, 3]), 2, ["0", "nope*"]),
+            ["block 2", "got 'nope*'", "0.weight"],
+        ),
+        (lambda: divide(mlp([4, 6, 5, 3]), 2, ["0", ["1", "0.bias"]]), ["'0.bias' in block 1 and block 2"]),
+        (lambda: divide(mlp([4, 6, 5, 3]), 1, ["0"], shared=["2"]), ["2 in none: 1.weight, 1.bias"]),
+        (lambda: divide(mlp([4, 6, 5, 3]), 1, ["0", "1"]), ["patterns for 1 blocks", "got 2"]),
+        (lambda: divide(mlp([4, 6, 5, 3]), 84), ["blocks: expected at most 83", "got 84"]),
         (lambda: divide(mlp([4, 6, 5, 3]), 70), ["70", "65", "2.weight", "shared"]),
-        (lambda: divide(mlp([4, 6, 5, 3]), 3, "layers"), ["3 blocks", "2 layers", "even"]),
+        (lambda: divide(mlp([4, 6, 5, 3]), 3, "layers"), ["expected at most 2, the number of layers", "got 3", "even"]),
         (lambda: divide(mlp([4, 6, 5, 3]), 0), ["at least 1", "0"]),
         (lambda: divide(mlp([4, 6]), 2, "evenn"), ["'evenn'", "Did you mean 'even'"]),
-        (lambda: divide(nn.ReLU(), 1), ["ReLU", "no trainable parameters"]),
-        (lambda: divide(nn.Linear(3, 2).requires_grad_(False), 1), ["no trainable parameters"]),
+        (lambda: divide(nn.ReLU(), 1), ["expected trainable parameters, got a ReLU"]),
+        (lambda: divide(nn.Linear(3, 2).requires_grad_(False), 1), ["expected trainable parameters, got a Linear"]),
         (lambda: divide(frozen_mlp(), 1, ["0"]), ["'0'", "not trained", "'0.weight'"]),
         (lambda: divide(Tied(), 1, ["decoder"]), ["'decoder.weight'", "tied to 'encoder.weight'"]),
-        (lambda: divide(nn.LazyLinear(3), 1), ["'weight'", "no shape yet"]),
+        (lambda: divide(nn.LazyLinear(3), 1), ["got 'weight' without one", "lazy"]),
         (lambda: divide(Complex(), 1), ["'w'", "complex"]),
     ],
 )
@@ -178,7 +181,11 @@ def test_sizes_by_hand():
 
 @pytest.mark.parametrize(
     ("shares", "words"),
-    [([1, 2], "sizes of 2 blocks were given"), ([1, 0, 2], "positive"), ([1, 2, float("inf")], "positive")],
+    [
+        ([1, 2], "expected sizes of 3 blocks"),
+        ([1, 0, 2], "positive"),
+        ([1, 2, float("inf")], "positive"),
+    ],
 )
 def test_sizes_that_are_none(shares, words):
     with pytest.raises(UserError, match=words):

@@ -105,7 +105,7 @@ def test_weighting_by_examples():
 WRONG = {
     "late": (
         lambda u, s: dataclasses.replace(u, round=s.round - 1),
-        "round: input should be greater than or equal to 0, got -1",
+        "round: expected a number greater than or equal to 0, got -1",
     ),
     "early": (lambda u, s: dataclasses.replace(u, round=s.round + 1), "round: expected 0, got 1"),
     "not asked": (lambda u, s: dataclasses.replace(u, client=17), "not in the cohort"),
@@ -132,11 +132,11 @@ WRONG = {
     "infinity": (lambda u, s: upload(u, [1, 1], [-math.inf]), "NaN or infinity"),
     "no steps": (
         lambda u, s: dataclasses.replace(u, steps=0),
-        "steps: input should be greater than or equal to 1, got 0",
+        "steps: expected a number greater than or equal to 1, got 0",
     ),
     "no examples": (
         lambda u, s: dataclasses.replace(u, examples=0),
-        "examples: input should be greater than or equal to 1, got 0",
+        "examples: expected a number greater than or equal to 1, got 0",
     ),
 }
 

@@ -35,10 +35,10 @@ def wrong(monkeypatch, name):
 @pytest.fixture
 def probes():
     """The private functions are tried anew, before and after."""
-    for probe in (torch_private.has_fused_step, torch_private._has_copies_at_once):
+    for probe in (torch_private.has_fused_step, torch_private._has_foreach_copy):
         probe.cache_clear()
     yield
-    for probe in (torch_private.has_fused_step, torch_private._has_copies_at_once):
+    for probe in (torch_private.has_fused_step, torch_private._has_foreach_copy):
         probe.cache_clear()
 
 
@@ -102,7 +102,7 @@ def trained(algorithm, net, toys):
 def test_training_without_private_functions(probes, monkeypatch, net, toys, algorithm):
     """FedBCGD steps parameter by parameter, FedBCGD+ copies its gradients into vectors."""
     expected = trained(algorithm, net, toys)
-    for probe in (torch_private.has_fused_step, torch_private._has_copies_at_once):
+    for probe in (torch_private.has_fused_step, torch_private._has_foreach_copy):
         probe.cache_clear()
     for name in PRIVATE:
         gone(monkeypatch, name)

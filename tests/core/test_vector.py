@@ -182,9 +182,9 @@ def test_models_that_cannot_be_laid_out_are_refused(model, words):
 
 def test_weights_that_do_not_fit_are_refused():
     layout = flat(nn.Linear(2, 3), 1).layout
-    with pytest.raises(UserError, match="lack 'bias'"):
+    with pytest.raises(UserError, match="expected an entry 'bias'"):
         layout.vector({"weight": torch.zeros(3, 2)})
-    with pytest.raises(UserError, match=r"'weight' has shape \(2, 2\)"):
+    with pytest.raises(UserError, match=r"expected shape \(3, 2\) for 'weight', as in the model, got \(2, 2\)"):
         layout.vector({"weight": torch.zeros(2, 2), "bias": torch.zeros(3)})
 
 
@@ -199,11 +199,11 @@ def test_no_run_begins_from_weights_that_are_no_numbers(value, what):
     for options in ({}, {"weights": model.state_dict()}):
         start = nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.Linear(6, 3)) if options else model
         with pytest.raises(
-            UserError, match=f"model: expected finite initial weights, parameter '2.weight' holds {what}"
+            UserError, match=f"model: expected finite initial weights, got {what} in parameter '2.weight'"
         ):
             simulate(start, clients, "fedavg", rounds=5, workers=0, callbacks=[rounds.append], **options)
     assert not rounds
     model[2].weight.data.zero_()
     model[1].running_mean[0] = value
-    with pytest.raises(UserError, match=f"buffer '1.running_mean' holds {what}"):
+    with pytest.raises(UserError, match=f"got {what} in buffer '1.running_mean'"):
         simulate(model, clients, "fedavg", rounds=5, workers=0)

@@ -144,7 +144,7 @@ def test_a_crashed_worker_changes_nothing(net, toys, caplog):
     calm = simulate(net(), toys(), "scaffold", workers=0, **common)
     rough = simulate(net(), toys(), "scaffold", workers=2, network={"crash": 1.0}, **common)
     assert same(calm, rough)
-    assert "ended by SIGKILL" in caplog.text
+    assert "killed by SIGKILL" in caplog.text
     assert rough.ledger.lost == rough.ledger.refused == 0
 
 

@@ -142,8 +142,9 @@ def test_the_template_says_the_same_as_an_empty_file():
     assert one == two
 
 
-def test_the_earlier_name_of_a_backend_still_works(tmp_path, caplog):
-    configuration._warn_of_carrier.cache_clear()
-    config = load(tmp_path, GOOD + 'carrier = "ray"\n')
-    assert config.run.backend == "ray"
-    assert "run.carrier is called run.backend now" in caplog.text
+@pytest.mark.parametrize(("earlier", "now", "value"), [("carrier", "backend", "ray"), ("together", "batch_clients", 3)])
+def test_earlier_names_still_work(tmp_path, caplog, earlier, now, value):
+    configuration._warn_of_earlier_name.cache_clear()
+    config = load(tmp_path, GOOD + f"{earlier} = {value!r}\n")
+    assert getattr(config.run, now) == value
+    assert f"run.{earlier} is called run.{now} now" in caplog.text

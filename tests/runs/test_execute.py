@@ -228,6 +228,20 @@ def test_extending_a_finished_run(tmp_path):
     assert (tmp_path / "longer" / "metrics.jsonl").read_text() == before
 
 
+def test_a_folder_with_the_earlier_name_of_batch_clients_goes_on(tmp_path):
+    def logistic(rounds):
+        settings = {"rounds": rounds, "cohort": 3, "evaluate_every": 100, "workers": 0, "batch_clients": 3}
+        raw = {"model": {"name": "logistic"}, "algorithm": {"name": "fedavg", **QUICK}, "run": settings}
+        return configuration.check(raw, "test")
+
+    execute(logistic(2), tmp_path)
+    file = tmp_path / "config.toml"
+    text = file.read_text().replace("batch_clients = 3", "together = 3").rpartition("# crc")[0]
+    assert "together = 3" in text
+    file.write_text(text)
+    assert execute(logistic(3), tmp_path, resume=True).rows[-1]["round"] == 3
+
+
 def test_a_run_cannot_be_shortened(tmp_path):
     execute(make(rounds=3), tmp_path)
     with pytest.raises(UserError, match=r"at round 3 .* past what is asked for"):

@@ -1,4 +1,4 @@
-"""The table of names: a named algorithm is one line that puts four parts together."""
+"""The named algorithms: each is one line that names four parts."""
 
 import logging
 from collections.abc import Mapping
@@ -17,7 +17,7 @@ log = logging.getLogger("fedbcgd")
 
 _KINDS: dict[str, Registry[Any]] = {"uplink": UPLINKS, "local": LOCALS, "server": SERVERS, "codec": CODECS}
 KINDS = frozenset(_KINDS)
-_OWN = ("weighting", "max_norm", "over_norm")  # options of the algorithm as a whole
+_ALGORITHM_OPTIONS = ("weighting", "max_norm", "over_norm")  # of the algorithm as a whole, not of a part
 _BASES: dict[str, type[Part]] = {"uplink": Uplink, "local": LocalRule, "server": ServerRule, "codec": Codec}
 
 
@@ -28,7 +28,7 @@ class _Recipe:
     server: str
     codec: str
     summary: str
-    options: Mapping[str, Any] = field(default_factory=dict)  # where the name means more than its four parts
+    options: Mapping[str, Any] = field(default_factory=dict)  # that differ from the defaults of the four parts
 
 
 _RECIPES = {
@@ -66,72 +66,103 @@ _RECIPES = {
 
 
 def register(name: str, *, uplink: str, local: str, server: str, codec: str, summary: str = "") -> None:
-    """Give a combination of four registered parts a name of its own."""
+    """Register an algorithm: a name for a combination of four registered parts.
+
+    Args:
+        name: of the algorithm.
+        uplink: name of a part, as the three that follow.
+        local: of the local rule.
+        server: of the server rule.
+        codec: of the codec.
+        summary: one line on what it is, for `algorithm_names`.
+
+    Raises:
+        UserError: the name is taken, or a part is not registered.
+    """
     if name in _RECIPES:
-        raise UserError(f"algorithm {name!r} is registered already")
+        raise UserError(f"name: expected one that is not registered yet, got {name!r}")
     for kind, part in (("uplink", uplink), ("local", local), ("server", server), ("codec", codec)):
         _KINDS[kind].get(part)
     _RECIPES[name] = _Recipe(uplink, local, server, codec, summary)
 
 
 def algorithm_names() -> dict[str, str]:
-    """The registered algorithms and where each comes from."""
+    """Return the registered algorithms, each with a line on what it is."""
     return {name: recipe.summary for name, recipe in _RECIPES.items()}
 
 
 def option_names(name: str, choice: Mapping[str, Any]) -> set[str]:
-    """What options the named algorithm takes, when `choice` says which parts replace its own."""
+    """Return the options that a named algorithm takes.
+
+    Args:
+        name: of the algorithm.
+        choice: names of parts that replace its own, by kind; other entries are ignored.
+
+    Raises:
+        UserError: a part is not a registered name.
+    """
     chosen = {kind: choice.get(kind, getattr(_RECIPES[name], kind)) for kind in _KINDS}
     for kind, part in chosen.items():
         if not isinstance(part, str):
-            raise UserError(f"{kind}: a name is wanted ({', '.join(_KINDS[kind])}), given {part!r}")
+            raise UserError(f"{kind}: expected a name ({', '.join(_KINDS[kind])}), got {part!r}")
     parts = {option for kind, part in chosen.items() for option in _KINDS[kind].get(part).options()}
-    return parts | set(_OWN)
+    return parts | set(_ALGORITHM_OPTIONS)
 
 
 def make_algorithm(name: str = "fedbcgd", **options: Any) -> Algorithm:
-    """The named algorithm with some of its hyper-parameters changed.
+    """Make a named algorithm, with some of its hyper-parameters changed.
 
-    `uplink`, `local`, `server` and `codec` replace a whole part, by name or by a part made elsewhere; every other
-    option goes to the part that has it: `make_algorithm("fedbcgd", blocks=10, codec="qsgd", levels=7)`.
+    Example:
+        >>> make_algorithm("fedbcgd", blocks=10, codec="qsgd", levels=7)
+
+    Args:
+        name: one of `algorithm_names()`.
+        **options: `uplink`, `local`, `server` and `codec` replace a part, by its name or by an object; every other option
+            goes to the part that has it.
+
+    Returns:
+        The algorithm.
+
+    Raises:
+        UserError: an option is unknown or its value is wrong; the message says which, and what was expected.
     """
     if not isinstance(name, str) or name not in _RECIPES:
         raise unknown("algorithm", str(name), _RECIPES)
     options = {**_RECIPES[name].options, **options}
-    own = {option: options.pop(option) for option in _OWN if option in options}
+    own = {option: options.pop(option) for option in _ALGORITHM_OPTIONS if option in options}
     choice: dict[str, Any] = {kind: options.pop(kind, getattr(_RECIPES[name], kind)) for kind in _KINDS}
     classes = {kind: registry.get(choice[kind]) for kind, registry in _KINDS.items() if isinstance(choice[kind], str)}
-    _refuse_foreign(name, options, classes)
+    _check_options(name, options, classes)
     parts: dict[str, Any] = {}
     for kind, chosen in choice.items():
         if kind in classes:
-            given = {k: v for k, v in options.items() if k in classes[kind].options()}
-            parts[kind] = build(classes[kind], given)
+            parts[kind] = build(classes[kind], {k: v for k, v in options.items() if k in classes[kind].options()})
         elif isinstance(chosen, _BASES[kind]):
             parts[kind] = chosen
         else:
             raise UserError(
-                f"{kind}: a name ({', '.join(_KINDS[kind])}) or a {_BASES[kind].__name__}, given {chosen!r}"
+                f"{kind}: expected a name ({', '.join(_KINDS[kind])}) or a {_BASES[kind].__name__}, got {chosen!r}"
             )
     algorithm = Algorithm(name, **own, **parts)
     if algorithm.codec.residual and algorithm.local.controls:
         log.warning(
-            "%s with top-k: controls and residuals of clients that are sampled rarely go stale; FedDC at 5 %% grows without "
-            "bound on least squares. Compare with codec='qsgd'", name
+            "%s with top-k: controls and residuals of clients that are sampled rarely are outdated; FedDC at 5 %% grows "
+            "without bound on least squares. Compare with codec='qsgd'", name
         )  # fmt: skip
     return algorithm
 
 
-def _refuse_foreign(name: str, options: dict[str, Any], classes: dict[str, type[Part]]) -> None:
+def _check_options(name: str, options: dict[str, Any], classes: dict[str, type[Part]]) -> None:
+    """Refuse options that none of the parts has, and name the part that would have them."""
     allowed = {option for part in classes.values() for option in part.options()}
     for option in options:
         if option in allowed:
             continue
-        for kind, registry in _KINDS.items():  # an option of a part that this algorithm does not have
+        for kind, registry in _KINDS.items():
             for other in registry:
                 if option in registry.get(other).options():
                     raise UserError(
-                        f"{name} has no option {option!r}: it belongs to the {registry.kind} {other!r} "
-                        f"(say {kind}={other!r} to use that)"
+                        f"{name} has no option {option!r}: it belongs to the {registry.kind} {other!r}; leave it out, or "
+                        f"use that part ({kind}={other!r})"
                     )
-        raise unknown(f"option of {name}", option, [*allowed, *_KINDS, *_OWN])
+        raise unknown(f"option of {name}", option, [*allowed, *_KINDS, *_ALGORITHM_OPTIONS])

@@ -1,4 +1,4 @@
-"""All clients in this process, one after the other: for debugging, and the reference for every other backend."""
+"""All clients in this process, one after another: for debugging, and the reference for every other backend."""
 
 from collections.abc import Callable
 
@@ -16,9 +16,16 @@ Transport = Callable[[Upload], Upload | None]
 
 
 class InProcess:
-    """`transport` stands for the network: it may lose an upload (None) or damage it."""
+    """Train the clients in this process."""
 
     def __init__(self, job: Job, store: StateStore, transport: Transport | None = None):
+        """Make the backend.
+
+        Args:
+            job: model, data and algorithm.
+            store: the clients' state.
+            transport: replaces the network: it gets each upload, and returns it, a damaged one, or None if it is lost.
+        """
         self.job = job
         self.store = store
         self.transport = transport

@@ -1,4 +1,4 @@
-"""What becomes of the state that a task makes: the one place where slots are reserved, accepted or discarded."""
+"""A client's new state: the one place where slots are reserved, accepted or discarded."""
 
 from fedbcgd.core.messages import StateUpdate, Upload
 from fedbcgd.engine.backend import Inbox
@@ -6,10 +6,11 @@ from fedbcgd.engine.client_state import StateStore
 
 
 class NewState:
-    """A slot reserved for the state that a client's task makes. It holds only if the server accepts the upload.
+    """A slot reserved for the new state of a client, which becomes valid if the server accepts the upload.
 
-    `old` and `new` are slots of the store: of the state the task begins with (None: zero), and of the one it makes (None:
-    the rule keeps no state).
+    Attributes:
+        old: the slot of the state that the task begins with; None: zero.
+        new: the slot of the state that the task produces; None: the algorithm keeps no state.
     """
 
     def __init__(self, store: StateStore, client: int, epoch: int):
@@ -20,12 +21,12 @@ class NewState:
         self.new = store.reserve()
 
     def hand_in(self, inbox: Inbox, upload: Upload, update: StateUpdate | None = None) -> bool:
-        """Hand the upload to the server, and keep the new state if it is accepted.
+        """Hand the upload to the server, and keep the new state if the server accepts it.
 
         Args:
             inbox: of the round.
-            upload: what the client sends.
-            update: the new state; None if it has been written to slot `new` already.
+            upload: of the client.
+            update: the new state; None if it is in slot `new` already.
 
         Returns:
             Whether the server accepted the upload.

@@ -1,4 +1,4 @@
-"""Where the clients' work is done, as a user says it: which backend, how many workers, which cluster, which device."""
+"""Where the clients' work is done, as the user chooses it: which backend, how many workers, which cluster and device."""
 
 import math
 from collections.abc import Iterator
@@ -11,6 +11,8 @@ from fedbcgd.errors import UserError
 
 @dataclass(frozen=True)
 class Placement:
+    """The user's choice of backend, with the arguments of `simulate` and the keys of `[run]` of the same names."""
+
     backend: str = "workers"
     workers: int | None = None
     address: str | None = None
@@ -23,17 +25,17 @@ class Placement:
         return find(self)
 
     def check(self) -> None:
-        """Check all of it before anything is begun.
+        """Check the choice before any work starts.
 
         Raises:
-            UserError: something is wrong, or a package is missing.
+            UserError: a value is wrong, or a package is missing.
         """
         for problem in self.problems():
             raise UserError(problem)
         self.entry.check_installed()
 
     def problems(self) -> Iterator[str]:
-        """What is wrong with it and can be seen without importing any package."""
+        """Yield a message for each wrong value, without importing any package."""
         chosen = BACKENDS.get(self.backend)
         if chosen is None:
             yield f"backend: expected one of {', '.join(BACKENDS)}, got {self.backend!r}"
@@ -43,7 +45,7 @@ class Placement:
         elif self.workers and not chosen.has_workers:
             yield f"workers: expected none with backend = {self.backend!r}, got {self.workers!r}"
         elif self.workers == 0 and chosen.device_is_remote:
-            yield f"workers: expected at least one with backend = {self.backend!r}, got 0 (which is this process)"
+            yield f"workers: expected at least one with backend = {self.backend!r}, got 0 (which would be this process)"
         for entry in BACKENDS.values():
             for name in entry.options if entry is not chosen else ():
                 if getattr(self, name) is not None:
@@ -60,20 +62,20 @@ class Placement:
         if self.gpus > 1 and self.gpus != int(self.gpus):
             yield f"gpus: expected a share up to 1 or a whole number for each actor, got {self.gpus!r}"
         if self.gpus and self.device == "cpu":
-            yield f"gpus: {self.gpus:g} of a GPU for each actor, but device = 'cpu' would not use it"
+            yield f"gpus: expected 0 with device = 'cpu', which uses no GPU, got {self.gpus:g}"
         if self.gpus == 0 and self.device.startswith("cuda"):
-            yield f"gpus: 0 leaves device = {self.device!r} without a GPU"
+            yield f"gpus: expected more than 0 with device = {self.device!r}, got 0"
 
     def crash_problem(self) -> str:
-        """Why `[network] crash` cannot be had here; empty if it can."""
+        """Return why `[network] crash` is not possible here; empty if it is."""
         if self.entry.crashes_workers:
             return ""
         return (
             f"crash: expected backend = {names('crashes_workers')}, whose processes can be killed, got "
-            f"{self.entry.name!r}; leave crash out, or workers = 0 and the other backend"
+            f"{self.entry.name!r}; leave crash out, or choose that backend with workers above 0"
         )
 
     @property
     def home(self) -> str:
-        """The device of this process: where `device` is that of remote workers, the server computes on the CPU."""
+        """The device of this process: the CPU if `device` is that of remote workers."""
         return "cpu" if self.entry.device_is_remote else self.device

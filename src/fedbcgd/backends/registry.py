@@ -1,4 +1,4 @@
-"""The backends by name: what each can do and how it is made. A new backend is one entry of `BACKENDS`.
+"""The backends by name: what each can do and how it is made. A new backend is one more entry of `BACKENDS`.
 
 Importing this module imports no backend, so that a configuration can be read without torch or Ray.
 """
@@ -20,27 +20,27 @@ if TYPE_CHECKING:
     Make = Callable[[Job, StateStore, int, Placement, Transport | None], Backend]
 
 
-def _nothing() -> None:
+def _do_nothing() -> None:
     pass
 
 
 @dataclass(frozen=True)
 class BackendEntry:
-    """One backend, as it can be known before it is made."""
+    """What is known of a backend before it is made."""
 
     name: str
     summary: str  # for the description of `[run] backend`
-    make: "Make"  # of job, store, cohort, placement and transport
-    check_installed: Callable[[], None] = _nothing  # raises UserError where a package is missing
-    start_early: Callable[[], None] = _nothing  # called as soon as it is known that the backend will be used
-    keep: "Callable[[Placement], AbstractContextManager[None]] | None" = None  # holds what several runs share
-    has_workers: bool = True  # False: everything is done in this process
+    make: "Make"  # a function of job, store, cohort, placement and transport
+    check_installed: Callable[[], None] = _do_nothing  # raises UserError if a package is missing
+    start_early: Callable[[], None] = _do_nothing  # called as soon as the backend is chosen, to prepare it
+    keep: "Callable[[Placement], AbstractContextManager[None]] | None" = None  # keeps what several runs share
+    has_workers: bool = True  # False: all work is done in this process
     options: tuple[str, ...] = ()  # fields of Placement that no other backend has
     device_is_remote: bool = False  # `device` is the workers'; the server computes on the CPU
-    takes_transport: bool = False  # a stand-in for the network, see `simulate`
-    batches_clients: bool = False  # computes several clients in one multiplication
-    overlaps_evaluation: bool = False  # evaluates beside the next round: an OverlappingBackend
-    crashes_workers: bool = False  # has `pids`, processes of this machine that [network] crash may kill
+    takes_transport: bool = False  # accepts `transport`, see `simulate`
+    batches_clients: bool = False  # can train several clients in one batch
+    overlaps_evaluation: bool = False  # can evaluate during the next round: an OverlappingBackend
+    crashes_workers: bool = False  # has `pids` of processes on this machine that `[network] crash` may kill
 
 
 def _in_process(
@@ -118,7 +118,9 @@ BACKENDS: dict[str, BackendEntry] = {
 
 
 def find(where: "Placement") -> BackendEntry:
-    """The backend of a placement: worker processes need `workers` above 0 and the CPU, or this process does the work.
+    """Return the backend that a placement chooses.
+
+    Worker processes need `workers` above 0 and the CPU; otherwise this process does the work.
 
     Raises:
         UserError: there is no backend of this name.
@@ -133,7 +135,7 @@ def find(where: "Placement") -> BackendEntry:
 
 
 def names(capability: str) -> str:
-    """The backends that have a capability, such as `batches_clients`."""
+    """Return the names of the backends with a capability, such as `batches_clients`, as text."""
     return " or ".join(repr(entry.name) for entry in BACKENDS.values() if getattr(entry, capability))
 
 
@@ -143,25 +145,25 @@ def make_backend(
     """Make the backend that a placement chooses.
 
     Args:
-        job: what the clients' work needs.
+        job: model, data and algorithm.
         store: the clients' state.
         cohort: clients of a round; more workers than that are not started.
         where: which backend, how many workers, on which device.
-        transport: stands for the network; only for the backend in this process.
+        transport: replaces the network; only for the backend in this process.
 
     Raises:
-        UserError: the backend cannot be had, or cannot do what the job asks for.
+        UserError: the backend does not exist, cannot be started, or cannot do what the job needs.
     """
     entry = find(where)
-    if job.together is not None and not entry.batches_clients:
+    if job.batch_clients is not None and not entry.batches_clients:
         raise UserError(
-            f"together: only backend = {names('batches_clients')} computes clients together, got {where.backend!r}"
+            f"batch_clients: expected backend = {names('batches_clients')} with it, got {where.backend!r}; leave it out"
         )
     return entry.make(job, store, cohort, where, transport)
 
 
 def keep_for(placements: "Iterable[Placement]") -> ExitStack:
-    """Hold what several runs, one after the other, share: such as one Ray for all of them. A context manager."""
+    """Keep what several successive runs share, such as one Ray for all of them, until the returned stack is closed."""
     first: dict[str, Placement] = {}
     for where in placements:
         first.setdefault(find(where).name, where)

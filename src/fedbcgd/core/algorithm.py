@@ -14,19 +14,25 @@ from fedbcgd.core.uplink import Uplink
 from fedbcgd.core.vector import Layout
 from fedbcgd.errors import UserError, unknown
 
-RESIDUAL = "residual"  # the state of error feedback: what was not sent yet
+RESIDUAL = "residual"  # the client state of error feedback: what was not sent yet
 
 Weighting = Literal["uniform", "examples"]
 
 
 @dataclass(frozen=True)
 class Algorithm:
+    """Four parts, and the options that concern all of them.
+
+    Raises:
+        UserError: the parts or options do not fit each other.
+    """
+
     name: str
     uplink: Uplink
     local: LocalRule
     server: ServerRule
     codec: Codec
-    weighting: Weighting = "uniform"  # of the clients in a mean: as in the paper, or by their examples
+    weighting: Weighting = "uniform"  # of the clients in a mean: equal as in the paper, or by their examples
     max_norm: MaxNorm = None  # of an upload: see norms.py; None: no limit in a simulation, "20x" on Flower
     over_norm: OverNorm = "refuse"  # what becomes of a larger one
 
@@ -37,19 +43,23 @@ class Algorithm:
         parse(self.max_norm)
         if self.over_norm == "scale" and self.state_names:
             raise UserError(
-                f"over_norm: expected 'refuse' with {self.name}, got 'scale': its clients keep state that goes with what "
-                "they sent, so that the server cannot count in something else"
+                f"over_norm: expected 'refuse' with {self.name}, got 'scale': its clients keep state that depends on "
+                "what they sent, so the server cannot use scaled values"
             )
         if self.codec.residual and getattr(self.local, "derived", False):
             raise UserError(
                 "derived: expected false with a codec that keeps residuals (topk), got true: the change that arrives "
-                "holds parts of earlier rounds, so that no control change can be derived from it"
+                "has parts of earlier rounds, so the control change cannot be derived from it"
             )
 
     def check(self, model: nn.Module) -> None:
-        """Refuse a model that this algorithm cannot train, with the reason."""
-        if why := self.local.refuses(model):
-            raise UserError(f"{self.name} cannot train this model: {why}")
+        """Check that this algorithm can train a model.
+
+        Raises:
+            UserError: it cannot; the message says why.
+        """
+        if reason := self.local.refuses(model):
+            raise UserError(f"{self.name} cannot train this model: {reason}")
 
     @property
     def state_names(self) -> tuple[str, ...]:
@@ -57,21 +67,21 @@ class Algorithm:
         return self.local.controls + ((RESIDUAL,) if self.codec.residual else ())
 
     def lengths(self, layout: Layout, block: int) -> dict[str, list[int]]:
-        """Bytes of each slice of each channel of an upload of this block; the most it can be, where that varies."""
+        """Return the bytes of each slice of each channel of an upload of this block; the most possible if that varies."""
         sizes = [s.stop - s.start for s in layout.slices(block)]
         lengths = {channel: [self.codec.nbytes(n, layout.dtype) for n in sizes] for channel in self.local.channels}
         buffers = (layout.size - layout.dim) * layout.dtype.itemsize
         return lengths | ({BUFFERS: [buffers]} if buffers else {})
 
     def upload_d(self, layout: Layout) -> float:
-        """The mean upload of a client in a round, over the blocks, in units of d."""
+        """Return the mean upload of a client in a round, over the blocks, in units of d."""
         if self.uplink.pooled:
             return 0.0
-        each = [sum(map(sum, self.lengths(layout, j).values())) for j in range(layout.blocks)]
-        return sum(each) / len(each) / (layout.dim * layout.dtype.itemsize)
+        uploads = [sum(map(sum, self.lengths(layout, j).values())) for j in range(layout.blocks)]
+        return sum(uploads) / len(uploads) / (layout.dim * layout.dtype.itemsize)
 
     def options(self) -> dict[str, Any]:
-        """Every hyper-parameter by name: `make_algorithm(**options)` gives this algorithm again."""
+        """Return every hyper-parameter by name: `make_algorithm(**options)` makes this algorithm again."""
         kinds = ("uplink", "local", "server", "codec")
         chosen: dict[str, Any] = {kind: getattr(self, kind).registered_name() for kind in kinds}
         for kind in kinds:

@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from functools import cache
 from itertools import accumulate, groupby, pairwise
@@ -17,9 +17,8 @@ from fedbcgd.errors import UserError, unknown
 log = logging.getLogger("fedbcgd")
 
 DIVIDERS = ("auto", "layers", "even", "paper")
-LARGEST = 1.5  # `auto` leaves layers for `even` cuts when the largest block would exceed this many times d/N
-
-SHARED = 0.1  # share of d above which a shared block that nobody chose is warned about
+LARGEST = 1.5  # `auto` cuts evenly if the largest block of layers would exceed this many times d/N
+LARGE_SHARED = 0.1  # share of d above which the default shared block is warned about
 
 Patterns = Sequence[str]
 
@@ -38,10 +37,12 @@ class Division:
         return len(self.bounds) - 1
 
     def sizes(self) -> list[int]:
+        """Return the number of values in each block."""
         return [b - a for a, b in pairwise(self.bounds)]
 
     @property
     def shared(self) -> int:
+        """The number of values in the shared block."""
         return self.dim - self.bounds[-1]
 
 
@@ -51,111 +52,127 @@ def divide(
     divider: str | Sequence[str | Patterns] | Sequence[float] = "auto",
     shared: str | Patterns | None = "last",
 ) -> Division:
-    """Divide the trainable parameters of `model` into `blocks` blocks and a shared block.
+    """Divide the trainable parameters of a model into N blocks and a shared block.
 
-    divider: `layers` (contiguous layers, the largest block as small as possible), `even` (cut anywhere; blocks differ
-        by at most one element), `auto` (layers, or even where layers are too few or too unequal), a list with the relative
-        size of each block, such as `[1, 2, 5]` (cut anywhere), or with the name patterns of each block, such as
-        `[["conv*"], ["fc1", "fc2"]]`; or `paper`, the paper's table for the model,
-        which then must have `paper_blocks` (name patterns of each block, or the number of even ones) and `paper_shared`.
-    shared: `last` (the last layer, nothing if it is the whole model), "none" or None for an empty one, or name patterns.
-        A last layer that is recurrent, an embedding or more than half of d is hardly the one that makes the output: the
-        next one before it that is neither recurrent nor an embedding is taken instead, if it is smaller.
+    Args:
+        model: of which the parameters are divided.
+        blocks: N.
+        divider: `layers` (contiguous layers, the largest block as small as possible), `even` (cut anywhere; blocks differ
+            by at most one element), `auto` (layers, or even if layers are too few or too unequal), a list with the
+            relative size of each block, such as `[1, 2, 5]` (cut anywhere), or with the name patterns of each block, such
+            as `[["conv*"], ["fc1", "fc2"]]`; or `paper`, the paper's table for the model, which then must have
+            `paper_blocks` (name patterns of each block, or the number of even ones) and `paper_shared`.
+        shared: `last` (the last layer, nothing if it is the whole model), "none" or None for an empty one, or name
+            patterns. A last layer that is recurrent, an embedding or more than half of d is hardly the output layer: the
+            nearest layer before it that is neither recurrent nor an embedding is taken instead, if it is smaller.
+
+    Returns:
+        The order of the parameters, and where the blocks end.
+
+    Raises:
+        UserError: the model cannot be divided like this; the message says why.
     """
     if not isinstance(model, nn.Module):
-        raise UserError(f"model: an nn.Module is wanted, given {model!r}")
+        raise UserError(f"model: expected an nn.Module, got {model!r}")
     if not isinstance(blocks, int):
-        raise UserError(f"blocks: a whole number is wanted, given {blocks!r}")
-    printed = divider == "paper"
-    if printed:
-        divider, shared = _of_the_paper(model, blocks)
+        raise UserError(f"blocks: expected an integer, got {blocks!r}")
+    if divider == "paper":
+        divider, shared = _paper_division(model, blocks)
+        return replace(divide(model, blocks, divider, shared), divider="paper")
     sizes = _trainable(model)
     dim = sum(sizes.values())
     if blocks < 1:
-        raise UserError(f"blocks: at least 1 is needed, given {blocks}")
+        raise UserError(f"blocks: expected at least 1, got {blocks}")
     if blocks > dim:
-        raise UserError(f"blocks: {blocks} blocks cannot be made of {dim} trainable parameters (N is larger than d)")
-    shares = _shares(divider, blocks)
-    if isinstance(divider, str) or shares:
-        if isinstance(divider, str) and divider not in DIVIDERS:
-            raise unknown("divider", divider, [*DIVIDERS, "or a list of name patterns or sizes for each block"])
-        tail = _shared_names(model, sizes, shared)
-        body = [name for name in sizes if name not in set(tail)]
-        room = sum(sizes[name] for name in body)
-        if blocks > room:
-            raise UserError(
-                f"blocks: {blocks} blocks cannot be made of the {room} parameters outside the shared block "
-                f"({', '.join(tail)}); make the shared block smaller (shared=None for none) or take fewer blocks"
-            )
-        if shares:
-            names, cuts, divider = body, _by_shares(room, shares), "sizes"
-        else:
-            names, cuts, divider = _cut(sizes, body, blocks, str(divider), dim)
-    elif not isinstance(divider, Sequence):
+        raise UserError(f"blocks: expected at most {dim}, the number of trainable values d, got {blocks}")
+    if isinstance(divider, str) and divider not in DIVIDERS:
+        raise unknown("divider", divider, [*DIVIDERS, "or a list of name patterns or sizes for each block"])
+    if not isinstance(divider, Sequence):
+        expected = f"{', '.join(DIVIDERS)} or a list of name patterns or sizes for each block"
+        raise UserError(f"divider: expected {expected}, got {divider!r}")
+    shares = _relative_sizes(divider, blocks)
+    if not isinstance(divider, str) and not shares:
+        return _divide_by_patterns(model, sizes, blocks, cast(Sequence[str | Patterns], divider), shared)
+    tail = _shared_names(model, sizes, shared)
+    body = [name for name in sizes if name not in set(tail)]
+    body_size = sum(sizes[name] for name in body)
+    if blocks > body_size:
         raise UserError(
-            f"divider: {', '.join(DIVIDERS)} or a list of name patterns or sizes for each block, given {divider!r}"
+            f"blocks: expected at most {body_size}, the number of values outside the shared block ({', '.join(tail)}), got "
+            f"{blocks}; make the shared block smaller (shared=None for none) or take fewer blocks"
         )
+    if shares:
+        cuts, kind = _cut_by_shares(body_size, shares), "sizes"
     else:
-        patterns = cast(Sequence[str | Patterns], divider)
-        names, cuts, tail = _by_patterns(model, sizes, blocks, patterns, shared)
-        divider = "patterns"
-    return Division((*names, *tail), tuple(cuts), dim, "paper" if printed else str(divider))
+        cuts, kind = _cut(sizes, body, blocks, str(divider), dim)
+    return Division((*body, *tail), tuple(cuts), dim, kind)
 
 
-def _shares(divider: Any, blocks: int) -> list[float]:
-    """Relative sizes, where the divider is a list of numbers; nothing otherwise."""
-    if isinstance(divider, str) or not isinstance(divider, Sequence) or not divider:
+def _relative_sizes(divider: Any, blocks: int) -> list[float]:
+    """Return the relative sizes of the blocks if the divider is a list of numbers; otherwise an empty list."""
+    if isinstance(divider, str) or not divider:
         return []
     if not all(isinstance(share, (int, float)) and not isinstance(share, bool) for share in divider):
         return []
     if len(divider) != blocks:
-        raise UserError(f"divider: sizes of {len(divider)} blocks were given, but blocks = {blocks}")
+        raise UserError(f"divider: expected sizes of {blocks} blocks, as blocks says, got {len(divider)}")
     if not all(0 < share < inf for share in divider):
-        raise UserError(f"divider: the relative sizes of blocks are positive numbers, given {list(divider)}")
+        raise UserError(f"divider: expected positive numbers as relative sizes of blocks, got {list(divider)}")
     return [float(share) for share in divider]
 
 
-def _by_shares(room: int, shares: list[float]) -> list[int]:
-    """Cuts anywhere, in these proportions to one element; no block is empty."""
+def _cut_by_shares(size: int, shares: list[float]) -> list[int]:
+    """Cut anywhere, in these proportions to one element; no block is empty."""
     cuts = [0]
     for j, upto in enumerate(accumulate(shares), 1):
-        wanted = round(room * upto / sum(shares))
-        cuts.append(min(max(wanted, cuts[-1] + 1), room - (len(shares) - j)))
+        ideal = round(size * upto / sum(shares))
+        cuts.append(min(max(ideal, cuts[-1] + 1), size - (len(shares) - j)))
     return cuts
 
 
 def paper_blocks(model: nn.Module) -> int:
-    """N in the paper's division of this model."""
+    """Return N in the paper's division of this model.
+
+    Raises:
+        UserError: the paper has none.
+    """
     table = getattr(model, "paper_blocks", None)
     if table is None:
-        raise UserError(f"divider: the paper has no division of {type(model).__name__}; take layers, even or auto")
+        raise UserError(
+            f"divider: expected layers, even or auto with {type(model).__name__}, which the paper does not divide, got "
+            "'paper'"
+        )
     return table if isinstance(table, int) else len(table)
 
 
-def _of_the_paper(model: nn.Module, blocks: int) -> tuple[str | Sequence[str | Patterns], Patterns]:
+def _paper_division(model: nn.Module, blocks: int) -> tuple[str | Sequence[str | Patterns], Patterns]:
     count = paper_blocks(model)
     if blocks != count:
-        raise UserError(f"blocks: the paper divides {type(model).__name__} into {count} blocks, not {blocks}")
+        raise UserError(f"blocks: expected {count}, as the paper divides {type(model).__name__}, got {blocks}")
     table: Any = model.paper_blocks
     shared: Any = model.paper_shared
     return ("even" if isinstance(table, int) else table), shared
 
 
 def _trainable(model: nn.Module) -> dict[str, int]:
-    """Names and sizes of the trainable parameters; a tied one stands once, under its first name."""
+    """Return the names and sizes of the trainable parameters; a tied one once, under its first name."""
     sizes = {}
     for name, p in model.named_parameters():
         if not p.requires_grad:
             continue
         if isinstance(p, UninitializedParameter):
-            raise UserError(f"parameter {name!r} has no shape yet: run one batch through the lazy model first")
+            raise UserError(
+                f"model: expected parameters with a shape, got {name!r} without one; run a batch through the lazy model "
+                "first"
+            )
         if not p.is_floating_point():
             raise UserError(
-                f"parameter {name!r} is of type {p.dtype}; only real floating-point parameters can be trained"
+                f"model: expected trainable parameters of a real floating-point type, got {p.dtype} for {name!r}; freeze it "
+                "(requires_grad_(False))"
             )
         sizes[name] = p.numel()
     if not sum(sizes.values()):
-        raise UserError(f"the model ({type(model).__name__}) has no trainable parameters")
+        raise UserError(f"model: expected trainable parameters, got a {type(model).__name__} without any")
     return sizes
 
 
@@ -172,7 +189,7 @@ def _shared_names(model: nn.Module, sizes: dict[str, int], shared: str | Pattern
 
 
 def _last_layer(model: nn.Module, sizes: dict[str, int]) -> list[str]:
-    """The parameters of the layer that makes the output, as far as the order and kind of the layers tell."""
+    """Return the parameters of the output layer, as far as the order and kind of the layers tell."""
     layers = [(name, list(names)) for name, names in groupby(sizes, _layer)]
     if len(layers) < 2:
         return []
@@ -182,49 +199,48 @@ def _last_layer(model: nn.Module, sizes: dict[str, int]) -> list[str]:
 
     dim = count(list(sizes))
     name, chosen = layers[-1]
-    if _feeds_others(model, name) or count(chosen) > dim / 2:
-        before = [layer for layer in layers[:-1] if not _feeds_others(model, layer[0])]
+    if _is_inner_layer(model, name) or count(chosen) > dim / 2:
+        before = [layer for layer in layers[:-1] if not _is_inner_layer(model, layer[0])]
         if before and count(before[-1][1]) < count(chosen):
             name, chosen = before[-1]
-    if count(chosen) > SHARED * dim:
+    if count(chosen) > LARGE_SHARED * dim:
         _warn(
-            f"shared: the shared block, {name or 'the parameters of the model itself'}, is {count(chosen) / dim:.0%} of the "
-            "model, and every client uploads it in every round; name a smaller layer (shared=['…']), or none (shared='none')"
+            f"shared: the shared block, {name or 'the parameters of the model itself'}, is {count(chosen) / dim:.0%} of "
+            "the model, and every client uploads it in every round; name a smaller layer (shared=['…']), or none "
+            "(shared='none')"
         )
     return chosen
 
 
-def _feeds_others(model: nn.Module, layer: str) -> bool:
+def _is_inner_layer(model: nn.Module, layer: str) -> bool:
+    """Return whether other layers use the output of this one, judged by its kind."""
     return isinstance(model.get_submodule(layer), (nn.RNNBase, nn.RNNCellBase, nn.Embedding, nn.EmbeddingBag))
 
 
 @cache
 def _warn(text: str) -> None:
-    """Warn once in a process: a model is divided more than once."""
+    """Log a warning once in a process: a model is divided more than once."""
     log.warning(text)
 
 
-def _cut(
-    sizes: dict[str, int], body: list[str], blocks: int, divider: str, dim: int
-) -> tuple[list[str], list[int], str]:
-    """Cut the body, in the model's own order, at layers or evenly."""
+def _cut(sizes: dict[str, int], body: list[str], blocks: int, divider: str, dim: int) -> tuple[list[int], str]:
+    """Return where the body is cut, in the model's own order: at layers, or evenly; and which of these."""
     layers = [sum(sizes[name] for name in names) for _, names in groupby(body, _layer)]
-    layers = [n for n in layers if n]  # a layer without elements makes no block
+    layers = [n for n in layers if n]  # a layer without elements is no block
     if divider == "layers" and len(layers) < blocks:
         raise UserError(
-            f"blocks: {blocks} blocks cannot be made of {len(layers)} layers outside the shared block; "
-            f"take at most {len(layers)} blocks or divider='even'"
+            f"blocks: expected at most {len(layers)}, the number of layers outside the shared block, got {blocks}; take "
+            "fewer blocks or divider='even'"
         )
     if divider != "even" and len(layers) >= blocks:
         groups = contiguous(layers, blocks)
         if divider == "layers" or max(groups) <= LARGEST * dim / blocks:
-            return body, [0, *accumulate(groups)], "layers"
-    room = sum(layers)
-    return body, [room * j // blocks for j in range(blocks + 1)], "even"
+            return [0, *accumulate(groups)], "layers"
+    return [sum(layers) * j // blocks for j in range(blocks + 1)], "even"
 
 
 def contiguous(sizes: list[int], groups: int) -> list[int]:
-    """Sums of `groups` contiguous non-empty runs of `sizes`, the largest sum as small as can be."""
+    """Divide `sizes` into contiguous non-empty groups, the largest sum as small as possible, and return the sums."""
 
     def runs(limit: int) -> list[int]:
         out: list[int] = []
@@ -243,21 +259,23 @@ def contiguous(sizes: list[int], groups: int) -> list[int]:
     return runs(low)
 
 
-def _by_patterns(
+def _divide_by_patterns(
     model: nn.Module,
     sizes: dict[str, int],
     blocks: int,
     divider: Sequence[str | Patterns],
     shared: str | Patterns | None,
-) -> tuple[list[str], list[int], list[str]]:
+) -> Division:
     if len(divider) != blocks:
-        raise UserError(f"divider: name patterns for {len(divider)} blocks were given, but blocks = {blocks}")
+        raise UserError(f"divider: expected name patterns for {blocks} blocks, as blocks says, got {len(divider)}")
     owner: dict[str, str] = {}
 
     def claim(names: list[str], by: str) -> list[str]:
         for name in names:
             if name in owner:
-                raise UserError(f"parameter {name!r} is claimed twice: by {owner[name]} and by {by}")
+                raise UserError(
+                    f"divider: expected each parameter in one block, got {name!r} in {owner[name]} and {by}"
+                )
             owner[name] = by
         return names
 
@@ -265,7 +283,7 @@ def _by_patterns(
         claim(_match(model, sizes, [p] if isinstance(p, str) else p, f"block {j + 1}"), f"block {j + 1}")
         for j, p in enumerate(divider)
     ]
-    if shared == "last":  # a default gives way to what was said explicitly
+    if shared == "last":  # the default: what the patterns leave of the last layer
         *before, last = (list(names) for _, names in groupby(sizes, _layer))
         tail = [name for name in last if name not in owner] if before else []
     else:
@@ -273,16 +291,21 @@ def _by_patterns(
     claim(tail, "the shared block")
     left = [name for name in sizes if name not in owner]
     if left:
-        raise UserError(f"parameter {left[0]!r} is claimed by no block ({len(left)} in all: {', '.join(left[:8])})")
+        raise UserError(
+            f"divider: expected each parameter in a block, got {len(left)} in none: {', '.join(left[:8])}; add patterns"
+        )
     for j, names in enumerate(parts):
         if not sum(sizes[name] for name in names):
-            raise UserError(f"block {j + 1} is empty: {', '.join(names)} hold no elements")
+            raise UserError(
+                f"divider: expected blocks with elements, got block {j + 1} ({', '.join(names)}) without any"
+            )
     cuts = [0, *accumulate(sum(sizes[name] for name in names) for names in parts)]
-    return [name for names in parts for name in names], cuts, tail
+    ordered = [name for names in parts for name in names]
+    return Division((*ordered, *tail), tuple(cuts), sum(sizes.values()), "patterns")
 
 
 def _match(model: nn.Module, sizes: dict[str, int], patterns: Patterns, where: str) -> list[str]:
-    """The trainable parameters that the patterns name; a module's name stands for all it holds."""
+    """Return the trainable parameters that match a pattern; the name of a module matches all its parameters."""
 
     def fits(name: str, pattern: str) -> bool:
         return fnmatchcase(name, pattern) or fnmatchcase(name, pattern + ".*")
@@ -292,12 +315,12 @@ def _match(model: nn.Module, sizes: dict[str, int], patterns: Patterns, where: s
             continue
         every = {n: p for n, p in model.named_parameters(remove_duplicate=False) if fits(n, pattern)}
         if frozen := [n for n, p in every.items() if not p.requires_grad]:
-            why = f"it matches only parameters that are not trained, such as {frozen[0]!r}"
+            reason = f"it matches only parameters that are not trained, such as {frozen[0]!r}"
         elif every:
             alias, p = next(iter(every.items()))
             first = next(n for n, q in model.named_parameters() if q is p)
-            why = f"{alias!r} is tied to {first!r} and stored under that name"
+            reason = f"{alias!r} is tied to {first!r}; name that one"
         else:
-            why = f"the trainable parameters are {', '.join(list(sizes)[:12])}{' …' if len(sizes) > 12 else ''}"
-        raise UserError(f"pattern {pattern!r} for {where} matches nothing: {why}")
+            reason = f"the trainable parameters are {', '.join(list(sizes)[:12])}{' …' if len(sizes) > 12 else ''}"
+        raise UserError(f"{where}: expected patterns that match parameters, got {pattern!r}: {reason}")
     return [name for name in sizes if any(fits(name, p) for p in patterns)]

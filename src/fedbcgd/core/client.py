@@ -1,42 +1,60 @@
-"""A client's side of a round, without I/O: train, encode, and say what its state becomes."""
+"""A client's side of a round, without I/O: train, encode the upload, and return the client's new state."""
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from fedbcgd.core.algorithm import RESIDUAL, Algorithm
-from fedbcgd.core.codec import room
 from fedbcgd.core.messages import BUFFERS, Allocator, Broadcast, StateUpdate, Task, Upload
 from fedbcgd.core.objective import Objective
-from fedbcgd.core.onednn import keep_within_bounds
-from fedbcgd.core.stack import Rows, Stack
+from fedbcgd.core.onednn import avoid_faulty_kernel
+from fedbcgd.core.stack import Stack, StackMemory
 from fedbcgd.core.vector import FlatModel, Layout
-from fedbcgd.core.work import Gradients, Progress, Work
+from fedbcgd.core.work import GradientMemory, Progress, Work
 from fedbcgd.data.sources import Source
 from fedbcgd.rng import stream, torch_seed
 
-_UNUSED = np.random.default_rng(0)  # for codecs that draw nothing: a stream costs as much as a small upload
+_UNUSED = np.random.default_rng(0)  # for codecs that draw nothing: to make a stream takes as long as a small upload
 
 
 class Client:
-    """Does the work of any client: one module and a few vectors serve all clients of a process in turn."""
+    """Does the work of any client: one module and a few vectors serve all clients of a process in turn.
+
+    Attributes:
+        model: the module, with its parameters as views of one vector.
+        seconds: how long the parts of the last `fit` took, by name.
+    """
 
     def __init__(self, algorithm: Algorithm, layout: Layout, module: nn.Module, objective: Objective, seed: int):
+        """Take over a module.
+
+        Args:
+            algorithm: how to train and what to send.
+            layout: of the vector.
+            module: the model; its parameters become views of the vector, so pass a copy.
+            objective: what is minimised.
+            seed: of the run.
+
+        Raises:
+            UserError: the algorithm cannot train this model.
+        """
         algorithm.check(module)
-        keep_within_bounds(module)
+        avoid_faulty_kernel(module)
         self.algorithm = algorithm
         self.layout = layout
         self.objective = objective
         self.seed = seed
         self.model = FlatModel(module, layout)
-        self.seconds: dict[str, float] = {}  # where the time of the last `fit` went
-        self._gradients = Gradients(self.model.vector[: layout.dim], layout)
-        self._rows: Rows | None = None  # for clients computed together
-        # Parts that a user keeps in evaluation mode (a frozen BatchNorm) stay so, unless the whole model came that way.
+        self.seconds: dict[str, float] = {}
+        self._device = self.model.vector.device
+        self._gradients = GradientMemory(self.model.vector[: layout.dim], layout)
+        self._stack_memory: StackMemory | None = None
+        # Parts that a user keeps in evaluation mode (a frozen BatchNorm) stay so, unless the whole model is in it.
         self._evaluating = [m for m in module.modules() if not m.training] if module.training else []
 
     def fit(
@@ -47,22 +65,26 @@ class Client:
         state: Mapping[str, Tensor],
         allocate: Allocator | None = None,
     ) -> tuple[Upload, StateUpdate]:
-        """Train from the broadcast; `state` is what this client has kept (nothing at first).
+        """Train one client from the broadcast.
 
-        The second value is the state once the server has accepted the upload; if it does not, the old state stands.
-        `lend` gives memory that the upload may be written into at once.
+        Args:
+            broadcast: the model, and the server's controls.
+            task: which client, and which block it uploads.
+            data: the client's examples.
+            state: vectors that the client has kept from earlier rounds; those that are missing are zero.
+            allocate: returns memory to write the upload into; new memory by default.
+
+        Returns:
+            The upload, and the client's state once the server has accepted the upload. If the server refuses it, the old
+            state remains.
         """
         rule, at = self.algorithm.local, (task.round, task.client)
         start = time.perf_counter()
-        slices = self.layout.slices(task.block)
         self.model.load(broadcast.x)
-        device = self.model.vector.device
-        mine = {n: state[n].to(device) if n in state else self._zeros() for n in self.algorithm.state_names}
-        rng = stream(self.seed, "batches", *at)
 
-        def draws(k: int) -> np.random.Generator:
-            _seed(torch_seed(self.seed, "draw", *at, k), self.model.vector.device)
-            return stream(self.seed, "augmentation", *at, k)
+        def seed_draw(draw: int) -> np.random.Generator:
+            _seed(torch_seed(self.seed, "draw", *at, draw), self._device)
+            return stream(self.seed, "augmentation", *at, draw)
 
         work = Work(
             rule,
@@ -70,25 +92,25 @@ class Client:
             self.objective,
             broadcast.x,
             broadcast.controls,
-            mine,
+            {name: self._state_vector(state, name) for name in self.algorithm.state_names},
             data,
             task.round,
-            slices,
-            rng,
-            draws,
+            self.layout.slices(task.block),
+            stream(self.seed, "batches", *at),
+            seed_draw,
             self._gradients,
-            self._allocator(allocate),
+            self._allocator_for_changes(allocate),
         )
         self._training_mode()
-        with _seeded(torch_seed(self.seed, "model", *at), self.model.vector.device):  # dropout and the like
+        with _seeded(torch_seed(self.seed, "model", *at), self._device):  # for dropout and the like
             rule.train(work)
         self.model.gather_buffers()
         trained = time.perf_counter()
-        made = self._made(work, broadcast, task, len(data), allocate)
+        result = self._result(work, broadcast, task, len(data), allocate)
         self.seconds = {"local": trained - start, "codec": time.perf_counter() - trained}
-        return made
+        return result
 
-    def fit_together(
+    def fit_batch(
         self,
         broadcast: Broadcast,
         tasks: Sequence[Task],
@@ -96,52 +118,66 @@ class Client:
         states: Sequence[Mapping[str, Tensor]],
         allocate: Sequence[Allocator | None],
     ) -> list[tuple[Upload, StateUpdate]]:
-        """`fit` for several clients of equal size at once, with a model that offers it."""
+        """Train several clients with equally many examples at once, as `fit` does one; see `stack.py`."""
         rule, start = self.algorithm.local, time.perf_counter()
-        if self._rows is None or len(self._rows.y) != len(tasks):
-            self._rows = Rows(self.layout, len(tasks), self.model.vector.device)
-        mine = {
-            n: torch.stack([state[n].to(broadcast.x.device) if n in state else self._zeros() for state in states])
-            for n in self.algorithm.state_names
-        }
-        rngs = [stream(self.seed, "batches", task.round, task.client) for task in tasks]
-        x, controls, round = broadcast.x, broadcast.controls, broadcast.round
-        stack = Stack(rule, self.layout, self.model.module, x, controls, mine, data, round, rngs, self._rows)
-        rule.train(stack)
-        stack.sum_up()
-        trained = time.perf_counter()
-        made = []
-        for k, task in enumerate(tasks):
-            one = stack.client(k, self.layout.slices(task.block), self._allocator(allocate[k]))
-            made.append(self._made(one, broadcast, task, stack.examples, allocate[k]))
-        self.seconds = {"local": trained - start, "codec": time.perf_counter() - trained}
-        return made
-
-    def _allocator(self, allocate: Allocator | None) -> Allocator | None:
-        """Where the changes themselves are what is sent, they are made where they will be."""
-        return allocate if self.algorithm.codec.in_place else None
-
-    def _made(
-        self, work: Progress, broadcast: Broadcast, task: Task, examples: int, allocate: Allocator | None
-    ) -> tuple[Upload, StateUpdate]:
-        payload, values = self._encode(work, broadcast, task, allocate)
-        upload = Upload(
-            task.round, task.client, task.block, payload, examples, work.steps, work.evaluations, work.mean_loss
+        if self._stack_memory is None or len(self._stack_memory.y) != len(tasks):
+            self._stack_memory = StackMemory(self.layout, len(tasks), self._device)
+        stack = Stack(
+            rule,
+            self.layout,
+            self.model.module,
+            broadcast.x,
+            broadcast.controls,
+            {
+                name: torch.stack([self._state_vector(state, name) for state in states])
+                for name in self.algorithm.state_names
+            },
+            data,
+            broadcast.round,
+            [stream(self.seed, "batches", task.round, task.client) for task in tasks],
+            self._stack_memory,
         )
-        return upload, StateUpdate(task.client, broadcast.epoch, values)
+        rule.train(stack)
+        stack.sum_losses()
+        trained = time.perf_counter()
+        results = []
+        for k, task in enumerate(tasks):
+            client = stack.client(k, self.layout.slices(task.block), self._allocator_for_changes(allocate[k]))
+            results.append(self._result(client, broadcast, task, stack.examples, allocate[k]))
+        self.seconds = {"local": trained - start, "codec": time.perf_counter() - trained}
+        return results
+
+    def _state_vector(self, state: Mapping[str, Tensor], name: str) -> Tensor:
+        if name in state:
+            return state[name].to(self._device)
+        return torch.zeros_like(self.model.vector[: self.layout.dim])
+
+    def _allocator_for_changes(self, allocate: Allocator | None) -> Allocator | None:
+        """Return the allocator if the changes themselves are what is sent: they are then computed in that memory."""
+        return allocate if self.algorithm.codec.in_place else None
 
     def _training_mode(self) -> None:
         self.model.module.train()
         for part in self._evaluating:
             part.training = False
 
-    def _zeros(self) -> Tensor:
-        return torch.zeros_like(self.model.vector[: self.layout.dim])
+    def _result(
+        self, work: Progress, broadcast: Broadcast, task: Task, examples: int, allocate: Allocator | None
+    ) -> tuple[Upload, StateUpdate]:
+        new_memory = partial(torch.empty, dtype=torch.uint8, device=self._device)
+        payload, values = self._encode(work, broadcast, task, allocate or new_memory)
+        upload = Upload(
+            task.round, task.client, task.block, payload, examples, work.steps, work.evaluations, work.mean_loss
+        )
+        return upload, StateUpdate(task.client, broadcast.epoch, values)
 
     def _encode(
-        self, work: Progress, broadcast: Broadcast, task: Task, allocate: Allocator | None
+        self, work: Progress, broadcast: Broadcast, task: Task, allocate: Allocator
     ) -> tuple[dict[str, list[Tensor]], dict[str, list[tuple[slice, Tensor]]]]:
-        """The payload, and the new state on the uploaded coordinates: what the server will add is added here too."""
+        """Return the payload, and the new state on the uploaded coordinates.
+
+        The state is computed from the decoded values: the client adds exactly what the server will add.
+        """
         rule, codec, dtype = self.algorithm.local, self.algorithm.codec, self.layout.dtype
         rng = _UNUSED if codec.in_place else stream(self.seed, "codec", task.round, task.client)
         payload: dict[str, list[Tensor]] = {channel: [] for channel in rule.channels}
@@ -150,38 +186,39 @@ class Client:
         for s in work.slices:
             sent = {}
             for channel, change in rule.changes(work, s).items():
-                # Error feedback: what an earlier upload left out is added, what this one leaves out is kept.
-                owed = change.add_(work.mine[RESIDUAL][s]).clone() if codec.residual and channel == "dx" else None
+                # Error feedback: add what earlier uploads left out, keep what this one leaves out.
+                feedback = codec.residual and channel == "dx"
+                intended = change.add_(work.state[RESIDUAL][s]).clone() if feedback else None
                 data = codec.encode(change, rng, allocate)
                 payload[channel].append(data)
                 if self.algorithm.state_names:
                     sent[channel] = codec.decode(data, s.stop - s.start, dtype)
-                if owed is not None:
-                    residual.append((s, owed.sub_(sent[channel])))
+                if intended is not None:
+                    residual.append((s, intended.sub_(sent[channel])))
             if rule.controls:
-                known = {n: c[s] for n, c in broadcast.controls.items()}
-                parts.append((s, rule.complete(sent, known, work.eta, work.steps)))
-        values = rule.keep(work, parts)
+                controls = {name: c[s] for name, c in broadcast.controls.items()}
+                parts.append((s, rule.complete(sent, controls, work.eta, work.steps)))
+        values = rule.new_controls(work, parts)
         if codec.residual:
             values[RESIDUAL] = residual
         if self.layout.size > self.layout.dim:
             buffers = self.model.vector[self.layout.buffer_slice].view(torch.uint8)
-            payload[BUFFERS] = [room(len(buffers), allocate, buffers.device).copy_(buffers)]
+            payload[BUFFERS] = [allocate(len(buffers)).copy_(buffers)]
         return payload, values
 
 
 @contextmanager
 def _seeded(seed: int, device: torch.device) -> Iterator[None]:
-    """torch's own generators seeded within, and as they were afterwards."""
-    before = torch.default_generator.get_state()
-    there = torch.cuda.get_rng_state(device) if device.type == "cuda" else None
+    """Seed torch's own generators, and restore their states afterwards."""
+    cpu_state = torch.default_generator.get_state()
+    gpu_state = torch.cuda.get_rng_state(device) if device.type == "cuda" else None
     try:
         _seed(seed, device)
         yield
     finally:
-        torch.default_generator.set_state(before)
-        if there is not None:
-            torch.cuda.set_rng_state(there, device)
+        torch.default_generator.set_state(cpu_state)
+        if gpu_state is not None:
+            torch.cuda.set_rng_state(gpu_state, device)
 
 
 def _seed(seed: int, device: torch.device) -> None:

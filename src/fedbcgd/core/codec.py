@@ -1,4 +1,4 @@
-"""What a codec is: floats to bytes and back. Both ends know all lengths from the layout: nothing repeats them."""
+"""What a codec does: it writes floats as bytes, and reads them back. Both ends know all lengths from the layout."""
 
 from typing import ClassVar
 
@@ -10,33 +10,55 @@ from fedbcgd.core.messages import Allocator
 from fedbcgd.core.parts import Part
 
 
+def allocate_bytes(nbytes: int) -> Tensor:
+    """Return new memory of this size: for uploads that no backend has memory for."""
+    return torch.empty(nbytes, dtype=torch.uint8)
+
+
 class Codec(Part):
+    """Base of codecs. The fields of a subclass are its options."""
+
     lossless: ClassVar[bool] = False
-    in_place: ClassVar[bool] = False  # whether what is encoded is the memory of the values itself
-    residual: ClassVar[bool] = False  # whether a client keeps what was not sent and adds it next time
+    in_place: ClassVar[bool] = False  # whether the encoded bytes are the memory of the values itself
+    residual: ClassVar[bool] = False  # whether a client keeps what was not sent and adds it to its next upload
 
     def nbytes(self, n: int, dtype: torch.dtype) -> int:
-        """The length of `n` encoded values; the largest possible, where it varies."""
+        """Return the length of `n` encoded values; the largest possible one if it varies."""
         raise NotImplementedError
 
     def floats(self, n: int) -> int:
-        """How many of `n` values are sent."""
+        """Return how many of `n` values are sent."""
         return n
 
     def fits(self, nbytes: int, n: int, dtype: torch.dtype) -> bool:
-        """Whether `n` values can have been encoded in so many bytes."""
+        """Return whether `n` values can have been encoded in this many bytes."""
         return nbytes == self.nbytes(n, dtype)
 
-    def encode(self, values: Tensor, rng: np.random.Generator, allocate: Allocator | None = None) -> Tensor:
-        """The values as a uint8 tensor: in memory that was lent, if any was. May reuse the memory of `values`."""
+    def encode(self, values: Tensor, rng: np.random.Generator, allocate: Allocator = allocate_bytes) -> Tensor:
+        """Write the values as bytes.
+
+        Args:
+            values: a flat tensor. Its memory may be reused.
+            rng: for codecs that draw at random.
+            allocate: returns memory for the result, as a uint8 tensor of the size it is called with.
+
+        Returns:
+            A uint8 tensor.
+        """
         raise NotImplementedError
 
     def decode(self, data: Tensor, n: int, dtype: torch.dtype) -> Tensor:
-        """The `n` values in `data`, whose length was checked. What is not finite shows as NaN or infinity; what cannot
-        have been encoded is a ValueError."""
+        """Read the values back.
+
+        Args:
+            data: a uint8 tensor of a length that `fits`.
+            n: the number of values.
+            dtype: their type.
+
+        Returns:
+            The values. Those that were not finite when they were encoded are not finite.
+
+        Raises:
+            ValueError: no encoder writes these bytes.
+        """
         raise NotImplementedError
-
-
-def room(nbytes: int, allocate: Allocator | None, device: torch.device) -> Tensor:
-    """Where to write so many bytes."""
-    return allocate(nbytes) if allocate else torch.empty(nbytes, dtype=torch.uint8, device=device)

@@ -1,4 +1,4 @@
-"""One account of the traffic, whatever the algorithm: bytes as they were encoded."""
+"""The traffic of a run, counted the same way for every algorithm: bytes as they were encoded."""
 
 from dataclasses import dataclass, field, fields
 from typing import Any
@@ -6,7 +6,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Entry:
-    """What one client cost in one round."""
+    """The traffic and the work of one client in one round."""
 
     round: int
     client: int
@@ -20,7 +20,7 @@ class Entry:
 
 @dataclass
 class Ledger:
-    """Totals of a run so far, and the entries of the newest round. A refused upload was sent, so it counts."""
+    """Totals of a run so far, and the entries of the newest round. A refused upload counts too, since it was sent."""
 
     dim: int
     itemsize: int
@@ -29,12 +29,12 @@ class Ledger:
     upload_floats: int = 0
     upload_bytes: int = 0
     upload_max_bytes: int = 0  # the largest upload of any one client in any one round
-    upload_wait_bytes: int = 0  # sum over rounds of the largest upload of a client: what each round waits for
+    upload_wait_bytes: int = 0  # sum over rounds of the largest upload of a client, which the round waits for
     download_bytes: int = 0
     gradient_evaluations: int = 0
     refused: int = 0
     lost: int = 0
-    wire_bytes: int = 0  # uploads as a network counted them, with whatever it adds; 0 where there is none
+    wire_bytes: int = 0  # uploads as the network counted them, with its overhead; 0 without a network
     block_bytes: list[int] = field(default_factory=list)
     entries: list[Entry] = field(default_factory=list)
 
@@ -42,9 +42,11 @@ class Ledger:
         self.block_bytes = self.block_bytes or [0] * self.blocks
 
     def open_round(self) -> None:
+        """Begin a round: forget the entries of the one before."""
         self.entries = []
 
     def record(self, entry: Entry) -> None:
+        """Count an upload, accepted or refused."""
         self.entries.append(entry)
         self.upload_floats += entry.upload_floats
         self.upload_bytes += entry.upload_bytes
@@ -55,11 +57,12 @@ class Ledger:
             self.block_bytes[entry.block] += entry.upload_bytes
 
     def record_lost(self, download_bytes: int) -> None:
-        """A client that was asked and never answered: the model went down, nothing that we know of came up."""
+        """Count a client that got the model and sent no upload that arrived."""
         self.lost += 1
         self.download_bytes += download_bytes
 
     def close_round(self) -> None:
+        """Count what is known only when a round ends: its mean and its largest upload."""
         by_client: dict[int, int] = {}
         for entry in self.entries:
             by_client[entry.client] = by_client.get(entry.client, 0) + entry.upload_bytes
@@ -70,9 +73,11 @@ class Ledger:
             self.upload_wait_bytes += largest
 
     def totals(self) -> dict[str, Any]:
+        """Return all totals by name."""
         values = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "entries"}
         return values | {"block_bytes": list(self.block_bytes)}
 
     @classmethod
     def from_totals(cls, totals: dict[str, Any]) -> "Ledger":
+        """Make a ledger that continues from these totals."""
         return cls(**totals | {"block_bytes": list(totals["block_bytes"])})

@@ -1,4 +1,4 @@
-"""What a local rule is: hyper-parameters, the way it trains, and what it tells the server."""
+"""What a local rule does: it trains on a client's data, and computes what the client sends to the server."""
 
 from collections.abc import Mapping, Sequence
 from typing import ClassVar
@@ -14,8 +14,10 @@ Channels = dict[str, Tensor]
 
 
 class LocalRule(Part):
-    # For each name in `controls` the server keeps a vector that is the mean of one that every client keeps. The change
-    # of control `c` is channel `dc`. `broadcasts` says which of them clients need to see.
+    """Base of local rules. The fields are the options that all of them have; a subclass adds its own."""
+
+    # For each name in `controls` every client keeps a vector, and the server keeps their mean. The change of control `c` is
+    # sent in channel `dc`. The server's vectors that are named in `broadcasts` are sent to the clients.
     controls: ClassVar[tuple[str, ...]] = ()
     broadcasts: ClassVar[tuple[str, ...]] = ()
 
@@ -29,27 +31,33 @@ class LocalRule(Part):
 
     @property
     def channels(self) -> tuple[str, ...]:
-        """What is sent, beside the buffers."""
+        """The names of what is sent for each slice; buffers are sent besides."""
         return ("dx",)
 
     def rate(self, round: int) -> float:
+        """Return η in this round."""
         return self.lr * self.lr_decay**round
 
     def steps(self, examples: int) -> int:
-        """T = E·ceil(n/B), unless given."""
+        """Return T, for a client with this many examples: E·ceil(n/B), unless `local_steps` is set."""
         return self.local_steps or self.local_epochs * -(-examples // self.batch_size)
 
     @property
     def unbatchable_reason(self) -> str:
-        """Why clients that take this rule cannot be computed together; empty if they can."""
+        """Why clients cannot be trained in one batch with this rule; empty if they can."""
         return ""
 
     def evaluations(self, examples: int, nbytes: int) -> int:
-        """Gradients of minibatches that a round takes a client with so many examples, of a model of so many bytes."""
+        """Return how many gradients of minibatches `train` computes in a round.
+
+        Args:
+            examples: of the client.
+            nbytes: of the model's parameters.
+        """
         return self.steps(examples)
 
     def refuses(self, model: nn.Module) -> str:
-        """Why this rule cannot train this model; empty if it can."""
+        """Return why this rule cannot train this model; empty if it can."""
         return ""
 
     # -- on a client
@@ -59,21 +67,28 @@ class LocalRule(Part):
         raise NotImplementedError
 
     def changes(self, work: Progress, s: slice) -> Channels:
-        """The channels to send, on one slice. Fresh tensors: a codec may reuse their memory."""
-        return {"dx": torch.sub(work.y[s], work.x[s], out=work.room(s.stop - s.start))}
+        """Return the channels to send, on one slice, as new tensors: a codec may reuse their memory."""
+        return {"dx": torch.sub(work.y[s], work.x[s], out=work.allocate_values(s.stop - s.start))}
 
-    def keep(self, work: Progress, parts: Sequence[tuple[slice, Channels]]) -> dict[str, list[tuple[slice, Tensor]]]:
-        """The client's new controls on what it uploaded: it adds just what the server will add."""
-        return {name: [(s, work.mine[name][s] + sent[f"d{name}"]) for s, sent in parts] for name in self.controls}
+    def new_controls(
+        self, work: Progress, parts: Sequence[tuple[slice, Channels]]
+    ) -> dict[str, list[tuple[slice, Tensor]]]:
+        """Return the client's new controls on the coordinates it uploaded.
 
-    # -- on both ends, from the decoded values, so that they agree to the bit
+        Args:
+            work: of the client.
+            parts: the slices, and the decoded channels of each: the client adds exactly what the server will add.
+        """
+        return {name: [(s, work.state[name][s] + sent[f"d{name}"]) for s, sent in parts] for name in self.controls}
+
+    # -- on both ends, from the decoded values, so that both get the same bits
 
     def complete(self, sent: Channels, controls: Mapping[str, Tensor], rate: float, steps: int) -> Channels:
-        """All channels of a slice, from those that were sent."""
+        """Return all channels of a slice, those that are not sent computed from those that are."""
         return sent
 
     # -- on the server
 
     def server_change(self, delta: Tensor, controls: Mapping[str, Tensor]) -> Tensor:
-        """What the server rule gets for a slice: the mean change, unless the rule adds to it."""
+        """Return what the server rule gets for a slice: the mean change, unless the rule adds to it."""
         return delta

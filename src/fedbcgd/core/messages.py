@@ -1,4 +1,4 @@
-"""What passes between server and clients. A payload is bytes by channel and slice; no message knows an algorithm."""
+"""The messages between server and clients. A payload is bytes by channel and slice; no message depends on an algorithm."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -7,14 +7,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-BUFFERS = "buffers"  # the channel of BatchNorm statistics and the like: sent plain, averaged plainly
+BUFFERS = "buffers"  # the channel of BatchNorm statistics and the like: sent uncompressed; the server takes their mean
 
-Allocator = Callable[[int], Tensor]  # memory for so many bytes of an upload, which is written there once and for all
+Allocator = Callable[[int], Tensor]  # returns memory for this many bytes of an upload, as a uint8 tensor
 
 
 @dataclass(frozen=True)
 class Task:
-    """Client `client` is asked to train in `round` and to upload `block` (and the shared block)."""
+    """A request to a client: train in `round`, and upload `block` and the shared block."""
 
     round: int
     client: int
@@ -23,20 +23,23 @@ class Task:
 
 @dataclass(frozen=True)
 class Broadcast:
-    """The model, and the server's control vectors where the local rule needs them. Read-only to clients."""
+    """The model, and the server's control vectors if the local rule needs them. Clients only read it."""
 
     round: int
-    epoch: int  # control epoch: client state of an older epoch counts as zero
+    epoch: int  # of the controls: client state of an older epoch counts as zero
     x: Tensor
     controls: Mapping[str, Tensor]
 
     @property
     def nbytes(self) -> int:
+        """Bytes of all vectors."""
         return sum(t.numel() * t.element_size() for t in (self.x, *self.controls.values()))
 
 
 @dataclass(frozen=True)
 class Plan:
+    """A round: what goes to every client, and a task for each of the cohort."""
+
     broadcast: Broadcast
     tasks: Sequence[Task]
 
@@ -52,11 +55,11 @@ class Upload:
     examples: int  # n_i
     steps: int  # T
     gradient_evaluations: int  # minibatches
-    train_loss: float  # mean over the minibatches, before each step
+    train_loss: float  # mean over the minibatches, each before its step
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the payload; what is no array counts nothing."""
+        """Bytes of the payload, which may come from a hostile client: what is not an array counts as 0."""
         if not isinstance(self.payload, Mapping):
             return 0
         pieces = [piece for part in self.payload.values() if isinstance(part, (list, tuple)) for piece in part]
@@ -68,7 +71,7 @@ class Upload:
 
 @dataclass(frozen=True)
 class StateUpdate:
-    """New values of a client's state on the coordinates it uploaded. It holds only once the upload was accepted."""
+    """New values of a client's state on the coordinates it uploaded, valid once the server has accepted the upload."""
 
     client: int
     epoch: int
@@ -85,11 +88,11 @@ class Receipt:
 
 @dataclass(frozen=True)
 class RoundReport:
-    """What became of a round."""
+    """The result of a round."""
 
     round: int
     accepted: int
     refused: Sequence[str]
     lost: Sequence[str]
-    idle_blocks: Sequence[int]  # blocks for which nothing arrived: they kept their value and momentum
+    idle_blocks: Sequence[int]  # blocks for which no upload arrived: they kept their value and momentum
     train_loss: float

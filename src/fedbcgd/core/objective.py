@@ -1,4 +1,4 @@
-"""What is minimised and what is measured: two callables of (model, batch), with defaults for classification."""
+"""What is minimised and what is measured: two functions of (model, batch), with defaults for classification."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -15,18 +15,24 @@ Metrics = Callable[[nn.Module, Any], Mapping[str, Any]]
 
 @dataclass(frozen=True)
 class Objective:
+    """The loss of a batch, and its metrics: means over the batch, or boolean tensors to be counted; `loss` is one."""
+
     loss: Loss
-    metrics: Metrics  # means over the batch, or boolean tensors to be counted; `loss` among them
+    metrics: Metrics
 
 
 def outputs(model: nn.Module, x: Any) -> Tensor:
-    """What the model says about x; of a transformers model, its logits."""
-    said = model(x)
-    return said.logits if hasattr(said, "logits") else said
+    """Return the model's output for x; of a transformers model, its logits."""
+    output = model(x)
+    return output.logits if hasattr(output, "logits") else output
 
 
 def supervised(criterion: Callable[[Tensor, Tensor], Tensor]) -> Loss:
-    """A loss from a criterion of (outputs, targets), such as `torch.nn.functional.mse_loss`, for (x, y) batches."""
+    """Return a loss for (x, y) batches.
+
+    Args:
+        criterion: a function of (outputs, targets), such as `torch.nn.functional.mse_loss`.
+    """
 
     def loss(model: nn.Module, batch: Any) -> Tensor:
         x, y = pair(batch)
@@ -36,53 +42,66 @@ def supervised(criterion: Callable[[Tensor, Tensor], Tensor]) -> Loss:
 
 
 def pair(batch: Any) -> tuple[Any, Any]:
+    """Return x and y of a batch.
+
+    Raises:
+        UserError: the batch is something else.
+    """
     if isinstance(batch, (tuple, list)) and len(batch) == 2:
         return batch[0], batch[1]
-    what = (
+    kind = (
         f"a dictionary with keys {', '.join(map(repr, batch))}" if isinstance(batch, Mapping) else type(batch).__name__
     )
-    raise UserError(f"the default loss wants batches of (x, y), but a batch is {what}: pass loss=f(model, batch)")
+    raise UserError(f"batch: expected (x, y) with the default loss, got {kind}; pass loss=f(model, batch)")
 
 
 def cross_entropy(logits: Tensor, y: Tensor) -> Tensor:
+    """Return the mean cross entropy; y has classes, or a probability for each class."""
     return F.cross_entropy(logits, y if y.is_floating_point() else y.long())
 
 
 def classification_loss(model: nn.Module, batch: Any) -> Tensor:
+    """Return the cross entropy of (x, y) batches, or the loss that a transformers model computes itself."""
     if isinstance(batch, Mapping) and "labels" in batch:
-        said = model(**batch)
-        if hasattr(said, "loss"):  # transformers' models compute it themselves
-            return said.loss
+        output = model(**batch)
+        if hasattr(output, "loss"):  # transformers' models compute it themselves
+            return output.loss
     x, y = pair(batch)
     return cross_entropy(outputs(model, x), y)
 
 
 def classification_metrics(model: nn.Module, batch: Any) -> dict[str, Tensor]:
+    """Return the loss, and which examples are classified correctly."""
     if isinstance(batch, Mapping) and "labels" in batch:
-        said, y = model(**batch), batch["labels"]
-        if hasattr(said, "loss"):
-            values = {"loss": said.loss}
-            if said.logits.ndim == 2 and y.ndim == 1:
-                values["accuracy"] = said.logits.argmax(1) == y
+        output, y = model(**batch), batch["labels"]
+        if hasattr(output, "loss"):
+            values = {"loss": output.loss}
+            if output.logits.ndim == 2 and y.ndim == 1:
+                values["accuracy"] = output.logits.argmax(1) == y
             return values
     x, y = pair(batch)
     logits = outputs(model, x)
-    right = logits.argmax(1) == (y.argmax(1) if y.is_floating_point() and y.ndim > 1 else y)
-    return {"loss": cross_entropy(logits, y), "accuracy": right}
+    correct = logits.argmax(1) == (y.argmax(1) if y.is_floating_point() and y.ndim > 1 else y)
+    return {"loss": cross_entropy(logits, y), "accuracy": correct}
 
 
 def objective(loss: Loss | nn.Module | None = None, metrics: Metrics | None = None) -> Objective:
-    """Fill in the defaults: classification; or, for a loss of one's own, that loss alone as the metric."""
+    """Return an objective with the defaults filled in.
+
+    Args:
+        loss: a function of (model, batch), or a criterion for (x, y) batches; default: classification.
+        metrics: a function of (model, batch); default: loss and accuracy, or for a user's own loss that loss only.
+    """
     if loss is None:
         return Objective(
             classification_loss, _with_loss(classification_loss, metrics) if metrics else classification_metrics
         )
     criterion = isinstance(loss, nn.Module) or getattr(loss, "__module__", None) == "torch.nn.functional"
     chosen = supervised(loss) if criterion else loss  # type: ignore[arg-type]
-    return Objective(chosen, _with_loss(chosen, metrics or _nothing))
+    return Objective(chosen, _with_loss(chosen, metrics or _no_metrics))
 
 
-def _nothing(model: nn.Module, batch: Any) -> dict[str, Any]:
+def _no_metrics(model: nn.Module, batch: Any) -> dict[str, Any]:
     return {}
 
 

@@ -1,7 +1,7 @@
 """A fault of oneDNN, and the way around it.
 
-The backward pass of a 1×1 convolution with a stride and fewer than 8 input channels writes past the end of its memory when
-input or weight are in channels_last: seen with PyTorch 2.13 on a machine with AVX2. In the ordinary format it does not.
+The backward pass of a 1×1 convolution with a stride and fewer than 8 input channels writes past the end of its memory if
+its input or weight is in channels_last: seen with PyTorch 2.13 on a machine with AVX2. In the ordinary format it does not.
 """
 
 from typing import Any
@@ -9,7 +9,8 @@ from typing import Any
 from torch import nn
 
 
-def writes_astray(layer: nn.Module) -> bool:
+def has_faulty_kernel(layer: nn.Module) -> bool:
+    """Return whether the layer is a convolution that oneDNN gets wrong in channels_last."""
     return (
         isinstance(layer, nn.Conv2d)
         and set(layer.kernel_size) == {1}
@@ -18,13 +19,13 @@ def writes_astray(layer: nn.Module) -> bool:
     )
 
 
-def keep_within_bounds(module: nn.Module) -> None:
-    """Such layers get what they work on in the ordinary format; all others are left alone."""
+def avoid_faulty_kernel(module: nn.Module) -> None:
+    """Have all such layers of a module convert their input to the ordinary format. Safe to call twice."""
     for layer in module.modules():
-        if writes_astray(layer) and not hasattr(layer, "kept_within_bounds"):
-            layer.register_forward_pre_hook(_ordinary)
-            layer.kept_within_bounds = True  # type: ignore[assignment]  # copied and pickled along with the hook
+        if has_faulty_kernel(layer) and not hasattr(layer, "avoids_faulty_kernel"):
+            layer.register_forward_pre_hook(_make_contiguous)
+            layer.avoids_faulty_kernel = True  # type: ignore[assignment]  # copied and pickled with the hook
 
 
-def _ordinary(layer: nn.Module, given: tuple[Any, ...]) -> tuple[Any, ...]:
-    return (given[0].contiguous(), *given[1:])
+def _make_contiguous(layer: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+    return (inputs[0].contiguous(), *inputs[1:])

@@ -1,5 +1,7 @@
-"""A part of an algorithm: a frozen, checked set of hyper-parameters, and the table of names it is found under.
-A section of a configuration is its stricter sister."""
+"""A part of an algorithm: a frozen, checked set of hyper-parameters, and the registry of its names.
+
+A section of a configuration is the same, and stricter about types.
+"""
 
 import re
 from collections.abc import Iterator
@@ -18,17 +20,18 @@ class Section(BaseModel):
 
 
 class Part(BaseModel):
-    """Base of uplinks, local rules, server rules and codecs. Fields are the hyper-parameters; nothing else is kept."""
+    """Base of uplinks, local rules, server rules and codecs. Its fields are the hyper-parameters; it has no other state."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     @classmethod
     def options(cls) -> list[str]:
+        """Return the names of the hyper-parameters."""
         return list(cls.model_fields)
 
     @classmethod
     def registered_name(cls) -> str:
-        """The name that this class was registered under; its own where it was not."""
+        """Return the name that this class is registered under; its own name if it is not."""
         return cls.__dict__.get("_registered_name", cls.__name__)
 
 
@@ -36,17 +39,23 @@ P = TypeVar("P", bound=Part)
 
 
 class Registry(Generic[P]):
-    """Names for the parts of one kind."""
+    """The parts of one kind, by name. Iterating gives the names."""
 
     def __init__(self, kind: str):
         self.kind = kind
         self._parts: dict[str, type[P]] = {}
 
     def add(self, name: str, part: type[P]) -> None:
+        """Register a part under a name."""
         self._parts[name] = part
         part._registered_name = name  # type: ignore[attr-defined]
 
     def get(self, name: str) -> type[P]:
+        """Return the part of this name.
+
+        Raises:
+            UserError: there is none; the message has the nearest name.
+        """
         if name not in self._parts:
             raise unknown(self.kind, name, self._parts)
         return self._parts[name]
@@ -56,7 +65,11 @@ class Registry(Generic[P]):
 
 
 def build(part: type[P], options: dict[str, Any]) -> P:
-    """The part with these options; a wrong one is named with what was given and what is allowed."""
+    """Make a part with these options.
+
+    Raises:
+        UserError: an option is wrong; the message names it, what was expected and what it is.
+    """
     try:
         return part(**options)
     except ValidationError as error:
@@ -67,15 +80,34 @@ def build(part: type[P], options: dict[str, Any]) -> P:
 
 
 def _explain(part: type[Part], field: str, errors: list[Any]) -> str:
-    message = errors[0]["msg"].removeprefix("Value error, ")
-    message = message[:1].lower() + message[1:]
-    if field in part.model_fields and len(errors) > 1:  # one complaint for each form that would do: say them in one
-        message = f"wanted is: {part.model_fields[field].description}"
-    return f"{field}: {message} (given: {errors[0]['input']!r})" if field else message
+    if not field:  # a check of the part as a whole, whose message names its field
+        return errors[0]["msg"].removeprefix("Value error, ")
+    message = expectation(errors[0])
+    if field in part.model_fields and len(errors) > 1:  # an error for each allowed type: describe all types at once
+        message = f"expected {part.model_fields[field].description}"
+    return f"{field}: {message}, got {errors[0]['input']!r}"
+
+
+def expectation(error: Any) -> str:
+    """Return the message of one of pydantic's errors, as "expected …" if it says what the input should be."""
+    message = error["msg"].removeprefix("Value error, ")
+    if not message.startswith("Input should be "):
+        return message[:1].lower() + message[1:]
+    expected = message.removeprefix("Input should be ").replace("a valid integer", "an integer").replace("valid ", "")
+    if expected.startswith(("greater", "less")):
+        expected = f"a number {expected}"
+    if error["type"] != "literal_error":
+        expected = expected.partition(", ")[0]  # what follows describes the input
+    return f"expected {expected}"
 
 
 def explain_error(error: Any, section: type[BaseModel]) -> str:
-    """Say one of pydantic's errors to a person. `section` is what the wrong key was given to."""
+    """Return one of pydantic's errors as a message to a user.
+
+    Args:
+        error: one of `ValidationError.errors()`.
+        section: the section that has the wrong key or value.
+    """
     path = [str(step) for step in error["loc"]]
     field = ".".join(path)
     if error["type"] == "extra_forbidden":
@@ -87,8 +119,7 @@ def explain_error(error: Any, section: type[BaseModel]) -> str:
         expected = error["ctx"]["expected"]
         near = get_close_matches(str(error["input"]), re.findall(r"'([^']+)'", expected), n=1, cutoff=0.5)
         hint = f" Did you mean {near[0]!r}?" if near else ""
-        return f"{field}: given {error['input']!r}.{hint} Allowed: {expected}"
-    if error["type"] == "value_error":  # of a section as a whole: it names its field itself
+        return f"{field}: expected {expected}, got {error['input']!r}.{hint}"
+    if error["type"] == "value_error":  # a check of the section as a whole, whose message names its field
         return f"{field}.{error['msg'].removeprefix('Value error, ')}"
-    message = error["msg"]
-    return f"{field}: given {error['input']!r}; {message[:1].lower()}{message[1:]}"
+    return f"{field}: {expectation(error)}, got {error['input']!r}"

@@ -1,7 +1,7 @@
-"""The strict reading of what a client says: known fields, integers in range, finite numbers, bounded texts.
+"""Strict parsing of clients' messages: known fields, integers in range, finite numbers, texts of bounded length.
 
-Whatever comes from outside the server's process passes through one of the models here. A message that does not fit is
-refused with a reason that fits on one line; nothing but `Malformed` leaves this module.
+Every message from outside the server's process is checked against one of the models here. A message that does not fit is
+refused with a reason on one line; this module raises nothing but `Malformed`.
 """
 
 from collections.abc import Mapping
@@ -9,7 +9,9 @@ from typing import Annotated, Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
-LONGEST_TEXT = 500  # characters of a client's own words that are kept
+from fedbcgd.core.parts import expectation
+
+LONGEST_TEXT = 500  # characters of a client's text that are kept
 LONGEST_NAME = 100  # characters of a metric's name
 MOST_METRICS = 100
 MOST_CLIENTS = 2**31
@@ -17,17 +19,17 @@ MOST_STEPS = 2**40  # local steps, gradient evaluations, examples: more than any
 
 
 class Malformed(ValueError):
-    """A client's message does not have the form it must have; the text says which field and why."""
+    """A client's message does not have the expected form; the text says which field and why."""
 
 
 class Message(BaseModel):
-    """Base of all that a client may say: frozen, strict about types, no unknown fields, no NaN or infinity."""
+    """Base of clients' messages: frozen, strict about types, no unknown fields, no NaN or infinity."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, strict=True)
 
 
 class UploadValues(Message):
-    """The plain values of an upload."""
+    """The values of an upload beside its payload."""
 
     round: int = Field(ge=0, lt=2**62)
     client: int = Field(ge=0, lt=MOST_CLIENTS)
@@ -39,16 +41,16 @@ class UploadValues(Message):
 
 
 class Hello(Message):
-    """Who a node says it is, and how much data it has where the server asked for that."""
+    """Which client a node says it is, and how much data it has if the server asked for that."""
 
     client: int = Field(ge=0, lt=MOST_CLIENTS)
-    of: int = Field(0, ge=0, le=MOST_CLIENTS)  # how many clients there are, as far as the node knows; 0: not said
+    of: int = Field(0, ge=0, le=MOST_CLIENTS)  # the number of clients, as far as the node knows; 0: unknown
     examples: int | None = Field(None, ge=1, le=MOST_STEPS)
     test_examples: int | None = Field(None, ge=1, le=MOST_STEPS)
 
 
 class Failure(Message):
-    """Why a client could not do its task, in its own words: cut them before they go anywhere."""
+    """Why a client could not do its task, as text of the client: pass it through `shorten` before use."""
 
     failed: str
     state_lost: bool = False
@@ -58,7 +60,7 @@ MetricName = Annotated[str, Field(min_length=1, max_length=LONGEST_NAME)]
 
 
 class Evaluation(Message):
-    """What a client found on its test data."""
+    """The metrics of a model on a client's test data."""
 
     examples: int = Field(ge=1, le=MOST_STEPS)
     metrics: dict[MetricName, float] = Field(min_length=1, max_length=MOST_METRICS)
@@ -75,7 +77,7 @@ M = TypeVar("M", bound=Message)
 
 
 def read(kind: type[M], values: Any) -> M:
-    """Read the values of a client's message.
+    """Parse a client's message.
 
     Args:
         kind: the model that the values must fit.
@@ -94,17 +96,17 @@ def read(kind: type[M], values: Any) -> M:
     except ValidationError as error:
         first = error.errors(include_url=False, include_context=False, include_input=False)[0]
         field = shorten(".".join(map(str, first["loc"])), 60)
-        given = values.get(first["loc"][0]) if first["loc"] and first["type"] != "missing" else None
-        got = f", got {shown(given)}" if given is not None else ""
-        raise Malformed(f"{field}: {first['msg'][:1].lower()}{first['msg'][1:]}{got}") from None
+        value = values.get(first["loc"][0]) if first["loc"] and first["type"] != "missing" else None
+        got = f", got {shown(value)}" if value is not None else ""
+        raise Malformed(f"{field}: {expectation(first)}{got}") from None
     except Malformed:
         raise
-    except Exception as error:  # a mapping that raises by itself
+    except Exception as error:  # the mapping itself raises
         raise Malformed(f"the fields cannot be read: {type(error).__name__}") from None
 
 
 def shorten(text: Any, longest: int = LONGEST_TEXT) -> str:
-    """Return a client's own words on one printable line of bounded length."""
+    """Return a client's text on one printable line of bounded length."""
     if not isinstance(text, str):
         return shown(text, longest)
     cut = text[: longest + 1]

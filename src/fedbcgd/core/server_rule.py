@@ -1,4 +1,4 @@
-"""What a server rule is: named state vectors, all zero at the start, and a step on one slice."""
+"""What a server rule does: it moves x by the mean change of the clients, one slice at a time."""
 
 from typing import ClassVar
 
@@ -8,12 +8,22 @@ from fedbcgd.core.parts import Part
 
 
 class ServerRule(Part):
-    vectors: ClassVar[tuple[str, ...]] = ()  # the state it keeps: one vector of length d for each name
+    """Base of server rules. The fields of a subclass are its options."""
+
+    vectors: ClassVar[tuple[str, ...]] = ()  # names of the state vectors, each of length d
 
     def init(self, name: str) -> float:
-        """The value a state vector starts from."""
+        """Return the value that every element of a state vector starts from."""
         return 0.0
 
     def step(self, x: Tensor, delta: Tensor, state: dict[str, Tensor]) -> None:
-        """Move x in place. All arguments are the same slice; a slice for which nothing arrived is never passed."""
+        """Move x in place.
+
+        A slice for which no upload arrived is not passed: it keeps its value and its state.
+
+        Args:
+            x: a slice of the model.
+            delta: the mean change on that slice.
+            state: the state vectors on that slice, to be changed in place.
+        """
         raise NotImplementedError

@@ -1,16 +1,17 @@
-"""Several clients' work in one: a row for each, so that a small model fills a multiplication.
+"""Several clients trained in one batch: a row for each, so that a small model fills a matrix multiplication.
 
 A local rule trains a stack as it trains one client: x, y, c_i and gradients have a row per client, and every operation of a
-rule works row by row. The clients are of equal size, so that they step together. The model offers the gradient:
+rule works row by row. All clients have equally many examples, so that they step together. The model provides the gradient:
 
     stacked_gradient(values, x, y, out) → losses
 
-where `values` and `out` hold for each parameter a tensor with a client in each row, x and y a minibatch in each row. It
-writes the gradients of each client's mean loss into `out` and gives the loss of each example. It may offer plain steps too,
+`values` and `out` hold a tensor for each parameter, with a client in each row; x and y hold a minibatch in each row. The
+method writes the gradient of each client's mean loss into `out`, and returns the loss of each example. A model may provide
+plain steps too:
 
     stacked_step(values, x, y, eta, decay) → losses
 
-which moves each v in `values` to v − eta·(gradient + decay·v): a multiplication can do that as it writes its result.
+It moves each v in `values` to v − eta·(gradient + decay·v): a multiplication can do that as it writes its result.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -24,26 +25,26 @@ from torch import Tensor, nn
 
 from fedbcgd.core.messages import Allocator
 from fedbcgd.core.vector import Layout
-from fedbcgd.core.work import Gradient, Gradients, Minibatch, Progress, Work
+from fedbcgd.core.work import Gradient, GradientMemory, Minibatch, Progress, Work
 from fedbcgd.data.sources import Source, stacked_gather
 
 if TYPE_CHECKING:
     from fedbcgd.core.local_rule import LocalRule
 
-AT_ONCE = 1 << 20  # values that are gathered ahead of their steps: they stay in the cache
+GATHERED_AHEAD = 1 << 20  # values of a whole epoch that are gathered before its steps: they stay in the cache
 
 Stacked = dict[str, Tensor]
-Offer = Callable[[Stacked, Tensor, Tensor, Stacked], Tensor]
-Step = Callable[[Stacked, Tensor, Tensor, float, float], Tensor]
+StackedGradient = Callable[[Stacked, Tensor, Tensor, Stacked], Tensor]
+StackedStep = Callable[[Stacked, Tensor, Tensor, float, float], Tensor]
 
 
-def offer(module: nn.Module) -> Offer | None:
-    """What the model offers for clients computed together; None for most models."""
+def stacked_gradient_of(module: nn.Module) -> StackedGradient | None:
+    """Return the model's gradient for several clients; None for most models."""
     return getattr(module, "stacked_gradient", None)
 
 
-def offered_step(module: nn.Module) -> Step | None:
-    """Its own step, unless a subclass has another gradient since."""
+def stacked_step_of(module: nn.Module) -> StackedStep | None:
+    """Return the model's own step, unless a subclass has replaced the gradient that belongs to it."""
     for owner in (module, *type(module).__mro__):
         if "stacked_step" in vars(owner):
             return getattr(module, "stacked_step")  # noqa: B009
@@ -52,8 +53,8 @@ def offered_step(module: nn.Module) -> Step | None:
     return None
 
 
-class Rows(Gradients):
-    """Memory for so many clients: their models and gradients, whole and by parameter."""
+class StackMemory(GradientMemory):
+    """Memory for this many clients: their models and gradients, whole and by parameter."""
 
     def __init__(self, layout: Layout, clients: int, device: torch.device):
         self.y = torch.empty(clients, layout.dim, dtype=layout.dtype, device=device)
@@ -65,10 +66,10 @@ class Rows(Gradients):
 
 
 @dataclass(frozen=True)
-class _Batch(Minibatch):
-    """A minibatch of each client: a row of rows for each."""
+class _StackedMinibatch(Minibatch):
+    """A minibatch for each client: `rows` has one row of positions per client."""
 
-    examples: tuple[Tensor, Tensor] | None = None  # where they were gathered already
+    examples: tuple[Tensor, Tensor] | None = None  # if they are gathered already
 
     @property
     def size(self) -> int:
@@ -76,6 +77,8 @@ class _Batch(Minibatch):
 
 
 class Stack(Work):
+    """The work of several clients, of which each is a row."""
+
     def __init__(
         self,
         rule: "LocalRule",
@@ -83,29 +86,29 @@ class Stack(Work):
         module: nn.Module,
         x: Tensor,
         controls: Mapping[str, Tensor],
-        mine: Mapping[str, Tensor],
+        state: Mapping[str, Tensor],
         sources: Sequence[Source],
         round: int,
         rngs: Sequence[np.random.Generator],
-        rows: Rows,
+        memory: StackMemory,
     ):
         clients = len(sources)
         anchor = x[: layout.dim].expand(clients, -1)
-        Progress.__init__(self, anchor, rows.y.copy_(anchor), controls, mine, (), rule.rate(round), x.new_zeros(()))
+        Progress.__init__(self, anchor, memory.y.copy_(anchor), controls, state, (), rule.rate(round), x.new_zeros(()))
         self._rule = rule
-        stacked_gradient = offer(module)
+        stacked_gradient = stacked_gradient_of(module)
         assert stacked_gradient is not None
         self._stacked_gradient = stacked_gradient
-        self._stacked_step = offered_step(module)
-        self._gather, self._example = stacked_gather(sources, x.device)
-        self._home = getattr(sources[0], "device", "cpu")
+        self._stacked_step = stacked_step_of(module)
+        self._gather, self._example_size = stacked_gather(sources, x.device)
+        self._data_device = getattr(sources[0], "device", "cpu")
         self._examples = len(sources[0])
         self._rngs = rngs
-        self._rows = self._gradients = rows
+        self._memory = self._gradients = memory
         self._losses: list[Tensor] = []  # of each example, minibatch by minibatch
 
-    def sum_up(self) -> None:
-        """Work out the losses, once for all steps."""
+    def sum_losses(self) -> None:
+        """Compute the sum of each client's losses, once for all steps."""
         means = [torch.stack(list(same)).mean(2) for _, same in groupby(self._losses, lambda losses: losses.shape)]
         self.losses = torch.cat(means).sum(0)
 
@@ -115,53 +118,53 @@ class Stack(Work):
 
     def _epoch(self) -> list[Minibatch]:
         order = torch.from_numpy(np.stack([rng.permutation(self._examples) for rng in self._rngs]))
-        order = order.to(self._home)  # once an epoch, not with every batch
+        order = order.to(self._data_device)  # once an epoch, not with every batch
         size = self._rule.batch_size
-        parts = order.split(size, dim=1)
-        if order.numel() * self._example > AT_ONCE:
-            return [_Batch(rows) for rows in parts]
+        batches = order.split(size, dim=1)
+        if order.numel() * self._example_size > GATHERED_AHEAD:
+            return [_StackedMinibatch(rows) for rows in batches]
         x, y = self._gather(order)
         examples = zip(x.split(size, dim=1), y.split(size, dim=1), strict=True)
-        return [_Batch(rows, examples=pair) for rows, pair in zip(parts, examples, strict=True)]
+        return [_StackedMinibatch(rows, examples=pair) for rows, pair in zip(batches, examples, strict=True)]
 
-    def _of(self, batch: Minibatch) -> tuple[Tensor, Tensor]:
-        assert isinstance(batch, _Batch)
+    def _load(self, batch: Minibatch) -> tuple[Tensor, Tensor]:
+        assert isinstance(batch, _StackedMinibatch)
         self.evaluations += 1
         return batch.examples or self._gather(batch.rows)
 
-    def gradient(self, batch: Minibatch, out: Gradient | None = None, bare: bool = False) -> Tensor:
-        x, y = self._of(batch)
-        self._losses.append(self._stacked_gradient(self._rows.values, x, y, self._rows.gradients))
-        g = self._rows.newest.vector if bare else self._finished(self._rows.newest.vector)
+    def gradient(self, batch: Minibatch, out: Gradient | None = None, loss_only: bool = False) -> Tensor:
+        x, y = self._load(batch)
+        self._losses.append(self._stacked_gradient(self._memory.values, x, y, self._memory.gradients))
+        g = self._memory.newest.vector if loss_only else self._decay_and_clip(self._memory.newest.vector)
         return g if out is None else out.vector.copy_(g)
 
-    def descend(self, batch: Minibatch, *more: tuple[float, Tensor]) -> None:
+    def descend(self, batch: Minibatch, *terms: tuple[float, Tensor]) -> None:
         rule = self._rule
         if self._stacked_step is None or rule.clip_norm is not None:
-            self.add((1.0, self.gradient(batch)), *more)
+            self.add((1.0, self.gradient(batch)), *terms)
             return
-        x, y = self._of(batch)
-        self._losses.append(self._stacked_step(self._rows.values, x, y, self.eta, rule.weight_decay))
-        self.add(*more)
+        x, y = self._load(batch)
+        self._losses.append(self._stacked_step(self._memory.values, x, y, self.eta, rule.weight_decay))
+        self.add(*terms)
 
     def client(self, k: int, slices: tuple[slice, ...], allocate: Allocator | None) -> Progress:
-        """One client of the stack, trained."""
-        mine = {name: kept[k] for name, kept in self.mine.items()}
-        one = Progress(self.x[k], self.y[k], self.controls, mine, slices, self.eta, self.losses[k], allocate)
-        one.steps, one.evaluations = self.steps, self.evaluations
-        one.notes = {name: noted[k] for name, noted in self.notes.items()}
-        return one
+        """Return the progress of one client after training."""
+        state = {name: vectors[k] for name, vectors in self.state.items()}
+        progress = Progress(self.x[k], self.y[k], self.controls, state, slices, self.eta, self.losses[k], allocate)
+        progress.steps, progress.evaluations = self.steps, self.evaluations
+        progress.notes = {name: vectors[k] for name, vectors in self.notes.items()}
+        return progress
 
 
-def why_not(rule: "LocalRule", layout: Layout, module: nn.Module, objective: Any) -> str:
-    """Why the clients of this model cannot be computed together; empty if they can."""
+def unbatchable_reason(rule: "LocalRule", layout: Layout, module: nn.Module, objective: Any) -> str:
+    """Return why clients of this model cannot be trained in one batch; empty if they can."""
     from fedbcgd.core.objective import classification_loss
 
     name = type(module).__name__
-    if offer(module) is None:
-        return f"{name} has no stacked_gradient (logistic, binary-logistic and binary-sigmoid have)"
+    if stacked_gradient_of(module) is None:
+        return f"{name} has no method stacked_gradient (logistic, binary-logistic and binary-sigmoid have one)"
     if objective.loss != getattr(module, "own_loss", classification_loss):
-        return f"{name} offers the gradient of its own loss, and another one is given"
+        return f"{name} has the gradient of its own loss, and another loss is chosen"
     if layout.size > layout.dim:
         return f"{name} has buffers"
     if any(e.order != tuple(range(len(e.shape))) for e in layout.parameters):

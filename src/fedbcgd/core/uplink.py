@@ -1,4 +1,4 @@
-"""What an uplink is: it divides the vector, and says which coordinates each client sends."""
+"""What an uplink does: it divides the vector into blocks, and assigns a block to each client of a round."""
 
 from typing import ClassVar
 
@@ -10,15 +10,19 @@ from fedbcgd.core.vector import Layout
 
 
 class Uplink(Part):
-    """Divides the vector, and tells each client of a cohort which block to upload."""
+    """Base of uplinks. The fields of a subclass are its options."""
 
     pooled: ClassVar[bool] = False  # whether all data is in one place, so that nothing is uploaded
 
     def layout(self, model: nn.Module) -> Layout:
+        """Return the layout of the model's vector, with its blocks."""
         raise NotImplementedError
 
     def turn(self, round: int) -> tuple[str, int]:
-        """The turn in which the blocks of this round are dealt out, by its name, and how many rounds it had before."""
+        """Return the sequence of rounds that this round belongs to, by name, and how many rounds of it came before.
+
+        Blocks are dealt in turn within each sequence.
+        """
         return "rounds", round
 
     def assign(
@@ -30,19 +34,19 @@ class Uplink(Part):
         rng: np.random.Generator | None = None,
         dealt: int | None = None,
     ) -> list[int]:
-        """A block for each client of the cohort.
+        """Assign a block to each client of the cohort.
 
-        The cohort comes in random order, so dealing blocks out in turn is a random split into groups. The turn goes
-        on from round to round: groups differ by at most one client, and over time each block is served equally often,
-        also when the cohort is no multiple of N, smaller than N, or of another size in each round.
+        The cohort is in random order, so dealing the blocks in turn is a random split into groups. The turn continues
+        from round to round: groups differ by at most one client, and over time each block is served equally often, also
+        if the cohort is no multiple of N, smaller than N, or of another size in each round.
 
         Args:
             cohort: the clients.
             round: which round it is.
             blocks: N.
-            costs: seconds that each of the clients takes with each block, where known.
+            costs: seconds that each client takes with each block, if known.
             rng: for assignments that draw.
-            dealt: blocks dealt so far in the turn of this round; None: as if each of its rounds had such a cohort.
+            dealt: blocks dealt so far in the sequence of this round; None: as if all its rounds had as many clients.
 
         Returns:
             The block of each client.

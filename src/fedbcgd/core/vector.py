@@ -1,4 +1,4 @@
-"""The vector: all parameters (and floating-point buffers) of a model as one flat tensor, laid out block by block.
+"""The vector: all trainable parameters and floating-point buffers of a model as one flat tensor, laid out block by block.
 
 [block 1 … block N, shared block, buffers], in the model's own dtype and memory format. The module's parameters are
 views of it, so a broadcast is one copy and an upload is two slices.
@@ -25,14 +25,14 @@ class Entry:
     name: str
     offset: int
     shape: tuple[int, ...]
-    order: tuple[int, ...]  # its dimensions from the slowest to the fastest in memory: channels_last is (0, 2, 3, 1)
+    order: tuple[int, ...]  # its dimensions by stride, the largest first: channels_last is (0, 2, 3, 1)
 
     @property
     def numel(self) -> int:
         return torch.Size(self.shape).numel()
 
     def view(self, vector: Tensor) -> Tensor:
-        """This entry as a view of the vector, shaped and strided as the model has it."""
+        """Return this entry as a view of the vector, with the shape and strides that it has in the model."""
         flat = vector[self.offset : self.offset + self.numel]
         in_memory = flat.view([self.shape[d] for d in self.order])
         return in_memory.permute([self.order.index(d) for d in range(len(self.shape))])
@@ -40,18 +40,33 @@ class Entry:
 
 @dataclass(frozen=True)
 class Layout:
-    """Where everything stands in the vector. Holds no tensor; equal models give equal layouts in any process."""
+    """Where each parameter and buffer is in the vector. Holds no tensor; equal models have equal layouts in any process.
+
+    Attributes:
+        parameters: in the order of the vector.
+        buffers: those that are sent, after the parameters.
+        bounds: block j is [bounds[j], bounds[j+1]); the shared block is [bounds[N], dim).
+        dim: d, the number of trainable values.
+        size: d and the buffers.
+        dtype: of the whole model.
+        divider: how the blocks were chosen.
+    """
 
     parameters: tuple[Entry, ...]
     buffers: tuple[Entry, ...]
     bounds: tuple[int, ...]
-    dim: int  # d, the trainable parameters
-    size: int  # d and the buffers
+    dim: int
+    size: int
     dtype: torch.dtype
     divider: str
 
     @classmethod
     def of(cls, model: nn.Module, division: Division) -> "Layout":
+        """Return the layout of a model.
+
+        Raises:
+            UserError: its parameters and buffers have several types, or two parameters share memory.
+        """
         named = dict(model.named_parameters())
         _refuse_overlap({name: named[name] for name in division.names})
         buffers = _float_buffers(model)
@@ -61,8 +76,8 @@ class Layout:
         for name, tensor in [*((n, named[n]) for n in division.names), *buffers.items()]:
             if tensor.dtype != dtype:
                 raise UserError(
-                    f"{name!r} is of type {tensor.dtype} and {division.names[0]!r} of type {dtype}: the model must be "
-                    "of one floating-point type (model.float() or model.to(dtype))"
+                    f"model: expected one floating-point type, got {dtype} for {division.names[0]!r} and {tensor.dtype} for "
+                    f"{name!r}; convert the model (model.float() or model.to(dtype))"
                 )
             entries.append(Entry(name, offset, tuple(tensor.shape), _memory_order(tensor)))
             offset += tensor.numel()
@@ -82,54 +97,59 @@ class Layout:
         return len(self.bounds) - 1
 
     def block(self, j: int) -> slice:
+        """Return where block j is in the vector."""
         return slice(self.bounds[j], self.bounds[j + 1])
 
     @property
     def shared(self) -> slice:
+        """Where the shared block is in the vector."""
         return slice(self.bounds[-1], self.dim)
 
     @property
     def buffer_slice(self) -> slice:
+        """Where the buffers are in the vector."""
         return slice(self.dim, self.size)
 
     def slices(self, j: int) -> tuple[slice, ...]:
-        """What a client of block j uploads of the parameters: its block and, unless empty, the shared block."""
+        """Return the coordinates that a client of block j uploads: its block and, unless empty, the shared block."""
         return (self.block(j), self.shared) if self.bounds[-1] < self.dim else (self.block(j),)
 
     def views(self, vector: Tensor) -> dict[str, Tensor]:
+        """Return all parameters and buffers as views of a vector, by name."""
         return {e.name: e.view(vector) for e in (*self.parameters, *self.buffers)}
 
     def vector(self, state: Mapping[str, Tensor], device: torch.device | str | None = None) -> Tensor:
-        """The vector with the values of an ordinary state_dict (whose further entries are not ours).
+        """Return a vector with the values of a state_dict, of which further entries are ignored.
 
-        Raises UserError for values that are missing, of another shape, NaN or infinite: no training can begin from those.
+        Raises:
+            UserError: values are missing, of another shape, NaN or infinite.
         """
         out = torch.empty(self.size, dtype=self.dtype, device=device)
         for e in (*self.parameters, *self.buffers):
             if e.name not in state:
-                raise UserError(f"the weights lack {e.name!r}, which the model has")
+                raise UserError(f"weights: expected an entry {e.name!r}, as the model has, got none")
             if tuple(state[e.name].shape) != e.shape:
                 raise UserError(
-                    f"{e.name!r} has shape {tuple(state[e.name].shape)} in the weights, {e.shape} in the model"
+                    f"weights: expected shape {e.shape} for {e.name!r}, as in the model, got {tuple(state[e.name].shape)}"
                 )
             e.view(out).copy_(state[e.name])
             if not out.is_meta and not e.view(out).isfinite().all():
                 kind = "parameter" if e.offset < self.dim else "buffer"
-                what = "NaN" if e.view(out).isnan().any() else "infinity"
+                value = "NaN" if e.view(out).isnan().any() else "infinity"
                 raise UserError(
-                    f"model: expected finite initial weights, {kind} {e.name!r} holds {what}; "
-                    "initialise it, or give weights that are whole"
+                    f"model: expected finite initial weights, got {value} in {kind} {e.name!r}; "
+                    "initialise it, or pass other weights"
                 )
         return out
 
     @property
     def digest(self) -> str:
-        """Short fingerprint: two processes that agree on it cut their vectors alike."""
+        """A short fingerprint: processes with the same digest have the same layout."""
         return hashlib.sha256(repr(self).encode()).hexdigest()[:16]
 
 
 class FlatModel:
-    """A module whose parameters and buffers are views of `vector`. It takes the module over: pass a copy."""
+    """A module whose parameters and buffers are views of `vector`. The module is changed, so pass a copy."""
 
     def __init__(self, module: nn.Module, layout: Layout):
         self.module = module
@@ -147,12 +167,12 @@ class FlatModel:
         self._address = [view.data_ptr() for view in self.views]
         self.strides = [view.stride() for view in self.views]
         for p, view in zip(self.parameters, self.views, strict=True):
-            p.data = view  # ties stay: they are one Parameter object, which only changes its memory
+            p.data = view  # tied parameters are one object, so they stay tied
         for owner, key, tensor in list(_all_buffers(module)):
             if id(tensor) in replaced:
                 setattr(owner, key, replaced[id(tensor)])
                 self._sent_buffers.append((owner, key, replaced[id(tensor)]))
-        # What is neither sent nor trained (counters, masks) starts every client's work from the same values.
+        # Buffers that are not sent (counters, masks) start every client's work from the same values.
         self._constants = [
             (owner, key, t, t.clone())
             for owner, key, t in _all_buffers(module)
@@ -160,18 +180,20 @@ class FlatModel:
         ]
 
     def load(self, vector: Tensor) -> None:
-        """Take over a vector, and put every other buffer back to its first value."""
+        """Copy a vector into the module, and reset the buffers that are not in it to their initial values."""
         self.reattach()
         self.vector.copy_(vector)
-        for owner, key, tensor, first in self._constants:
-            tensor.copy_(first)
+        for owner, key, tensor, initial in self._constants:
+            tensor.copy_(initial)
             setattr(owner, key, tensor)
         for owner, key, view in self._sent_buffers:
             setattr(owner, key, view)
 
     def reattach(self) -> None:
-        """Bring parameters whose memory the module replaced (`p.data = …`) back into the vector, with their values."""
-        if list(map(Tensor.data_ptr, self.parameters)) == self._address:  # asked at every step: no loop of Python's
+        """Move parameters whose memory the module replaced (`p.data = …`) back into the vector, with their values."""
+        if (
+            list(map(Tensor.data_ptr, self.parameters)) == self._address
+        ):  # checked at every step, so without a Python loop
             return
         for p, view, address in zip(self.parameters, self.views, self._address, strict=True):
             if p.data_ptr() != address:
@@ -179,15 +201,15 @@ class FlatModel:
                 p.data = view
 
     def gather_buffers(self) -> None:
-        """Bring buffers that the module replaced, instead of writing into them, back into the vector."""
+        """Move buffers that the module replaced, instead of writing into them, back into the vector."""
         for owner, key, view in self._sent_buffers:
-            now = getattr(owner, key, None)
-            if now is not view and now is not None:
-                view.copy_(now.detach())
+            current = getattr(owner, key, None)
+            if current is not view and current is not None:
+                view.copy_(current.detach())
                 setattr(owner, key, view)
 
     def state_dict(self) -> dict[str, Tensor]:
-        """An ordinary state_dict: contiguous copies that share no memory."""
+        """Return an ordinary state_dict: contiguous copies that share no memory."""
         return {
             k: v.detach().clone(memory_format=torch.contiguous_format) if isinstance(v, Tensor) else copy.deepcopy(v)
             for k, v in self.module.state_dict().items()
@@ -195,11 +217,11 @@ class FlatModel:
 
 
 def _memory_order(tensor: Tensor) -> tuple[int, ...]:
-    """Dimensions from slowest to fastest; of two with equal strides the one of size 1 is the faster."""
+    """Return the dimensions by stride, the largest first; of two with equal strides the one of size 1 is last."""
     strides = tensor.stride()
     order = tuple(sorted(range(tensor.dim()), key=lambda d: (-strides[d], tensor.shape[d] == 1, d)))
     dense = tensor.permute(order).is_contiguous()
-    return order if dense else tuple(range(tensor.dim()))  # gaps or overlaps in memory: store it contiguous
+    return order if dense else tuple(range(tensor.dim()))  # with gaps or overlaps: store it contiguous
 
 
 def _all_buffers(model: nn.Module) -> Iterator[tuple[nn.Module, str, Tensor]]:
@@ -209,18 +231,18 @@ def _all_buffers(model: nn.Module) -> Iterator[tuple[nn.Module, str, Tensor]]:
 
 
 def _float_buffers(model: nn.Module) -> dict[str, Tensor]:
-    """Buffers that travel: floating-point ones that belong to the state_dict."""
+    """Return the buffers that are sent: floating-point ones that belong to the state_dict."""
     saved = {id(t) for owner, key, t in _all_buffers(model) if is_saved(owner, key)}
     return {n: b for n, b in model.named_buffers() if b.is_floating_point() and id(b) in saved}
 
 
 def _writable(tensor: Tensor) -> bool:
-    """False for expanded tensors, whose elements share memory: nothing writes into those in place."""
+    """Return False for expanded tensors, whose elements share memory: they cannot be written in place."""
     return all(s != 0 or n <= 1 for s, n in zip(tensor.stride(), tensor.shape, strict=True))
 
 
 def _refuse_overlap(parameters: dict[str, Tensor]) -> None:
-    """Two different Parameters over the same memory would silently come apart; a tie is one Parameter used twice."""
+    """Refuse two Parameters over the same memory, which the vector would separate; a tie is one Parameter used twice."""
     spans = sorted(
         (p.untyped_storage().data_ptr(), p.storage_offset(), p.storage_offset() + p.numel(), name)
         for name, p in parameters.items()
@@ -229,6 +251,6 @@ def _refuse_overlap(parameters: dict[str, Tensor]) -> None:
     for (base, _, end, first), (other, start, _, second) in pairwise(spans):
         if base == other and start < end:
             raise UserError(
-                f"parameters {first!r} and {second!r} are two Parameters over the same memory; to tie them, make them "
-                "one Parameter (module.b = module.a)"
+                f"model: expected parameters that do not overlap, got {first!r} and {second!r} over the same memory; "
+                "to tie them, make them one Parameter (module.b = module.a)"
             )

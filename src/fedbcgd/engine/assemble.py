@@ -12,9 +12,9 @@ from torch import Tensor, nn
 
 from fedbcgd.core.algorithm import Algorithm
 from fedbcgd.core.objective import Loss, Metrics, Objective, objective
-from fedbcgd.core.onednn import writes_astray
+from fedbcgd.core.onednn import has_faulty_kernel
 from fedbcgd.core.server import Server
-from fedbcgd.core.stack import why_not
+from fedbcgd.core.stack import unbatchable_reason
 from fedbcgd.core.vector import Layout
 from fedbcgd.data.sources import as_source, in_channels_last, pooled
 from fedbcgd.engine.backend import Backend
@@ -143,7 +143,7 @@ def make_job(
     weights: Mapping[str, Tensor] | None = None,
     device: str | torch.device = "cpu",
     channels_last: bool | None = None,
-    together: int | None = None,
+    batch_clients: int | None = None,
 ) -> Job:
     """Return all that a process needs for the clients' work, with the model copied and laid out.
 
@@ -158,7 +158,7 @@ def make_job(
         weights: a state_dict that replaces the model's values.
         device: where the model computes.
         channels_last: whether to compute in that memory format; None: if a trial shows that the model can.
-        together: clients computed in one multiplication, at most; None: each on its own.
+        batch_clients: clients trained in one batch, at most; None: each by itself.
 
     Raises:
         UserError: the model, the data and the algorithm do not fit together.
@@ -177,7 +177,7 @@ def make_job(
     if channels_last is None:
         examples = clients if len(clients) or data is None else [data]
         channels_last = computes_in_channels_last(module, examples, goal)
-    elif channels_last and any(map(writes_astray, module.modules())):
+    elif channels_last and any(map(has_faulty_kernel, module.modules())):
         raise UserError(
             "channels_last: expected False, since the model has a 1×1 convolution with a stride and fewer than 8 input "
             "channels, got True"
@@ -190,24 +190,24 @@ def make_job(
         data = None if data is None else in_channels_last([data])[0]
     if algorithm.uplink.pooled:
         clients = [pooled(clients)]
-    if together is not None:
-        _check_together(together, algorithm, layout, module, goal, clients)
-    job = Job(algorithm, layout, module, goal, seed, clients, data, channels_last, together)
+    if batch_clients is not None:
+        _check_batchable(batch_clients, algorithm, layout, module, goal, clients)
+    job = Job(algorithm, layout, module, goal, seed, clients, data, channels_last, batch_clients)
     where = next(module.parameters()).device
     if where.type != "cpu":
         job.move_to(where)
     return job
 
 
-def _check_together(
+def _check_batchable(
     count: Any, algorithm: Algorithm, layout: Layout, module: nn.Module, goal: Objective, clients: Sequence[Any]
 ) -> None:
-    check_integer("together", count, 1)
-    why = why_not(algorithm.local, layout, module, goal)
+    check_integer("batch_clients", count, 1)
+    why = unbatchable_reason(algorithm.local, layout, module, goal)
     if getattr(as_source(clients[0], "client 0"), "augment", False):
         why = why or "augmentation is drawn for each client's minibatch"
     if why:
-        raise UserError(f"together: clients cannot be computed together here: {why}. Leave it out")
+        raise UserError(f"batch_clients: expected none here, got {count}: {why}; leave it out")
 
 
 def make_server(

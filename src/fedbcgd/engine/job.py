@@ -30,7 +30,7 @@ class Job:
     clients: Sequence[Any]
     test: Source | None = None
     channels_last: bool = False  # whether the module computes in that memory format
-    together: int | None = None  # clients computed in one multiplication, at most; None: each on its own
+    batch_clients: int | None = None  # clients trained in one batch, at most; None: each by itself
 
     @cached_property
     def client(self) -> Client:
@@ -45,18 +45,18 @@ class Job:
         return len(as_source(self.clients[client], f"client {client}"))
 
     def units(self, tasks: Sequence[Task], wanted: Callable[[Task], bool]) -> list[tuple[int, ...]]:
-        """The tasks that are wanted by their positions in the plan, those of a tuple to be computed together: neighbours of
-        equal size.
+        """The tasks that are wanted by their positions in the plan, those of a tuple to be trained in one batch:
+        neighbours of equal size.
 
-        What is computed together follows from the plan alone, so it is the same for any number of workers.
+        What is trained in one batch follows from the plan alone, so it is the same for any number of workers.
         """
         positions = [k for k, task in enumerate(tasks) if wanted(task)]
-        if self.together is None:
+        if self.batch_clients is None:
             return [(k,) for k in positions]
         units: list[tuple[int, ...]] = []
         sizes = [self.examples(task.client) or len(self._data(task)) for task in tasks]
         for k in positions:
-            if units and len(units[-1]) < self.together and sizes[units[-1][0]] == sizes[k]:
+            if units and len(units[-1]) < self.batch_clients and sizes[units[-1][0]] == sizes[k]:
                 units[-1] = (*units[-1], k)
             else:
                 units.append((k,))
@@ -71,10 +71,10 @@ class Job:
     ) -> list[tuple[Upload, StateUpdate]]:
         """Do the tasks of one unit."""
         allocate = allocate or [None] * len(tasks)
-        if self.together is None:
+        if self.batch_clients is None:
             return [self.fit(broadcast, *one) for one in zip(tasks, states, allocate, strict=True)]
         data = [self._data(task) for task in tasks]
-        return self.client.fit_together(broadcast, tasks, data, states, allocate)
+        return self.client.fit_batch(broadcast, tasks, data, states, allocate)
 
     def fit(
         self, broadcast: Broadcast, task: Task, state: Mapping[str, Tensor], allocate: Allocator | None = None

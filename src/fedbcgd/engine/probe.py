@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from fedbcgd.core.objective import Objective
-from fedbcgd.core.onednn import keep_within_bounds, writes_astray
+from fedbcgd.core.onednn import avoid_faulty_kernel, has_faulty_kernel
 from fedbcgd.data.sources import Source, as_source, batch_in_channels_last, to_device
 from fedbcgd.engine.job import Job
 from fedbcgd.engine.threads import one_thread
@@ -36,7 +36,7 @@ def try_out(job: Job) -> None:
     try:
         with torch.random.fork_rng([]), one_thread():
             module = copy.deepcopy(job.module)
-            keep_within_bounds(module)
+            avoid_faulty_kernel(module)
             job.objective.loss(module, to_device(batch, next(module.parameters()).device)).backward()
     except UserError:
         raise
@@ -56,7 +56,7 @@ def computes_in_channels_last(module: nn.Module, clients: Sequence[Any], goal: O
     convolutions = [m for m in module.modules() if isinstance(m, nn.Conv2d)]
     if not convolutions:
         return False
-    if any(map(writes_astray, convolutions)):
+    if any(map(has_faulty_kernel, convolutions)):
         log.info("the model has a narrow 1×1 convolution with a stride, so it is not computed in channels_last")
         return False
     if not len(clients):
@@ -81,7 +81,7 @@ def takes_channels_last(module: nn.Module, clients: Sequence[Any], test: Source 
     if not len(clients):
         return False
     probe, device = copy.deepcopy(module), next(module.parameters()).device
-    keep_within_bounds(probe)
+    avoid_faulty_kernel(probe)
 
     def images(source: Source) -> Any:
         return to_device(batch_in_channels_last(_small_batch(source)), device)

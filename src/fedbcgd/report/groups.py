@@ -16,7 +16,8 @@ IGNORED_OPTIONS = {
     "run.backend",
     "run.address",
     "run.gpus",
-    "run.together",
+    "run.batch_clients",
+    "run.together",  # its earlier name
     "run.device",
     "run.tensorboard",
     "run.checkpoint_every",

@@ -84,10 +84,13 @@ class Quadratics(Section):
     examples: int = Field(10, ge=1, description="of each client")
 
 
+EARLIER_NAMES = {"carrier": "backend", "together": "batch_clients"}  # keys of [run]
+
+
 @cache
-def _warn_of_carrier() -> None:
+def _warn_of_earlier_name(earlier: str) -> None:
     """Warn once in a process: hundreds of runs may be read."""
-    log.warning("run.carrier is called run.backend now; the old name works in this version only")
+    log.warning("run.%s is called run.%s now; the old name works in this version only", earlier, EARLIER_NAMES[earlier])
 
 
 class Run(Section):
@@ -110,11 +113,11 @@ class Run(Section):
     backend: str = Field("workers", description="; ".join(f"{b.name}: {b.summary}" for b in BACKENDS.values()))
     address: str | None = Field(None, description='of the cluster: "auto", "host:port"; unset: Ray is started here')
     gpus: float | None = Field(None, ge=0, description="with ray: the share of a GPU that each actor gets")
-    together: int | None = Field(
+    batch_clients: int | None = Field(
         None,
         ge=1,
-        description="clients computed in one multiplication, for logistic, binary-logistic, binary-sigmoid: faster, "
-        "and equal up to rounding",
+        description="clients trained in one batch, for logistic, binary-logistic, binary-sigmoid: faster, and "
+        "equal up to rounding",
     )
     device: str = Field("cpu", description="where clients compute: cpu, cuda, mps")
     tensorboard: bool = Field(False, description="also write TensorBoard events (extra `tensorboard`)")
@@ -129,11 +132,12 @@ class Run(Section):
 
     @model_validator(mode="before")
     @classmethod
-    def _rename_carrier(cls, values: Any) -> Any:
-        if isinstance(values, dict) and "carrier" in values:
-            _warn_of_carrier()
-            values = {"backend" if key == "carrier" else key: value for key, value in values.items()}
-        return values
+    def _rename_earlier_names(cls, given: Any) -> Any:
+        if not isinstance(given, dict):
+            return given
+        for earlier in EARLIER_NAMES.keys() & given.keys():
+            _warn_of_earlier_name(earlier)
+        return {EARLIER_NAMES.get(key, key): value for key, value in given.items()}
 
 
 class Config(Section):

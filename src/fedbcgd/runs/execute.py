@@ -110,7 +110,7 @@ class _Prepared:
         job = make_job(
             *(model, clients, algorithm, experiment.test, settings.seed, experiment.loss, experiment.metrics),
             device=config.placement.home,
-            together=settings.together,
+            batch_clients=settings.batch_clients,
         )
         if ":" in config.model.name + config.data.name:  # a user's own code
             try_out(job)

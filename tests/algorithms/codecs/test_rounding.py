@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from fedbcgd.algorithms.codecs import QSGD
-from fedbcgd.algorithms.codecs._fast import FastRounding
+from fedbcgd.algorithms.codecs._fast_qsgd import FastRounding
 from fedbcgd.algorithms.codecs.qsgd import round_to_levels
 from fedbcgd.rng import stream
 

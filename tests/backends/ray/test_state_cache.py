@@ -19,9 +19,9 @@ DIM = 5
 class Driver:
     """A store, the index, and caches without actors."""
 
-    def __init__(self, actors=2, room=100):
+    def __init__(self, actors=2, capacity=100):
         self.store = StateStore(("c",), DIM, torch.float32)
-        self.index = CacheIndex(self.store, room)
+        self.index = CacheIndex(self.store, capacity)
         self.caches = [self.cache() for _ in range(actors)]
         self.sources = []
 
@@ -99,7 +99,7 @@ def test_a_lost_actor_loses_nothing():
 @pytest.mark.parametrize("seed", range(20))
 def test_whatever_happens_tasks_begin_with_what_the_store_has(seed):
     rng = random.Random(seed)
-    driver = Driver(actors=3, room=rng.choice([1, 2, 100]))
+    driver = Driver(actors=3, capacity=rng.choice([1, 2, 100]))
     epoch = 0
     for _ in range(60):
         for client in rng.sample(range(8), 4):
@@ -113,8 +113,8 @@ def test_whatever_happens_tasks_begin_with_what_the_store_has(seed):
 
 
 def test_an_actor_keeps_no_more_than_it_has_room_for(monkeypatch):
-    monkeypatch.setattr(state_cache, "KEEP", 3 * StateStore(("c",), DIM, torch.float32).file.slot_bytes)
-    driver = Driver(actors=1, room=None)
+    monkeypatch.setattr(state_cache, "MAX_CACHE_BYTES", 3 * StateStore(("c",), DIM, torch.float32).file.slot_bytes)
+    driver = Driver(actors=1, capacity=None)
     for client in range(8):
         driver.task(0, client)
         driver.store.commit()

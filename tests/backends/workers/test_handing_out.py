@@ -49,7 +49,7 @@ def test_a_worker_has_its_next_short_task_before_it_has_done_the_last(toys, net,
     results = {}
     for short in (0.0, 1e9):
         held.clear()
-        monkeypatch.setattr(workers_module, "SHORT", short)
+        monkeypatch.setattr(workers_module, "SHORT_TASK", short)
         results[short] = state(go(net, lambda *a: toys(*a) * 2, cohort=12, rounds=2, workers=2))
         assert [len(counts) for counts in held.values()] == [12, 12]
         assert max(held[1]) == (1 if short else 0)
@@ -60,7 +60,7 @@ def test_a_worker_has_its_next_short_task_before_it_has_done_the_last(toys, net,
 
 
 def test_a_worker_killed_with_two_tasks_in_hand(toys, net, monkeypatch, caplog):
-    monkeypatch.setattr(workers_module, "SHORT", 1e9)
+    monkeypatch.setattr(workers_module, "SHORT_TASK", 1e9)
     send, killed = workers_module.Worker.send, []
 
     def watched(self, request):
@@ -84,15 +84,15 @@ def test_a_unit_of_many_clients_is_not_handed_out_ahead(net, toys):
     job = make_job(net(), toys(), algorithm, None, 0)
     server = make_server(job, 5, Stop(rounds=9))
     plan = server.plan()
-    for together, ahead in ((None, True), (256, True), (257, False)):
-        job.together = together
-        backend = SimpleNamespace(job=job, lately=0.0)
+    for batch_clients, ahead in ((None, True), (256, True), (257, False)):
+        job.batch_clients = batch_clients
+        backend = SimpleNamespace(job=job, last_seconds=0.0)
         assert workers_module._Round(backend, server, plan, 8).ahead(1) is ahead
 
 
 def test_no_task_waits_behind_an_evaluation(toys, net, monkeypatch):
     """However short tasks are: a batch of an evaluation is not."""
-    monkeypatch.setattr(workers_module, "SHORT", 1e9)
+    monkeypatch.setattr(workers_module, "SHORT_TASK", 1e9)
     algorithm = fedbcgd.make_algorithm("fedavg", batch_size=3, local_epochs=1)
     job = make_job(net(), toys(), algorithm, toys((700,))[0], 0)
     store = StateStore((), job.layout.dim, job.layout.dtype)
@@ -106,7 +106,7 @@ def test_no_task_waits_behind_an_evaluation(toys, net, monkeypatch):
 
     monkeypatch.setattr(workers_module.Worker, "send", watched)
     try:
-        backend.lately = 0.0
+        backend.last_seconds = 0.0
         backend.begin_evaluation(server.x)
         worker = backend._workers[0]
         worker.ready = worker.line.recv() == Ready()
@@ -124,7 +124,7 @@ def test_no_task_waits_behind_an_evaluation(toys, net, monkeypatch):
 
 def test_a_worker_has_its_next_task_while_its_upload_is_checked(toys, net, monkeypatch):
     """Also where tasks are too long to be handed out ahead."""
-    monkeypatch.setattr(workers_module, "SHORT", 0.0)
+    monkeypatch.setattr(workers_module, "SHORT_TASK", 0.0)
     algorithm = fedbcgd.make_algorithm("fedavg", batch_size=3, local_epochs=1)
     job = make_job(net(), toys(), algorithm, None, 0)
     store = StateStore((), job.layout.dim, job.layout.dtype)

@@ -44,7 +44,7 @@ def weights(result):
 @pytest.fixture
 def fresh(monkeypatch):
     """No forkserver from an earlier test."""
-    monkeypatch.setattr(processes, "_mine", threading.local())
+    monkeypatch.setattr(processes, "_of_this_thread", threading.local())
 
 
 def go(net, toys, **options):
@@ -62,16 +62,16 @@ def test_how_a_worker_ended_is_known(monkeypatch, forks):
     monkeypatch.setattr(processes, "FORKS", forks)
     killed, left = processes.start(), processes.start()
     os.kill(killed.pid, signal.SIGKILL)
-    assert killed.how_it_ended() == "was ended by SIGKILL"
+    assert killed.exit_reason() == "was killed by SIGKILL"
     left.line.close()  # it hears nothing more
-    assert left.how_it_ended() == "left with exit code 0"
+    assert left.exit_reason() == "exited with code 0"
     for worker in (killed, left):
         worker.end()
         assert gone(worker.pid)
 
 
 @linux
-def test_one_nursery_serves_several_runs_and_its_workers_are_all_gone(net, toys, fresh, monkeypatch):
+def test_one_forkserver_serves_several_runs_and_its_workers_are_all_gone(net, toys, fresh, monkeypatch):
     pids, started = [], []
     start, spawn = processes.start, processes._spawn
     monkeypatch.setattr("fedbcgd.backends.workers.backend.start", lambda: pids.append(start()) or pids[-1])
@@ -85,33 +85,33 @@ def test_one_nursery_serves_several_runs_and_its_workers_are_all_gone(net, toys,
 
 
 @linux
-def test_a_nursery_that_nobody_asks_leaves(net, toys, fresh, monkeypatch):
+def test_a_forkserver_that_nobody_asks_leaves(net, toys, fresh, monkeypatch):
     monkeypatch.setattr(processes, "IDLE", 0.2)
     first = processes._forkserver()
-    assert soon(lambda: not first.there)
+    assert soon(lambda: not first.alive)
     assert torch.equal(weights(go(net, toys)), weights(go(net, toys, workers=0))), "another one is started"
 
 
 @linux
-def test_a_nursery_that_is_killed_in_the_middle_of_a_run(net, toys, fresh, caplog):
+def test_a_forkserver_that_is_killed_in_the_middle_of_a_run(net, toys, fresh, caplog):
     """Its workers go with it; new ones come from a new one, and no task is blamed."""
     killed = []
 
     def kill(info):
         if not killed:
-            forkserver = processes._mine.forkserver
+            forkserver = processes._of_this_thread.forkserver
             killed.append(forkserver._process.pid)
             os.kill(killed[0], signal.SIGKILL)
             forkserver._process.wait()
 
     disturbed = go(net, toys, callbacks=[kill], workers=4)
     assert killed
-    assert "ended with the process that made it" in caplog.text
+    assert "ended with its forkserver" in caplog.text
     assert torch.equal(weights(disturbed), weights(go(net, toys, workers=0)))
 
 
 @linux
-def test_a_nursery_that_cannot_start_is_one_message(fresh, monkeypatch, tmp_path):
+def test_a_forkserver_that_cannot_start_is_one_message(fresh, monkeypatch, tmp_path):
     (tmp_path / "torch.py").write_text("raise SystemExit(7)")
     monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
     with pytest.raises(WorkerLost, match=r"no worker process could be started.*exit code 7.*workers=0"):
@@ -119,7 +119,7 @@ def test_a_nursery_that_cannot_start_is_one_message(fresh, monkeypatch, tmp_path
 
 
 @linux
-def test_a_nursery_that_cannot_fork_is_one_message_too(fresh, monkeypatch, tmp_path):
+def test_a_forkserver_that_cannot_fork_is_one_message_too(fresh, monkeypatch, tmp_path):
     """It stays, for when there is room again."""
     (tmp_path / "sitecustomize.py").write_text(
         "import errno, os, sys\n"
@@ -134,7 +134,7 @@ def test_a_nursery_that_cannot_fork_is_one_message_too(fresh, monkeypatch, tmp_p
     before = len(os.listdir("/proc/self/fd"))
     with pytest.raises(WorkerLost, match=r"no worker process could be started: too many processes .*workers=0"):
         processes.start()
-    forkserver = processes._mine.forkserver
+    forkserver = processes._of_this_thread.forkserver
     assert len(os.listdir("/proc/self/fd")) <= before + 2, "the line to the forkserver"
     (tmp_path / "full").unlink()
     worker = processes.start()
@@ -149,8 +149,8 @@ def test_a_parent_that_ignores_its_children(fresh):
     try:
         killed = processes.start()
         os.kill(killed.pid, signal.SIGKILL)
-        assert killed.how_it_ended() == "was ended by SIGKILL"
-        assert killed.forkserver.there
+        assert killed.exit_reason() == "was killed by SIGKILL"
+        assert killed.forkserver.alive
     finally:
         signal.signal(signal.SIGCHLD, before)
     killed.end()
@@ -171,7 +171,7 @@ def test_a_timeout_for_sockets_is_not_for_ours(fresh, impatient, monkeypatch, fo
     assert os.get_blocking(worker.line.fileno())
     time.sleep(0.3)  # it waits for its job
     worker.line.close()
-    assert worker.how_it_ended() == "left with exit code 0"
+    assert worker.exit_reason() == "exited with code 0"
 
 
 @linux
@@ -234,7 +234,7 @@ CHANGES = {
 
 @linux
 @pytest.mark.parametrize("change", CHANGES)
-def test_a_nursery_that_began_in_other_circumstances_is_replaced(fresh, change):
+def test_a_forkserver_that_began_in_other_circumstances_is_replaced(fresh, change):
     make, seen = CHANGES[change]
     if change == "cores" and processes.cores() == 1:
         pytest.skip("there is one core")
@@ -246,7 +246,7 @@ def test_a_nursery_that_began_in_other_circumstances_is_replaced(fresh, change):
         before = seen(first._process.pid)
         make()
         second = processes._forkserver()
-        assert not first.there
+        assert not first.alive
         assert processes._forkserver() is second
         mine = seen(threading.get_native_id())
         assert seen(second._process.pid) == mine != before
@@ -260,7 +260,7 @@ def test_a_nursery_that_began_in_other_circumstances_is_replaced(fresh, change):
 
 
 @linux
-def test_a_run_goes_on_when_its_nursery_is_replaced(net, toys, fresh):
+def test_a_run_goes_on_when_its_forkserver_is_replaced(net, toys, fresh):
     """By another run within it, in other circumstances."""
     umask = os.umask(0o22)
     inner = []
@@ -280,7 +280,7 @@ def test_a_run_goes_on_when_its_nursery_is_replaced(net, toys, fresh):
 
 
 @linux
-def test_a_nursery_does_not_hold_the_output_open(fresh):
+def test_a_forkserver_does_not_hold_the_output_open(fresh):
     """Whoever reads it from a pipe sees its end when this process closes it, not when the forkserver leaves."""
     reading, writing = os.pipe()
     output = os.dup(1)
@@ -292,7 +292,7 @@ def test_a_nursery_does_not_hold_the_output_open(fresh):
         os.close(output)
         os.close(writing)
     try:
-        assert forkserver.there
+        assert forkserver.alive
         assert select.select([reading], [], [], 1)[0], "nobody writes any more"
         assert os.read(reading, 1) == b""
     finally:
@@ -301,7 +301,7 @@ def test_a_nursery_does_not_hold_the_output_open(fresh):
 
 
 @linux
-def test_threads_have_nurseries_of_their_own(net, toys, fresh):
+def test_threads_have_forkservers_of_their_own(net, toys, fresh):
     """One that ends takes its processes with it, and nobody else's."""
     expected, results = weights(go(net, toys, workers=0)), []
 

@@ -1,4 +1,4 @@
-"""Objects in nameless memory."""
+"""Objects in shared memory without a name."""
 
 import os
 

@@ -64,7 +64,7 @@ def test_a_worker_killed_in_the_middle_of_a_round_changes_nothing(net, toys, tmp
     with caplog.at_level(logging.WARNING, "fedbcgd"):
         disturbed = go(net, toys, loss=kill_once(str(tmp_path / "flag")))
     assert (tmp_path / "flag").exists()
-    assert "ended by SIGKILL" in caplog.text
+    assert "killed by SIGKILL" in caplog.text
     assert "its task runs again" in caplog.text
     assert same(state(disturbed), state(go(net, toys, workers=0)))
     assert disturbed.ledger.lost == 0
@@ -334,12 +334,12 @@ def test_a_worker_killed_while_it_evaluates_beside_a_round(net, toys, monkeypatc
 
 def test_clients_computed_together_while_many_are_gone(monkeypatch):
     """Units of neighbours that still come span more of the plan than there are slots: nobody waits for ever."""
-    monkeypatch.setattr(workers_module, "AHEAD", 0)  # so that the slots are few
+    monkeypatch.setattr(workers_module, "MAX_WAITING_BYTES", 0)  # so that the slots are few
     g = torch.Generator().manual_seed(0)
     clients = [(torch.randn(4, 1, 2, 2, generator=g), torch.randint(2, (4,), generator=g)) for _ in range(100)]
     ends = [
         simulate(
-            Logistic(2, (1, 2, 2)), clients, "fedavg", rounds=3, cohort=100, batch_size=2, local_epochs=1, together=2,
+            Logistic(2, (1, 2, 2)), clients, "fedavg", rounds=3, cohort=100, batch_size=2, local_epochs=1, batch_clients=2,
             workers=workers, network={"profile": "datacentre", "dropout": 0.9},
         )
         for workers in (0, 1)

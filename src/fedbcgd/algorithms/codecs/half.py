@@ -1,25 +1,30 @@
-"""float16 with a scale per bucket: the largest value of a bucket becomes 2^15, so nothing overflows and little is lost."""
+"""float16 with a scale per bucket: the largest value of a bucket is scaled to 2^15, so that nothing overflows.
+
+On the wire: the scales of all buckets in the model's dtype, then all values in float16.
+"""
 
 import numpy as np
 import torch
 from pydantic import Field
 from torch import Tensor
 
-from fedbcgd.core.codec import Codec, room
+from fedbcgd.core.codec import Codec, allocate_bytes
 from fedbcgd.core.messages import Allocator
 
 _TOP = 2.0**15
 
 
 class Half(Codec):
+    """Two bytes a value, and a scale for each bucket."""
+
     bucket: int = Field(4096, ge=1, description="values that share one scale")
 
     def nbytes(self, n: int, dtype: torch.dtype) -> int:
-        return self._buckets(n) * dtype.itemsize + 2 * n
+        return self._head(n, dtype) + 2 * n
 
-    def encode(self, values: Tensor, rng: np.random.Generator, allocate: Allocator | None = None) -> Tensor:
+    def encode(self, values: Tensor, rng: np.random.Generator, allocate: Allocator = allocate_bytes) -> Tensor:
         n, dtype = values.numel(), values.dtype
-        out, head = room(self.nbytes(n, dtype), allocate, values.device), self._buckets(n) * dtype.itemsize
+        out, head = allocate(self.nbytes(n, dtype)), self._head(n, dtype)
         rows = self._rows(values)
         largest = rows.abs().amax(1) if rows.numel() else rows.new_zeros(0)
         divisor = torch.where(largest.isfinite() & (largest > 0), largest, 1)
@@ -28,15 +33,17 @@ class Half(Codec):
         return out
 
     def decode(self, data: Tensor, n: int, dtype: torch.dtype) -> Tensor:
-        head = self._buckets(n) * dtype.itemsize
+        head = self._head(n, dtype)
         scale = data[:head].clone().view(dtype)
         work = dtype if dtype == torch.float64 else torch.float32
         rows = self._rows(data[head:].clone().view(torch.float16).to(work))
         return rows.div_(_TOP).mul_(scale.to(work)[:, None]).view(-1)[:n].to(dtype)
 
     def _rows(self, values: Tensor) -> Tensor:
+        """Return a row for each bucket, the last one filled up with zeros."""
         work = values if values.dtype == torch.float64 else values.float()
         return torch.nn.functional.pad(work, (0, -values.numel() % self.bucket)).view(-1, self.bucket)
 
-    def _buckets(self, n: int) -> int:
-        return -(-n // self.bucket)
+    def _head(self, n: int, dtype: torch.dtype) -> int:
+        """Return the bytes of the scales."""
+        return -(-n // self.bucket) * dtype.itemsize

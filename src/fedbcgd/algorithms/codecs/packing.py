@@ -8,11 +8,12 @@ _CHUNK = 1 << 20  # values spread into single bits at a time; a multiple of 8, s
 
 
 def packed_bytes(n: int, bits: int) -> int:
+    """Return the length of n packed integers."""
     return (n * bits + 7) // 8
 
 
 def pack(codes: Tensor, bits: int) -> Tensor:
-    """`codes` (non-negative, below 2^bits) as bytes."""
+    """Pack integers from 0 to 2^bits − 1 into bytes."""
     if bits == 8:
         return codes.to(torch.uint8)
     if bits < 8:
@@ -27,7 +28,7 @@ def pack(codes: Tensor, bits: int) -> Tensor:
 
 
 def unpack(data: Tensor, n: int, bits: int) -> Tensor:
-    """The `n` codes in `data`."""
+    """Return the n integers that were packed."""
     if bits == 8:
         return data[:n]
     if bits < 8:
@@ -42,9 +43,9 @@ def unpack(data: Tensor, n: int, bits: int) -> Tensor:
     return torch.from_numpy(np.concatenate([np.empty(0, np.int32), *pieces])).to(data.device)
 
 
-# Eight codes of up to 8 bits are the bytes of one word. Neighbours move together, then pairs, then fours; what they leave
-# free is at the top, so that the word's lowest `bits` bytes are the eight codes without gaps. (The lowest byte is the
-# first one in memory on every machine that PyTorch runs on.)
+# Eight codes of up to 8 bits are the bytes of one 64-bit word. Shifts close the gaps between neighbours, then between
+# pairs, then between fours; the word's lowest `bits` bytes are then the eight codes without gaps. (The lowest byte is
+# the first one in memory on every machine that PyTorch runs on.)
 
 
 def _pack_words(codes: Tensor, bits: int) -> Tensor:
@@ -58,9 +59,9 @@ def _pack_words(codes: Tensor, bits: int) -> Tensor:
 
 
 def _unpack_words(data: Tensor, n: int, bits: int) -> Tensor:
-    words = -(-n // 8)
     if not n:
         return data[:0]
+    words = -(-n // 8)
     rows = torch.zeros(words, 8, dtype=torch.uint8, device=data.device)
     rows[:, :bits] = torch.nn.functional.pad(data, (0, words * bits - data.numel())).view(words, bits)
     word = rows.view(-1).view(torch.int64)
@@ -72,5 +73,5 @@ def _unpack_words(data: Tensor, n: int, bits: int) -> Tensor:
 
 
 def _lanes() -> list[tuple[int, int]]:
-    """Widths of what moves together, and the lower one of each pair of lanes."""
+    """Return the bits of a lane in each of the three steps, and a mask of the lower lane of each pair."""
     return [(8, 0x00FF00FF00FF00FF), (16, 0x0000FFFF0000FFFF), (32, 0x00000000FFFFFFFF)]

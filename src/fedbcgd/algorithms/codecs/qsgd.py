@@ -16,30 +16,33 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from fedbcgd.algorithms.codecs._fast import FastRounding
+from fedbcgd.algorithms.codecs._fast_qsgd import FastRounding
 from fedbcgd.algorithms.codecs.packing import pack, packed_bytes, unpack
-from fedbcgd.core.codec import Codec, room
+from fedbcgd.core.codec import Codec, allocate_bytes
 from fedbcgd.core.messages import Allocator
 
 _CACHED = 1 << 19  # values worked on at a time
 
 
 class QSGD(Codec):
+    """Stochastic quantisation to `levels` levels of either sign."""
+
     levels: int = Field(127, ge=1, le=32767, description="s: levels beside zero; 127 is 8 bits a value, 7 is 4, 1 is 2")
     bucket: int = Field(512, ge=1, description="values that share one scale")
     scale: Literal["max", "l2"] = Field("max", description="what a bucket is divided by")
 
     @property
     def bits(self) -> int:
+        """Bits of a value on the wire."""
         return (2 * self.levels).bit_length()
 
     def nbytes(self, n: int, dtype: torch.dtype) -> int:
         return self._buckets(n) * dtype.itemsize + packed_bytes(n, self.bits)
 
-    def encode(self, values: Tensor, rng: np.random.Generator, allocate: Allocator | None = None) -> Tensor:
+    def encode(self, values: Tensor, rng: np.random.Generator, allocate: Allocator = allocate_bytes) -> Tensor:
         n, dtype = values.numel(), values.dtype
         head = self._buckets(n) * dtype.itemsize
-        out = room(self.nbytes(n, dtype), allocate, values.device)
+        out = allocate(self.nbytes(n, dtype))
         fast = self.bits <= 8 and dtype != torch.float64
         rounding = FastRounding() if fast else round_to_levels
         for piece, buckets, codes in self._pieces(n, dtype, head):
@@ -63,8 +66,10 @@ class QSGD(Codec):
         return out
 
     def _pieces(self, n: int, dtype: torch.dtype, head: int) -> Iterator[tuple[slice, slice, slice]]:
-        """Some whole buckets at a time, so that all that is touched stays in the cache: where their values, their
-        scales and their codes are. A piece has a multiple of 8 buckets, so its codes end on a whole byte."""
+        """Yield where the values, scales and codes of some buckets are; few enough to stay in the cache.
+
+        A piece has a multiple of 8 buckets, so its codes end on a whole byte.
+        """
         size = self.bucket * 8 * max(1, _CACHED // (8 * self.bucket))
         for start in range(0, n, size):
             stop = min(start + size, n)
@@ -76,7 +81,7 @@ class QSGD(Codec):
             )
 
     def _rows(self, values: Tensor) -> Tensor:
-        """A row for each bucket, the last one filled up with zeros."""
+        """Return a row for each bucket, the last one filled up with zeros."""
         work = values if values.dtype == torch.float64 else values.float()
         rest = -len(values) % self.bucket
         return (torch.nn.functional.pad(work, (0, rest)) if rest else work).view(-1, self.bucket)
@@ -88,8 +93,8 @@ class QSGD(Codec):
         largest = torch.maximum(rows.amax(1), rows.amin(1).neg_()) if rows.numel() else rows.new_zeros(0)
         if self.scale == "max":
             return largest.to(dtype)
-        # In units of the largest value nothing over- or underflows; the norm itself may, and is then cut to the largest
-        # float, which is still at least max|v|. Rounding to dtype must not fall below max|v| either.
+        # In units of the largest value no square over- or underflows. The norm itself may overflow: it is then the
+        # largest float, which is still at least max|v|. Rounding to dtype must not give less than max|v| either.
         unit = torch.where(largest > 0, largest, 1)
         norm = (rows / unit[:, None]).square_().sum(1).sqrt_().double() * unit.double()
         norm = torch.where(largest > 0, norm.clamp(max=torch.finfo(dtype).max), largest.double())
@@ -97,17 +102,17 @@ class QSGD(Codec):
 
 
 def round_to_levels(rows: Tensor, scale: Tensor, levels: int, rng: np.random.Generator) -> Tensor:
-    """Round every value of every bucket to one of its two neighbouring levels, at random; this is the definition.
+    """Round every value of every bucket to one of its two neighbouring levels at random; this is the definition.
 
     Args:
         rows: the values, a row for each bucket.
-        scale: m of each bucket. One of zeros, or with a scale that is not finite, gets zeros; its scale tells.
+        scale: m of each bucket. Where it is zero or not finite all levels are zero; the scale is sent as it is.
         levels: s.
-        rng: where the draws come from, one of 53 bits for each value.
+        rng: for the draws, one of 53 bits for each value.
 
     Returns:
-        sign(v)·l + s for each value, where l is ⌊|v|/m·s⌋, and one more with the probability of what that leaves: the
-        mean is v, and a value on the grid stays there.
+        sign(v)·l + s for each value, where l is ⌊|v|/m·s⌋, plus one with the probability of the remainder: the mean is
+        v, and a value on a level stays there.
     """
     finite = scale.isfinite()
     unit = torch.where(finite & (scale > 0), scale, 1).to(rows.dtype)

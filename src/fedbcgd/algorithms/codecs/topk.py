@@ -1,8 +1,8 @@
-"""Top-k: the k largest values and where they are; the client keeps the rest and adds it next time (error feedback).
+"""Top-k: send the k values of largest magnitude and their indices. The client keeps the rest and adds it to its next
+upload (error feedback).
 
-On the wire: a byte that says how the places are written, the k values in the model's dtype, and the places: a bitmap of n
-bits, or the gaps between them in Rice code with parameter b (the gap's high part in unary, its low b bits as they are),
-whichever is shorter.
+On the wire: a byte that names the encoding of the indices, the k values in the model's dtype, and the encoded indices
+(`indices.py`).
 """
 
 from typing import ClassVar
@@ -12,131 +12,62 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from fedbcgd.algorithms.codecs.packing import pack, packed_bytes, unpack
-from fedbcgd.core.codec import Codec, room
+from fedbcgd.algorithms.codecs._fast_topk import fast_largest
+from fedbcgd.algorithms.codecs.indices import decode_indices, encode_indices, max_index_bytes
+from fedbcgd.core.codec import Codec, allocate_bytes
 from fedbcgd.core.messages import Allocator
-
-_BITMAP = 255
-_UNSIGNED = np.int32(0x7FFFFFFF)  # all bits of a float but its sign
-_SAMPLED = 1 << 17  # vectors of this length and more have their largest values found by way of a sample
-_SAMPLE = 1 << 16  # of so many values, or a few more
-_CACHED = 1 << 18  # values worked on at a time
 
 
 class TopK(Codec):
+    """Send the largest values with their indices (Aji and Heafield 2017)."""
+
     residual: ClassVar[bool] = True
 
     fraction: float = Field(0.05, gt=0, le=1, description="share of the values that is sent: k = ceil(fraction·n)")
 
     def count(self, n: int) -> int:
+        """Return k, the number of values sent of a slice of n."""
         return min(n, int(np.ceil(self.fraction * n)))
 
     def floats(self, n: int) -> int:
         return self.count(n)
 
     def nbytes(self, n: int, dtype: torch.dtype) -> int:
-        return 1 + self.count(n) * dtype.itemsize + packed_bytes(n, 1)
+        return self._head(n, dtype) + max_index_bytes(n)
 
     def fits(self, nbytes: int, n: int, dtype: torch.dtype) -> bool:
-        return 1 + self.count(n) * dtype.itemsize <= nbytes <= self.nbytes(n, dtype)
+        return self._head(n, dtype) <= nbytes <= self.nbytes(n, dtype)
 
-    def encode(self, values: Tensor, rng: np.random.Generator, allocate: Allocator | None = None) -> Tensor:
-        n, k = values.numel(), self.count(values.numel())
-        places = _largest(values.cpu().float().numpy(), k)
-        kind, coded = _write_places(places, n)
-        kept = values.index_select(0, torch.from_numpy(places).to(values.device)).view(torch.uint8)
-        out = room(1 + len(kept) + len(coded), allocate, values.device)
-        out[0] = kind
-        out[1 : 1 + len(kept)] = kept
-        out[1 + len(kept) :] = torch.from_numpy(coded)
+    def encode(self, values: Tensor, rng: np.random.Generator, allocate: Allocator = allocate_bytes) -> Tensor:
+        n = values.numel()
+        indices = fast_largest(values, self.count(n))  # the same indices as `largest`
+        encoding, index_bytes = encode_indices(indices, n)
+        sent = values.index_select(0, torch.from_numpy(indices).to(values.device)).view(torch.uint8)
+        head = 1 + len(sent)
+        out = allocate(head + len(index_bytes))
+        out[0] = encoding
+        out[1:head] = sent
+        out[head:] = torch.from_numpy(index_bytes)
         return out
 
     def decode(self, data: Tensor, n: int, dtype: torch.dtype) -> Tensor:
-        k = self.count(n)
-        raw = data.cpu()
-        head = 1 + k * dtype.itemsize
-        places = _read_places(int(raw[0]), raw[head:].numpy(), n, k)
+        raw, head = data.cpu(), self._head(n, dtype)
+        indices = decode_indices(int(raw[0]), raw[head:].numpy(), n, self.count(n))
         out = torch.zeros(n, dtype=dtype)
-        out[torch.from_numpy(places)] = raw[1:head].clone().view(dtype)
+        out[torch.from_numpy(indices)] = raw[1:head].clone().view(dtype)
         return out.to(data.device)
 
+    def _head(self, n: int, dtype: torch.dtype) -> int:
+        """Return the bytes before the encoded indices."""
+        return 1 + self.count(n) * dtype.itemsize
 
-def _largest(values: np.ndarray, k: int) -> np.ndarray:
-    """Where the k largest magnitudes are, in order; of equal ones the first. What is not a number is larger than any.
 
-    Magnitudes are compared as whole numbers: their bits without the sign are in the same order, NaN above infinity.
+def largest(values: Tensor, k: int) -> np.ndarray:
+    """Return the indices of the k values of largest magnitude, in ascending order; this is the definition.
+
+    Magnitudes are compared as float32. Of equal ones those with the lower index come first. NaN is larger than infinity:
+    it is always sent, so that the server can refuse it.
     """
-    bits = values.view(np.int32)
-    near = _candidates(bits, k)
-    size = bits[near] & _UNSIGNED
-    if k and len(near) > k:
-        least = np.partition(size, len(size) - k)[len(size) - k]  # the smallest that is sent
-        sent = size > least
-        sent[np.flatnonzero(size == least)[: k - np.count_nonzero(sent)]] = True
-        near = near[sent]
-    return near
-
-
-def _candidates(bits: np.ndarray, k: int) -> np.ndarray:
-    """All places of magnitudes above a bound that a sample says is a little low; without a good bound, all places."""
-    n = len(bits)
-    if not 0 < k < n:
-        return np.arange(n if k else 0)
-    if n >= _SAMPLED:
-        sample = bits[:: max(8, n // _SAMPLE)] & _UNSIGNED
-        rank = int(len(sample) * (1 - k / n)) - 3 * int(np.sqrt(len(sample) * k / n) + 1)  # three deviations low
-        if rank > 0:
-            bound = np.partition(sample, rank)[rank]
-            large, size = np.empty(n, np.bool_), np.empty(_CACHED, np.int32)
-            for at in range(0, n, _CACHED):
-                piece = bits[at : at + _CACHED]
-                np.bitwise_and(piece, _UNSIGNED, out=size[: len(piece)])
-                np.greater_equal(size[: len(piece)], bound, out=large[at : at + _CACHED])
-            places = np.flatnonzero(large)
-            if len(places) >= k:
-                return places
-    return np.arange(n)
-
-
-def _write_places(places: np.ndarray, n: int) -> tuple[int, np.ndarray]:
-    k = len(places)
-    if k:
-        gaps = np.diff(places, prepend=-1) - 1
-        b = _parameter(n, k)
-        high = gaps >> b
-        unary = np.zeros(int(high.sum()) + k, np.uint8)  # `high` zeros and a one, for each gap
-        unary[np.cumsum(high + 1) - 1] = 1
-        if packed_bytes(len(unary), 1) + packed_bytes(k, b) < packed_bytes(n, 1):
-            low = (
-                pack(torch.from_numpy((gaps & ((1 << b) - 1)).astype(np.int32)), b).numpy()
-                if b
-                else np.empty(0, np.uint8)
-            )
-            return b, np.concatenate([low, np.packbits(unary, bitorder="little")])
-    bitmap = np.zeros(n, np.uint8)
-    bitmap[places] = 1
-    return _BITMAP, np.packbits(bitmap, bitorder="little")
-
-
-def _read_places(kind: int, coded: np.ndarray, n: int, k: int) -> np.ndarray:
-    """The k places; a ValueError for bytes that no encoder wrote."""
-    if kind == _BITMAP:
-        places = np.flatnonzero(np.unpackbits(coded, count=min(n, 8 * len(coded)), bitorder="little"))
-    else:
-        if kind != _parameter(n, k):
-            raise ValueError(f"the places are written in an unknown way ({kind})")
-        split = packed_bytes(k, kind)
-        ends = np.flatnonzero(np.unpackbits(coded[split:], bitorder="little"))
-        if len(ends) != k:
-            raise ValueError(f"{len(ends)} places are given, {k} are wanted")
-        high = np.diff(ends, prepend=-1) - 1
-        low = unpack(torch.from_numpy(coded[:split]), k, kind).numpy().astype(np.int64) if kind else 0
-        places = np.cumsum((high << kind) + low + 1) - 1
-    if len(places) != k or (k and not 0 <= places[0] <= places[-1] < n):
-        raise ValueError(f"the places are not {k} of {n}")
-    return places
-
-
-def _parameter(n: int, k: int) -> int:
-    """Rice's b for gaps of mean n/k: about log2 of ln 2 times the mean."""
-    return max(0, int(np.floor(np.log2(max(1.0, np.log(2) * n / max(1, k))))))
+    bits = values.cpu().float().numpy().view(np.int32)
+    magnitude = bits & 0x7FFFFFFF  # without the sign bit floats have the order of their bits, with NaN at the end
+    return np.sort(np.argsort(-magnitude, kind="stable")[:k])

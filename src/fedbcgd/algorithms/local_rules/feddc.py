@@ -1,6 +1,6 @@
 """FedDC (Gao et al. 2022): y ← y − η·(∇f_i(y; ζ) + α·(h_i + y − x) − c_i + c);  c_i as in SCAFFOLD;  h_i += y − x.
 
-The server moves x ← x + Δ + H, where H = mean of all h_i, which it keeps from the same uploads.
+The server moves x ← x + Δ + H, where H is the mean of all h_i, which the server computes from the same uploads.
 """
 
 from collections.abc import Mapping
@@ -15,13 +15,15 @@ from fedbcgd.core.work import Work
 
 
 class FedDC(Scaffold):
+    """SCAFFOLD with a penalty on each client's drift h_i."""
+
     controls: ClassVar[tuple[str, ...]] = ("c", "h")
 
     alpha: float = Field(0.01, ge=0, description="α: weight of the drift penalty")
 
     def train(self, work: Work) -> None:
-        pull = (work.mine["h"] - work.x).mul_(self.alpha)
-        correction = work.controls["c"] - work.mine["c"] + pull
+        penalty = (work.state["h"] - work.x).mul_(self.alpha)
+        correction = work.controls["c"] - work.state["c"] + penalty
         for batch in work.minibatches():
             g = work.gradient(batch).add_(correction).add_(work.y, alpha=self.alpha)
             work.y.add_(g, alpha=-work.eta)

@@ -1,10 +1,10 @@
 """SCAFFOLD (Karimireddy et al. 2020), option II: y ← y − η·(∇f_i(y; ζ) − c_i + c);  c_i⁺ = c_i − c + (x − y)/(Tη).
 
 As published it sends y − x and Δc = c_i⁺ − c_i: 2d floats. But Δc follows from y − x, which the server has: `derived`
-sends d and computes Δc at both ends.
+sends d floats and computes Δc at both ends.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import ClassVar
 
 import torch
@@ -16,6 +16,8 @@ from fedbcgd.core.work import Progress, Work
 
 
 class Scaffold(LocalRule):
+    """Local SGD with control variates c_i against client drift."""
+
     controls: ClassVar[tuple[str, ...]] = ("c",)
     broadcasts: ClassVar[tuple[str, ...]] = ("c",)
 
@@ -26,22 +28,21 @@ class Scaffold(LocalRule):
         return ("dx",) if self.derived else ("dx", "dc")
 
     def train(self, work: Work) -> None:
-        correction = work.controls["c"] - work.mine["c"]
+        correction = work.controls["c"] - work.state["c"]
         for batch in work.minibatches():
             work.descend(batch, (1.0, correction))
 
     def changes(self, work: Progress, s: slice) -> Channels:
         sent = super().changes(work, s)
         if not self.derived:
-            sent["dc"] = control_change(sent["dx"], work.controls["c"][s], work.eta, work.steps, work.room)
+            out = work.allocate_values(s.stop - s.start)
+            sent["dc"] = control_change(sent["dx"], work.controls["c"][s], work.eta, work.steps, out)
         return sent
 
     def complete(self, sent: Channels, controls: Mapping[str, Tensor], rate: float, steps: int) -> Channels:
         return sent | {"dc": control_change(sent["dx"], controls["c"], rate, steps)} if self.derived else sent
 
 
-def control_change(
-    dx: Tensor, c: Tensor, rate: float, steps: int, room: Callable[[int], Tensor] | None = None
-) -> Tensor:
-    """Δc = −c + (x − y)/(Tη)."""
-    return torch.div(dx, -rate * steps, out=room(len(dx)) if room else None).sub_(c)
+def control_change(dx: Tensor, c: Tensor, rate: float, steps: int, out: Tensor | None = None) -> Tensor:
+    """Return Δc = −c + (x − y)/(Tη), in `out` if given."""
+    return torch.div(dx, -rate * steps, out=out).sub_(c)

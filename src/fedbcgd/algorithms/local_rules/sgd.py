@@ -1,4 +1,4 @@
-"""Local SGD: y ← y − η·∇f_i(y; ζ), and its close relatives."""
+"""Local SGD: y ← y − η·∇f_i(y; ζ), and two variants of it."""
 
 import torch
 from pydantic import Field
@@ -9,33 +9,37 @@ from fedbcgd.core.work import Minibatch, Work
 
 
 class SGD(LocalRule):
+    """Local SGD, with momentum if `client_momentum` is set. A subclass may replace `direction` and `move`."""
+
     client_momentum: float = Field(0.0, ge=0, lt=1, description="of the local steps; starts at zero in every round")
 
     def direction(self, work: Work, batch: Minibatch) -> Tensor:
+        """Return what a step follows, as a vector that may be changed."""
         return work.gradient(batch)
+
+    def move(self, work: Work, step: Tensor) -> None:
+        """Move y by −η·step."""
+        work.y.add_(step, alpha=-work.eta)
 
     def train(self, work: Work) -> None:
         velocity = torch.zeros_like(work.y) if self.client_momentum else None
         plain = (type(self).direction, type(self).move) == (SGD.direction, SGD.move) and velocity is None
         for batch in work.minibatches():
             if plain:
-                work.descend(batch)
+                work.descend(batch)  # the same step in fewer passes over memory
                 continue
             step = self.direction(work, batch)
             if velocity is not None:
                 step = velocity.mul_(self.client_momentum).add_(step)
             self.move(work, step)
 
-    def move(self, work: Work, step: Tensor) -> None:
-        work.y.add_(step, alpha=-work.eta)
-
 
 class Frozen(SGD):
-    """Only what will be uploaded moves locally; the rest of the model stays where it was (the paper's Figure 5)."""
+    """Move only the coordinates that are uploaded; the rest of the model stays at x (the paper's Figure 5)."""
 
     @property
     def unbatchable_reason(self) -> str:
-        return "each client moves coordinates of its own"
+        return "with local rule 'frozen' each client moves other coordinates"
 
     def move(self, work: Work, step: Tensor) -> None:
         for s in work.slices:

@@ -13,6 +13,8 @@ from fedbcgd.core.server_rule import ServerRule
 
 
 class Adam(ServerRule):
+    """FedAdam."""
+
     vectors: ClassVar[tuple[str, ...]] = ("m", "u")
 
     server_lr: float = Field(0.01, gt=0, description="η_s: server learning rate")
@@ -23,16 +25,19 @@ class Adam(ServerRule):
     def init(self, name: str) -> float:
         return self.tau**2 if name == "u" else 0.0
 
-    def second(self, u: Tensor, square: Tensor) -> None:
+    def update_second_moment(self, u: Tensor, square: Tensor) -> None:
+        """Change u in place; `square` is Δ²."""
         u.mul_(self.beta2).add_(square, alpha=1 - self.beta2)
 
     def step(self, x: Tensor, delta: Tensor, state: dict[str, Tensor]) -> None:
         m, u = state["m"], state["u"]
         m.mul_(self.beta1).add_(delta, alpha=1 - self.beta1)
-        self.second(u, delta.square())
+        self.update_second_moment(u, delta.square())
         x.addcdiv_(m, u.sqrt().add_(self.tau), value=self.server_lr)
 
 
 class Yogi(Adam):
-    def second(self, u: Tensor, square: Tensor) -> None:
+    """FedYogi."""
+
+    def update_second_moment(self, u: Tensor, square: Tensor) -> None:
         u.sub_(square * (u - square).sign(), alpha=1 - self.beta2)

@@ -9,6 +9,8 @@ from fedbcgd.core.server_rule import ServerRule
 
 
 class Momentum(ServerRule):
+    """Add the mean change with momentum: v ← λ·v + Δ; x ← x + v."""
+
     vectors: ClassVar[tuple[str, ...]] = ("v",)
 
     momentum: float = Field(0.8, ge=0, lt=1, description="λ: server momentum; 1/(1−λ) is its effective step")

@@ -12,7 +12,7 @@ from fedbcgd.core.vector import Layout
 
 
 class Blocks(Uplink):
-    """Each client sends one of N blocks and the shared block: about 1/N of the traffic."""
+    """Each client sends one of N blocks and the shared block: about 1/N of the model."""
 
     blocks: int = Field(5, ge=1, description="N: parameter blocks, the shared block not counted")
     divider: str | Sequence[str | Sequence[str]] | Sequence[float] = Field(
@@ -24,14 +24,14 @@ class Blocks(Uplink):
 
     @field_validator("divider", mode="before")
     @classmethod
-    def _numbers(cls, value: Any) -> Any:
+    def _refuse_booleans(cls, value: Any) -> Any:
         if isinstance(value, (list, tuple)) and any(isinstance(size, bool) for size in value):
-            raise ValueError("sizes of blocks are numbers")
+            raise ValueError("expected numbers as sizes of blocks")
         return value
 
     @field_validator("shared", mode="before")
     @classmethod
-    def _none(cls, value: Any) -> Any:
+    def _allow_none(cls, value: Any) -> Any:
         return "none" if value is None else value  # TOML has no null
 
     def layout(self, model: nn.Module) -> Layout:

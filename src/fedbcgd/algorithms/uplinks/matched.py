@@ -1,4 +1,4 @@
-"""Blocks that fit the clients' links."""
+"""Blocks that fit the clients' links: large ones for fast uplinks."""
 
 from collections.abc import Sequence
 from math import floor
@@ -14,12 +14,13 @@ from fedbcgd.errors import UserError
 
 
 class Matched(Blocks):
-    """Blocks as the links can bear them: the makespan of a round is as small as can be, and every block keeps its clients.
+    """Assign blocks by the links: the slowest client of a round is as fast as possible, and each block is served by all.
 
-    A share `haste` of the rounds is assigned by the links (`network/assignment.py`); the others, spread evenly over the
-    run, are dealt out at random as by `blocks`. Both kinds take turns of their own: were it one turn for both, and the
-    cohort no multiple of N, fair rounds could deal the same blocks again and again. So of the rounds in which a client is
-    sampled it serves each block in a share (1 − haste)/N at least, in the long run, however slow it is.
+    In a share `haste` of the rounds, the fast ones, blocks are assigned by the links (`assignment.py`). In the others, the
+    fair ones, spread evenly over the run, they are dealt at random as by `blocks`. Both kinds deal in turns of their own:
+    with one turn for both, and a cohort that is no multiple of N, fair rounds could deal the same blocks again and again.
+    So of the rounds in which a client is sampled it serves each block in a share of at least (1 − haste)/N, in the long
+    run, however slow it is.
     """
 
     divider: str | Sequence[str | Sequence[str]] | Sequence[float] = Field(
@@ -29,10 +30,11 @@ class Matched(Blocks):
 
     @property
     def fits_links(self) -> bool:
+        """Whether the block sizes are still to be chosen by the links."""
         return self.divider == "links"
 
     def fitted(self, sizes: Sequence[float]) -> "Matched":
-        """The same with block sizes in the place of `links`."""
+        """Return the same uplink with these block sizes instead of `links`."""
         return self.model_copy(update={"divider": tuple(sizes)})
 
     def layout(self, model: nn.Module) -> Layout:
@@ -61,15 +63,15 @@ class Matched(Blocks):
         return fastest(costs, slots, rng)
 
     def fair(self, round: int) -> bool:
-        """Whether this round is dealt at random: of any 1/(1 − haste) rounds in a row one is."""
+        """Return whether blocks are dealt at random in this round: in one of any 1/(1 − haste) rounds in a row."""
         return self.fair_before(round + 1) > self.fair_before(round)
 
     def fair_before(self, round: int) -> int:
-        """How many of the rounds before this one were."""
+        """Return how many rounds before this one were fair."""
         return floor(round * (1 - self.haste) + 1e-9)
 
 
 _NO_LINKS = (
-    "uplink 'matched' assigns blocks by the clients' links, and none are known: give a network (a section [network], or "
-    "simulate(…, network='4g')), or take uplink 'blocks'"
+    "uplink: expected a network with 'matched', which assigns blocks by the clients' links, got none; give a network (a "
+    "section [network], or simulate(…, network='4g')), or take uplink 'blocks'"
 )

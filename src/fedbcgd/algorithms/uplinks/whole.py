@@ -1,4 +1,4 @@
-"""Every client sends everything; or, where all data is in one place, nothing is sent at all."""
+"""Every client sends the whole model; or all data is in one place, and nothing is sent."""
 
 from typing import ClassVar
 
@@ -10,7 +10,7 @@ from fedbcgd.core.vector import Layout
 
 
 class Whole(Uplink):
-    """Every client sends everything."""
+    """Every client sends the whole model."""
 
     def layout(self, model: nn.Module) -> Layout:
         return Layout.of(model, divide(model, 1, "even", "none"))

@@ -1,4 +1,4 @@
-"""What an actor of the Ray backend does: clients' work as it is asked to, one request at a time, with one thread."""
+"""An actor of the Ray backend: it answers one request at a time, with one thread."""
 
 import os
 from collections.abc import Sequence
@@ -21,13 +21,13 @@ from fedbcgd.backends.ray.protocol import (
 )
 from fedbcgd.backends.ray.state_cache import StateCache
 from fedbcgd.backends.workers.protocol import Failed
-from fedbcgd.backends.workers.shared import nameless, thaw
+from fedbcgd.backends.workers.shared import anonymous_memory, thaw
 from fedbcgd.core.messages import Broadcast
 from fedbcgd.engine.job import Job
 
 
 class Actor:
-    """The job, thawed. An error is a reply as well."""
+    """Answers requests, with the job and its cache of client state. An error is a reply as well."""
 
     def __init__(self, frozen: np.ndarray, size: int, device: str):
         torch.set_num_threads(1)
@@ -41,12 +41,13 @@ class Actor:
         self._states = StateCache(self._job.algorithm.state_names, layout.dim, layout.dtype, self._device)
 
     def publish(self, publication: int, vectors: Sequence[np.ndarray]) -> None:
-        """Take what all requests with this number need."""
+        """Take the vectors that all requests with this number need."""
         dtype = self._job.layout.dtype
         self._vectors = [as_tensor(array, dtype).to(self._device) for array in vectors]
         self._publication = publication
 
     def reply(self, request: Request) -> Reply | NotPublished | Failed:
+        """Return the reply to a request."""
         if request.publication != self._publication:
             return NotPublished()
         try:
@@ -57,7 +58,7 @@ class Actor:
                     return EvaluateReply(self._job.evaluate(self._vectors[0], request.start, request.stop))
                 case _:
                     assert_never(request)
-        except BaseException as error:  # a user's sys.exit, too, is reported and not followed
+        except BaseException as error:  # also a sys.exit in a user's code, which must not end this process
             return Failed.of(error)
 
     def _fit(self, request: FitRequest) -> FitReply:
@@ -71,7 +72,7 @@ class Actor:
 
 
 def begin(frozen: np.ndarray, size: int, device: str) -> tuple[Actor | None, Ready | Failed]:
-    """An actor, and its first message: where it is, or why it cannot work."""
+    """Make an actor, and return it with its first message: where it is, or why it cannot work."""
     try:
         return Actor(frozen, size, device), Ready(os.getpid(), os.uname().nodename)
     except BaseException as error:
@@ -79,8 +80,8 @@ def begin(frozen: np.ndarray, size: int, device: str) -> tuple[Actor | None, Rea
 
 
 def _thaw(frozen: np.ndarray, size: int) -> Job:
-    """In memory of this process's own: the store's is everybody's, and data sets may keep what they computed in arrays."""
-    fd = nameless(len(frozen))
+    """Return the job in memory of this process: Ray's store is shared, and data sets may write into their arrays."""
+    fd = anonymous_memory(len(frozen))
     try:
         view = frozen.data
         while view:

@@ -1,9 +1,9 @@
 """Ray actors, on this machine or on a cluster: one CPU and one thread each, alive for the whole run.
 
-The job travels once, the broadcast is put into Ray's store once a round, and an upload is only its block. Tasks go out as
-actors come free, in the order of the plan but the longest first among the next few. An actor that is lost is replaced and
-its tasks run again: every draw comes from (seed, round, client), so the result is the same. Client state is described in
-`state_cache`.
+The job is sent once, the broadcast is put into Ray's store once a round, and an upload is only its block. Actors get tasks
+as they become free, in the order of the plan, but the longest of the next few first. An actor that is lost is replaced and
+its tasks run again: every draw comes from (seed, round, client), so the result is the same. `state_cache.py` describes where
+client state is kept.
 """
 
 import contextlib
@@ -37,7 +37,7 @@ from fedbcgd.backends.ray.protocol import (
     as_bytes,
 )
 from fedbcgd.backends.ray.state_cache import CacheIndex
-from fedbcgd.backends.workers.backend import TRIES
+from fedbcgd.backends.workers.backend import MAX_ATTEMPTS
 from fedbcgd.backends.workers.processes import ENVIRONMENT, Pulse, cores
 from fedbcgd.backends.workers.protocol import Failed
 from fedbcgd.backends.workers.shared import freeze
@@ -51,25 +51,27 @@ from fedbcgd.errors import UserError, WorkerLost
 
 log = logging.getLogger("fedbcgd")
 
-BACKLOG = 2  # tasks an actor has at once: the next one is there when one is done
-PATIENCE = 30.0  # seconds before it is said that the cluster has no room
-START = -1  # what an actor is doing before its first task
+BACKLOG = 2  # tasks that an actor has at once, so that it need not wait for the next one
+PATIENCE = 30.0  # seconds after which a warning says that actors could not be started
+START = -1  # in place of a task's position: the actor is starting
 
 
 @dataclass(eq=False)
 class _Actor:
+    """What the driver knows of an actor."""
+
     number: int
     handle: Any
-    calls: dict[Any, int] = field(default_factory=dict)  # reference to a reply → position of its task, the oldest first
+    calls: dict[Any, int] = field(default_factory=dict)  # reference to a reply → position of the task, the oldest first
     ready: bool = False
-    publication: int = 0  # the last one that was sent to it
+    publication: int = 0  # the last one sent to it
     place: str = "not started"
     pid: int = 0
-    pulse: Pulse | None = None  # of an actor in a Ray that was started here
+    pulse: Pulse | None = None  # only if Ray was started by this process, so that the actor is on this machine
 
 
 class Ray:
-    """`workers`: how many actors; by default as many as the cluster has CPUs (and GPUs) for, at most the cohort."""
+    """Train the clients in Ray actors."""
 
     def __init__(
         self,
@@ -81,6 +83,20 @@ class Ray:
         gpus: float | None = None,
         device: str = "cpu",
     ):
+        """Connect to Ray or start it, and start the actors.
+
+        Args:
+            job: model, data and algorithm.
+            store: the clients' state.
+            cohort: clients of a round; more actors than that are not started.
+            workers: how many actors; by default as many as the cluster has CPUs and GPUs for.
+            address: of the cluster; None: start Ray on this machine.
+            gpus: share of a GPU for each actor; by default 1 with a CUDA device, otherwise 0.
+            device: of the actors.
+
+        Raises:
+            UserError: Ray is missing or does not start, or the job cannot be sent to other processes.
+        """
         self.job = job
         self.store = store
         self.clock = Clock()
@@ -90,14 +106,14 @@ class Ray:
         self._actors: list[_Actor] = []
         self._losses: Counter[int] = Counter()
         self._caches = CacheIndex(store)
-        self._publication = 0  # counts what goes to every actor
-        self._vectors: Any = None  # the last of it, in Ray's store
-        frozen, self._size = _frozen(job)
+        self._publication = 0  # number of the vectors that all actors need
+        self._vectors: Any = None  # Ray's reference to them
+        frozen, self._size = _freeze_job(job)
         cluster.join(address, min(workers or cores(), cohort))
         self._joined = True
         try:
-            count = min(workers or self._room(), cohort)
-            self._window = 4 * count  # how far ahead of the uploads that are settled tasks go out
+            count = min(workers or self._capacity(), cohort)
+            self._window = 4 * count  # how many tasks after the last settled upload may be handed out
             self._job = self._ray.put(frozen)
             self._actor_class = _actor_class(self._ray, self._gpus)
             self._actors = [self._start(number) for number in range(count)]
@@ -106,19 +122,20 @@ class Ray:
             self.close()
             raise
 
-    def _room(self) -> int:
+    def _capacity(self) -> int:
+        """Return how many actors the cluster has CPUs and GPUs for."""
         resources = self._ray.cluster_resources()
-        room = resources.get("CPU", 1)
-        return max(1, int(min(room, resources.get("GPU", 0) / self._gpus) if self._gpus else room))
+        cpus = resources.get("CPU", 1)
+        return max(1, int(min(cpus, resources.get("GPU", 0) / self._gpus) if self._gpus else cpus))
 
     def _start(self, number: int) -> _Actor:
         actor = _Actor(number, self._actor_class.remote())
-        path = [os.path.abspath(place) for place in sys.path]  # an empty one is the folder we are in
+        path = [os.path.abspath(folder) for folder in sys.path]  # an empty entry is the current folder
         actor.calls[actor.handle.begin.remote(path, self._job, self._size, self._device)] = START
         return actor
 
     def pids(self) -> list[int]:
-        """Of the actors that have started; on their own machines."""
+        """Return the process numbers of the actors that have started, on their own machines."""
         return [actor.pid for actor in self._actors if actor.ready]
 
     # -- a round ------------------------------------------------------------------------------------------------------
@@ -130,12 +147,12 @@ class Ray:
         length = [self.job.examples(task.client) for task in tasks]
 
         def choose(actor: _Actor) -> int | None:
-            """The longest of the next few; where clients have state, of its share, or else it helps another."""
-            near = [position for position in todo if position < inbox.settled + self._window]
+            """Return the longest of the next few tasks: if clients have state, of the actor's own clients if possible."""
+            next_few = [position for position in todo if position < inbox.settled + self._window]
             if self.store.file is not None:
-                own = [position for position in near if tasks[position].client % count == actor.number]
-                near = own or ([] if actor.calls else near)
-            return max(near, key=lambda position: (length[position], -position), default=None)
+                own = [position for position in next_few if tasks[position].client % count == actor.number]
+                next_few = own or ([] if actor.calls else next_few)
+            return max(next_few, key=lambda position: (length[position], -position), default=None)
 
         def request(actor: _Actor, position: int) -> FitRequest:
             task = tasks[position]
@@ -176,12 +193,12 @@ class Ray:
         return combine([results[k] for k in range(len(batches))])
 
     def _publish(self, *vectors: Tensor) -> None:
-        """Put what goes to every actor into Ray's store, once."""
+        """Put vectors that all actors need into Ray's store, once."""
         self._publication += 1
         self._vectors = self._ray.put([as_bytes(vector) for vector in vectors])
 
     def _send(self, actor: _Actor, request: Request) -> Any:
-        """Send a request, and the publication before the first one that needs it; as part of each it would cost more.
+        """Send a request, and before the first one of a publication the publication itself.
 
         Returns:
             Ray's reference to the reply.
@@ -197,12 +214,21 @@ class Ray:
         choose: Callable[[_Actor], int | None],
         request: Callable[[_Actor, int], Request],
         done: Callable[[_Actor, int, Reply], None],
-        what: Callable[[int], str],
+        describe: Callable[[int], str],
         waiting: str | None,
     ) -> None:
-        """Keep every actor busy until all that is to do is done."""
+        """Keep every actor busy until all tasks are done.
+
+        Args:
+            todo: positions of the tasks.
+            choose: returns the next task for an actor; None: none at present.
+            request: makes the request for a task.
+            done: takes the reply to a task.
+            describe: says what an actor does with a task, for messages.
+            waiting: part of the clock to which waiting is added.
+        """
         self._losses.clear()
-        for actor in self._actors:  # replies to what an interrupt cut off do not count
+        for actor in self._actors:  # ignore replies to tasks of a round that was interrupted
             actor.calls = {ref: position for ref, position in actor.calls.items() if position == START}
         left = len(todo)
         while left:
@@ -211,23 +237,25 @@ class Ray:
             with self.clock.timing(waiting) if waiting else contextlib.nullcontext():
                 every = min((actor.pulse.every for actor in self._actors if actor.pulse), default=PATIENCE)
                 ready, _ = self._ray.wait(list(calls), num_returns=1, timeout=every)
-            self._say_if_short()
+            self._warn_if_actors_are_missing()
             for ref in ready:
                 actor = calls[ref]
                 if ref not in actor.calls:
-                    continue  # it was lost just now, with all its calls
+                    continue  # the actor was lost in this loop, with all its calls
                 try:
                     reply: Ready | Reply | NotPublished | Failed = self._ray.get(ref)
-                except self._ray.exceptions.RayTaskError as error:  # ours are replies: this one is of Ray itself
+                except (
+                    self._ray.exceptions.RayTaskError
+                ) as error:  # errors in our code are replies, so this one is Ray's
                     raise UserError(
-                        f"an actor cannot work ({cluster.first_line(error.cause)}): every machine of the cluster needs "
-                        "fedbcgd and what the model and the data need, in the same versions as here"
+                        f"backend 'ray': an actor failed ({cluster.first_line(error.cause)}); every machine of the cluster "
+                        "needs fedbcgd and what the model and the data need, in the same versions as here"
                     ) from error
                 except self._ray.exceptions.RayError as error:
-                    self._replace(actor, error, todo, what)
+                    self._replace(actor, error, todo, describe)
                     continue
                 if isinstance(reply, NotPublished):
-                    self._replace(actor, RuntimeError("the model of the round did not reach it"), todo, what)
+                    self._replace(actor, RuntimeError("it did not get the model of the round"), todo, describe)
                     continue
                 position = actor.calls.pop(ref)
                 if isinstance(reply, Failed):
@@ -239,7 +267,7 @@ class Ray:
                 else:
                     done(actor, position, reply)
                     left -= 1
-            self._replace_silent(todo, what)
+            self._replace_silent(todo, describe)
 
     def _hand_out(
         self,
@@ -249,46 +277,47 @@ class Ray:
     ) -> None:
         for depth in range(1, BACKLOG + 1):
             for actor in self._actors:
-                # The last ones are given out one by one: nobody has two while another has none.
+                # The last tasks are handed out one by one: no actor has two while another has none.
                 if actor.ready and len(actor.calls) < depth and (depth == 1 or len(todo) > len(self._actors)):
                     chosen = choose(actor)
                     if chosen is not None:
                         todo.remove(chosen)
                         actor.calls[self._send(actor, request(actor, chosen))] = chosen
 
-    def _replace(self, actor: _Actor, error: Exception, todo: list[int], what: Callable[[int], str]) -> None:
-        current = next(iter(actor.calls.values()))  # the oldest is what it was at
-        during = "it started" if current == START else what(current)
+    def _replace(self, actor: _Actor, error: Exception, todo: list[int], describe: Callable[[int], str]) -> None:
+        """Replace a lost actor, and requeue its tasks."""
+        current = next(iter(actor.calls.values()))  # the oldest call: what the actor was doing
+        during = "it started" if current == START else describe(current)
         self._losses[current] += 1
-        if self._losses[current] >= TRIES:
+        if self._losses[current] >= MAX_ATTEMPTS:
             raise WorkerLost(
-                f"{TRIES} Ray actors in a row were lost while {during} (the last one: {_why(error)}). Out of memory? "
-                "Fewer workers need less; without backend = 'ray' and with workers = 0 errors show directly"
+                f"{MAX_ATTEMPTS} Ray actors in a row were lost while {during} (the last one: {_exit_detail(error)}). Out of "
+                "memory? Fewer workers need less; with backend = 'inprocess' errors show directly"
             ) from error
         place = f"pid {actor.pid} on {actor.place}" if actor.ready else actor.place
         again = [position for position in actor.calls.values() if position != START]
         log.warning(
             "actor %d (%s) was lost while %s: %s; it is replaced%s",
-            *(actor.number, place, during, _why(error), " and its task runs again" if again else ""),
+            *(actor.number, place, during, _exit_detail(error), " and its task runs again" if again else ""),
         )
         for position in again:
             insort(todo, position)
         self._end(actor)
         self._actors[actor.number] = self._start(actor.number)
 
-    def _replace_silent(self, todo: list[int], what: Callable[[int], str]) -> None:
-        """Ray notices machines that are gone and processes that end, but not a process that is stopped."""
+    def _replace_silent(self, todo: list[int], describe: Callable[[int], str]) -> None:
+        """Replace actors that are stopped or hang: Ray notices only machines and processes that are gone."""
         for actor in list(self._actors):
             if actor.pulse is None:
                 continue
             if not actor.calls:
                 actor.pulse.clear()
-            elif why := actor.pulse.lost():
+            elif reason := actor.pulse.lost():
                 with contextlib.suppress(ProcessLookupError):
-                    os.kill(actor.pid, signal.SIGKILL)  # Ray would ask it to end
-                self._replace(actor, RuntimeError(f"it {why}"), todo, what)
+                    os.kill(actor.pid, signal.SIGKILL)  # a stopped process would not react to Ray's request to end
+                self._replace(actor, RuntimeError(f"it {reason}"), todo, describe)
 
-    def _say_if_short(self) -> None:
+    def _warn_if_actors_are_missing(self) -> None:
         if self._began and time.monotonic() - self._began > PATIENCE:
             missing = sum(not actor.ready for actor in self._actors)
             if missing:
@@ -304,10 +333,11 @@ class Ray:
     def _end(self, actor: _Actor) -> None:
         actor.calls = {}
         self._caches.lost(actor.number)
-        with contextlib.suppress(Exception):  # it, or all of Ray, may be gone
+        with contextlib.suppress(Exception):  # the actor or all of Ray may be gone
             self._ray.kill(actor.handle, no_restart=True)
 
     def close(self) -> None:
+        """End the actors, and leave Ray; safe to call twice."""
         for actor in self._actors:
             self._end(actor)
         self._actors = []
@@ -318,7 +348,10 @@ class Ray:
 
 
 def _actor_class(ray: Any, gpus: float) -> Any:
-    """The class of the actors. Made in a function it travels by value, so the path is set before anything is imported."""
+    """Return the class of the actors.
+
+    A class made in a function is pickled by value, so that the path is set before fedbcgd is imported.
+    """
 
     class FedBCGD:
         def begin(self, path: list[str], *arguments: Any) -> Any:
@@ -341,14 +374,13 @@ def _actor_class(ray: Any, gpus: float) -> Any:
     return ray.remote(num_cpus=1, num_gpus=gpus, max_restarts=0, runtime_env={"env_vars": ENVIRONMENT})(FedBCGD)
 
 
-def _frozen(job: Job) -> tuple[np.ndarray, int]:
-    """The job as bytes: first the memory of its tensors and arrays, of the second number's length, then its pickle."""
+def _freeze_job(job: Job) -> tuple[np.ndarray, int]:
+    """Return the job as bytes, and how many of them, at the start, are the memory of its tensors and arrays."""
     try:
         fd, size, length = freeze(job)
     except (pickle.PicklingError, TypeError, AttributeError) as error:
         raise UserError(
-            f"the model, the loss or the data cannot be sent to Ray's actors ({error}); with backend = 'workers' and "
-            "workers=0 they stay"
+            f"backend 'ray': model, loss and data cannot be sent to actors ({error}); backend = 'inprocess' sends nothing"
         ) from error
     try:
         return np.frombuffer(mmap.mmap(fd, size + length), np.uint8), size
@@ -356,8 +388,8 @@ def _frozen(job: Job) -> tuple[np.ndarray, int]:
         os.close(fd)
 
 
-def _why(error: Exception) -> str:
-    """The one sentence of Ray's explanation that says how it ended."""
+def _exit_detail(error: Exception) -> str:
+    """Return the sentence of Ray's message that says how an actor ended."""
     text = str(error)
     _, found, detail = text.partition("Worker exit detail: ")
     return (detail if found else cluster.first_line(error)).partition(" Some common causes")[0].strip().rstrip(".")

@@ -1,4 +1,4 @@
-"""Ray itself: found, started here or joined, and given back. All backends of a process share one."""
+"""Connecting to Ray, or starting it, and shutting it down. All backends of a process share one Ray."""
 
 import logging
 import os
@@ -17,58 +17,70 @@ from fedbcgd.backends.workers.processes import cores
 from fedbcgd.errors import UserError
 
 _users = 0
-_ours = False  # whether it was this module that called ray.init
-_here = False  # whether it started Ray on this machine
+_initialised = False  # whether this module called ray.init
+_started = False  # whether this module started Ray on this machine
 
 
 def package() -> Any:
-    """The package `ray`, imported only when it is asked for."""
+    """Import and return the package `ray`.
+
+    Raises:
+        UserError: it is not installed, or cannot be imported.
+    """
     try:
-        # Ray prints on standard output that a worker died, where a program's results belong; the backend says it as well.
+        # Ray prints to standard output, where results belong, that a worker died; the backend logs that too.
         with _environment(
             {} if "ray" in sys.modules else {"RAY_DEDUP_LOGS_SKIP_REGEX": "worker died|killed due to|marked dead"}
         ):
             import ray
     except ImportError as error:
         if error.name not in (None, "ray"):
-            raise UserError(f"backend 'ray': the package ray is there but cannot be imported: {error}") from error
+            raise UserError(f"backend 'ray': the package ray is installed but cannot be imported: {error}") from error
         raise UserError("backend 'ray' needs the extra `ray`: pip install 'fedbcgd[ray]'") from None
     return ray
 
 
 def join(address: str | None, cpus: int) -> None:
-    """Connect to Ray, or start one with so many CPUs where no address is given. What is connected already is used."""
-    global _users, _ours, _here
+    """Connect to Ray, unless this process is connected already.
+
+    Args:
+        address: of the cluster; None: start Ray on this machine.
+        cpus: of a Ray that is started.
+
+    Raises:
+        UserError: Ray cannot be reached or started.
+    """
+    global _users, _initialised, _started
     ray = package()
     if not ray.is_initialized():
         if address is None:
             _start(ray, cpus)
         else:
             _connect(ray, address)
-        _ours, _here = True, address is None
+        _initialised, _started = True, address is None
     elif not _users:
-        _ours = _here = False
+        _initialised = _started = False
     _users += 1
 
 
 def started_here() -> bool:
-    """Whether Ray was started by this module, so that all its processes are on this machine."""
-    return _here
+    """Return whether this module started Ray, so that all its processes are on this machine."""
+    return _started
 
 
 def leave() -> None:
-    """The last one to leave shuts Ray down, if it was started or joined here."""
+    """Undo one `join`: the last one shuts Ray down, or disconnects, if `join` had connected."""
     global _users
     _users = max(0, _users - 1)
-    if not _users and _ours:
+    if not _users and _initialised:
         package().shutdown()
-        if _here:
-            _read_settings(package())  # the token was that Ray's
+        if _started:
+            _read_settings(package())  # so that the token of that Ray is forgotten
 
 
 @contextmanager
 def keep(where: Placement) -> Iterator[None]:
-    """Keep one Ray for several runs, one after the other."""
+    """Keep one Ray for several successive runs."""
     join(where.address, where.workers or cores())
     try:
         yield
@@ -77,7 +89,7 @@ def keep(where: Placement) -> Iterator[None]:
 
 
 def _start(ray: Any, cpus: int) -> None:
-    """Start Ray on loopback, with a token of its own: whoever reaches its ports can run code."""
+    """Start Ray on loopback, with a new token: whoever reaches its ports without one could run code."""
     settings = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
     if "RAY_AUTH_MODE" not in os.environ:
         settings |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
@@ -86,15 +98,15 @@ def _start(ray: Any, cpus: int) -> None:
             _read_settings(ray)
             _init(ray, address="local", num_cpus=cpus, include_dashboard=False, _node_ip_address="127.0.0.1")
     except Exception as error:
-        raise UserError(f"Ray could not be started on this machine: {first_line(error)}") from error
+        raise UserError(f"backend 'ray': Ray could not be started on this machine: {first_line(error)}") from error
 
 
 @contextmanager
 def _loopback(ray: Any) -> Iterator[None]:
-    """Have Ray take 127.0.0.1 for the address of this machine, and so listen there alone.
+    """Have Ray use 127.0.0.1 as the address of this machine, so that it listens on no other.
 
-    On Linux it would replace that with the address of a network card, unless this constant (which it reads from the
-    environment when it is imported) says that there are no clusters.
+    On Linux it would take the address of a network card instead, unless this constant, which it reads from the environment
+    when it is imported, disables clusters.
     """
     constants = ray._private.ray_constants
     before = constants.ENABLE_RAY_CLUSTER
@@ -106,43 +118,45 @@ def _loopback(ray: Any) -> Iterator[None]:
 
 
 def _read_settings(ray: Any) -> None:
-    """Have Ray read its variables again: it did so when it was imported."""
+    """Have Ray read its environment variables again, which it does only when it is imported."""
     ray._raylet.Config.initialize("")
     ray._raylet.AuthenticationTokenLoader.instance().reset_cache()
 
 
 def _connect(ray: Any, address: str) -> None:
     where = os.environ.get("RAY_ADDRESS", address) if address == "auto" else address
-    _reachable(where, address)
+    _check_reachable(where, address)
     try:
         with _quiet():
             _init(ray, address=address)
     except Exception as error:
-        why = " ".join(str(error).split()) or type(error).__name__  # such as two versions, on two lines
-        raise UserError(f"run.address: Ray at {address!r} could not be joined: {why}") from error
+        reason = " ".join(str(error).split()) or type(error).__name__  # a message about versions has several lines
+        raise UserError(f"run.address: cannot connect to Ray at {address!r}: {reason}") from error
 
 
 def _init(ray: Any, **arguments: Any) -> None:
     ray.init(log_to_driver=False, logging_level=logging.ERROR, **arguments)
 
 
-def _reachable(where: str, address: str) -> None:
-    """Ray itself would try for minutes, and then end the process."""
+def _check_reachable(where: str, address: str) -> None:
+    """Refuse an address where nothing answers: Ray would try for minutes, and then end the process."""
     host, colon, port = where.removeprefix("ray://").rpartition(":")
     if where == "auto":
         return
     if not colon or not host or not port.isdecimal() or not 0 < int(port) < 2**16:
-        raise UserError(f'run.address: "auto", "host:port" or "ray://host:port" is wanted, given {where!r}')
+        raise UserError(f'run.address: expected "auto", "host:port" or "ray://host:port", got {where!r}')
     try:
         socket.create_connection((host.strip("[]"), int(port)), timeout=10).close()
     except OSError as error:
         named = where if where == address else f"{where} (from RAY_ADDRESS)"
-        raise UserError(f"run.address: nothing answers at {named}: {error.strerror or error}") from None
+        raise UserError(
+            f"run.address: expected a Ray cluster, got no answer at {named}: {error.strerror or error}"
+        ) from None
 
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Without Ray's advice on standard error, and with the process's own way to handle `kill`, which ray.init replaces."""
+    """Hide Ray's warnings, and restore this process's handler of SIGTERM, which ray.init replaces."""
     main = threading.current_thread() is threading.main_thread()
     before = signal.getsignal(signal.SIGTERM)
     try:
@@ -156,7 +170,7 @@ def _quiet() -> Iterator[None]:
 
 @contextmanager
 def _environment(values: Mapping[str, str]) -> Iterator[None]:
-    """These variables set within, unless the user has set them."""
+    """Set environment variables that the user has not set, and remove them afterwards."""
     added = [name for name in values if name not in os.environ]
     os.environ.update({name: values[name] for name in added})
     try:
@@ -167,4 +181,5 @@ def _environment(values: Mapping[str, str]) -> Iterator[None]:
 
 
 def first_line(error: BaseException) -> str:
+    """Return the first line of an error's message."""
     return next(iter(str(error).strip().splitlines()), type(error).__name__)

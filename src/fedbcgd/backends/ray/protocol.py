@@ -1,4 +1,4 @@
-"""What driver and actors send to each other. Vectors travel as arrays of bytes, which Ray stores and maps without a copy."""
+"""The messages between driver and actors. Vectors are sent as arrays of bytes, which Ray stores and maps without a copy."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -14,29 +14,29 @@ ZERO, BEFORE, AFTER, SENT = "zero", "before", "after", "sent"  # which state a c
 
 
 def as_bytes(tensor: Tensor) -> np.ndarray:
-    """A vector of any type as bytes, which Ray puts into its store, and takes from it, without a copy."""
+    """Return a vector of any type as bytes, which Ray puts into its store, and takes from it, without a copy."""
     return tensor.detach().cpu().contiguous().view(torch.uint8).numpy()
 
 
-class _Lent:
-    """An array of Ray's store, which is read-only. torch has no such tensors and would warn; nothing here writes to it."""
+class _WritableArray:
+    """A read-only array that claims to be writable: torch has no read-only tensors and would warn. Do not write to it."""
 
     def __init__(self, array: np.ndarray):
-        self.array = array  # keeps the memory, for as long as a tensor uses it
+        self.array = array  # keeps the memory as long as a tensor uses it
         interface = array.__array_interface__
         self.__array_interface__ = interface | {"data": (interface["data"][0], False)}
 
 
 def as_tensor(array: np.ndarray, dtype: torch.dtype = torch.uint8) -> Tensor:
-    """The vector again, over the same memory."""
-    return torch.from_numpy(np.asarray(_Lent(array))).view(dtype)
+    """Return a vector over the memory of an array of bytes."""
+    return torch.from_numpy(np.asarray(_WritableArray(array))).view(dtype)
 
 
 @dataclass(frozen=True, slots=True)
 class InitialState:
-    """The state that a client's task begins with: zero, what its last task at this actor began with or made, or `vectors`.
+    """The state that a client's task begins with, and clients whose state the actor no longer needs to cache.
 
-    `forget` names clients whose state the actor need not keep any longer.
+    `source`: ZERO; BEFORE or AFTER, the state before or after the client's last task at this actor; or SENT: `vectors`.
     """
 
     source: str
@@ -62,20 +62,22 @@ class FitReply:
     payload: Mapping[str, Sequence[np.ndarray]]
     state: Mapping[str, Sequence[tuple[slice, np.ndarray]]]
     epoch: int
-    seconds: dict[str, float]  # by part of the work
+    seconds: dict[str, float]  # that each part of the work took
 
     @classmethod
     def of(cls, upload: Upload, update: StateUpdate, seconds: dict[str, float]) -> "FitReply":
+        """Make the reply from the results of a client."""
         payload = {channel: [as_bytes(piece) for piece in pieces] for channel, pieces in upload.payload.items()}
         state = {name: [(s, as_bytes(values)) for s, values in pieces] for name, pieces in update.values.items()}
         return cls(replace(upload, payload={}), payload, state, update.epoch, seconds)
 
     def as_upload(self) -> Upload:
+        """Return the upload, with its payload."""
         payload = {channel: [as_tensor(piece) for piece in pieces] for channel, pieces in self.payload.items()}
         return replace(self.upload, payload=payload)
 
     def as_update(self, dtype: torch.dtype) -> StateUpdate:
-        """The new state; dtype: of its vectors."""
+        """Return the new state, with vectors of this type."""
         values = {name: [(s, as_tensor(v, dtype)) for s, v in pieces] for name, pieces in self.state.items()}
         return StateUpdate(self.upload.client, self.epoch, values)
 
@@ -91,6 +93,8 @@ class EvaluateRequest:
 
 @dataclass(frozen=True, slots=True)
 class EvaluateReply:
+    """The metrics of an EvaluateRequest."""
+
     batch: Batch
 
 

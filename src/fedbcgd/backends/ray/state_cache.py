@@ -1,9 +1,8 @@
-"""Client state where the work is done: an actor keeps that of its share of the clients, and the driver knows what it keeps.
+"""Caches of client state at the actors, so that it need not be sent with every task.
 
-The truth is the driver's StateStore, where every accepted update is written. Beside it an actor keeps, of a client, the
-state that its last task began with and what that task made of it; which of the two holds (was the upload accepted, was the
-round committed?) is said with the client's next task. What an actor does not keep is sent along. So a lost actor loses
-nothing.
+The driver's StateStore has every accepted state. Besides, an actor caches the state of a client before and after its last
+task. Which of the two is valid depends on whether the upload was accepted and the round committed; the client's next task
+says so. A state that the actor does not have is sent with the task. So nothing is lost with an actor.
 """
 
 from collections.abc import Mapping, Sequence
@@ -17,28 +16,32 @@ from fedbcgd.backends.ray.protocol import AFTER, BEFORE, SENT, ZERO, InitialStat
 from fedbcgd.core.messages import StateUpdate
 from fedbcgd.engine.client_state import StateStore
 
-KEEP = 2**30  # bytes of client state that an actor keeps; what was not used for longest goes first
+MAX_CACHE_BYTES = 2**30  # of an actor; the least recently used state is dropped first
 
 
 @dataclass
 class _Cached:
-    before: int | None  # the slot of the state that the last task began with
-    after: int | None = None  # the slot of what it made of it, once accepted
+    """The slots that hold the same states as an actor's cache: before a client's last task, and after it."""
+
+    before: int | None
+    after: int | None = None  # once the upload is accepted
 
 
 class CacheIndex:
-    """What the driver knows of its actors' caches. Slots stand for versions: one that the store names for a client does not
-    change while it does."""
+    """What the driver knows of its actors' caches.
 
-    def __init__(self, store: StateStore, room: int | None = None):
+    Slots of the store identify states: a slot does not change while it is the client's.
+    """
+
+    def __init__(self, store: StateStore, capacity: int | None = None):
         self._store = store
         size = 1 if store.file is None else store.file.slot_bytes
-        self._room = max(1, KEEP // size) if room is None else room
-        self._cached: dict[int, dict[int, _Cached]] = {}  # actor → client → its state, the longest unused first
-        self._forget: dict[int, list[int]] = {}  # actor → what it is to forget with its next task
+        self._capacity = max(1, MAX_CACHE_BYTES // size) if capacity is None else capacity  # clients of an actor
+        self._cached: dict[int, dict[int, _Cached]] = {}  # actor → client → its state, the least recently used first
+        self._forget: dict[int, list[int]] = {}  # actor → clients to drop with its next task
 
     def assign(self, actor: int, client: int, epoch: int) -> InitialState:
-        """What this actor needs for a task of this client."""
+        """Return what this actor needs for a task of this client."""
         if self._store.file is None:
             return InitialState(ZERO)
         slot = self._store.slot(client, epoch)
@@ -53,31 +56,32 @@ class CacheIndex:
         else:
             source = SENT
             vectors = {name: as_bytes(vector) for name, vector in self._store.file.open(slot).items()}
-        for other, theirs in self._cached.items():  # only who worked last for a client keeps its state
-            if theirs.pop(client, None) is not None:
+        for other, states in self._cached.items():  # only the actor that worked last for a client caches its state
+            if states.pop(client, None) is not None:
                 self._forget.setdefault(other, []).append(client)
-        mine = self._cached.setdefault(actor, {})
-        mine[client] = _Cached(slot)
+        states = self._cached.setdefault(actor, {})
+        states[client] = _Cached(slot)
         forget = self._forget.pop(actor, [])
-        while len(mine) > self._room:
-            longest = next(iter(mine))
-            del mine[longest]
-            forget.append(longest)
+        while len(states) > self._capacity:
+            oldest = next(iter(states))
+            del states[oldest]
+            forget.append(oldest)
         return InitialState(source, vectors, forget)
 
     def accepted(self, actor: int, client: int, slot: int | None) -> None:
-        """The server took the upload; what the actor made of the state is in this slot too."""
+        """Note that the server accepted the upload, and that the new state is in this slot."""
         cached = self._cached.get(actor, {}).get(client)
         if cached is not None:
             cached.after = slot
 
     def lost(self, actor: int) -> None:
+        """Forget the cache of an actor that is gone."""
         self._cached.pop(actor, None)
         self._forget.pop(actor, None)
 
 
 class StateCache:
-    """An actor's cache: of each client the state its last task began with, and what the task made of it."""
+    """An actor's cache: for each client the state before its last task, and what the task changed."""
 
     def __init__(self, names: Sequence[str], dim: int, dtype: torch.dtype, device: torch.device):
         self._names, self._dim, self._dtype, self._device = names, dim, dtype, device
@@ -85,10 +89,11 @@ class StateCache:
 
     @property
     def clients(self) -> list[int]:
+        """The clients whose state is cached."""
         return sorted(self._states)
 
     def load(self, client: int, initial: InitialState) -> dict[str, Tensor]:
-        """The state that the client's task begins with; empty stands for zero."""
+        """Return the state that the client's task begins with; empty if it is zero."""
         for other in initial.forget:
             self._states.pop(other, None)
         if not self._names:
@@ -107,10 +112,10 @@ class StateCache:
         return vectors
 
     def add(self, update: StateUpdate) -> None:
-        """Keep what the task made of the state; it holds only if the client's next task says so."""
+        """Cache a client's new state, which is valid only if its next task says so."""
         if self._names:
-            own = {name: [(s, values.clone()) for s, values in pieces] for name, pieces in update.values.items()}
-            self._states[update.client] = (self._states[update.client][0], own)
+            copied = {name: [(s, values.clone()) for s, values in pieces] for name, pieces in update.values.items()}
+            self._states[update.client] = (self._states[update.client][0], copied)
 
     def _zeros(self) -> Tensor:
         return torch.zeros(self._dim, dtype=self._dtype, device=self._device)

@@ -1,9 +1,9 @@
 """Worker processes on this machine: the default backend. One per core, one thread each.
 
-Tasks go out as workers come free, in the order of the plan but the longest first among the next few, so that no core waits
-long at the end of a round; and no further ahead than there are upload slots. Where tasks are short a worker has its next one
-before it has done the last, so that nobody waits for a message. A worker that dies is replaced and its task run again: every
-draw comes from (seed, round, client), so the result is the same.
+Workers get tasks as they become free, in the order of the plan, but the longest of the next few first, so that no core is
+idle for long at the end of a round; and no further ahead than there are upload slots. If tasks are short, a worker gets its
+next one before it has finished the last, so that it need not wait for a message. A worker that dies is replaced and its task
+run again: every draw comes from (seed, round, client), so the result is the same.
 """
 
 import contextlib
@@ -21,7 +21,7 @@ from typing import Any, Protocol
 from torch import Tensor
 
 from fedbcgd.backends.new_state import NewState
-from fedbcgd.backends.workers.memory import RoundMemory, StoredUpload, upload_room
+from fedbcgd.backends.workers.memory import RoundMemory, StoredUpload, slot_bytes
 from fedbcgd.backends.workers.processes import Forkserver, Worker, start
 from fedbcgd.backends.workers.protocol import (
     Assignment,
@@ -34,7 +34,7 @@ from fedbcgd.backends.workers.protocol import (
     Reply,
     Request,
 )
-from fedbcgd.backends.workers.shared import freeze, nameless
+from fedbcgd.backends.workers.shared import anonymous_memory, freeze
 from fedbcgd.core.messages import Plan, Upload
 from fedbcgd.engine.backend import Inbox
 from fedbcgd.engine.client_state import StateStore
@@ -46,72 +46,74 @@ from fedbcgd.errors import UserError, WorkerLost, shortage
 
 log = logging.getLogger("fedbcgd")
 
-AHEAD = 1 << 28  # bytes of uploads that may wait for earlier ones
-TRIES = 3  # workers that one task may take down before the run gives up
-FEW = 256  # clients of a request that fits into the line together with its reply, whoever reads first
-SHORT = 0.02  # seconds of a task that is worth handing out before it can be begun
+MAX_WAITING_BYTES = 1 << 28  # of uploads that wait for earlier ones, unless the workers need more slots
+MAX_ATTEMPTS = 3  # workers that may die with one task before the run ends
+MAX_QUEUED_CLIENTS = 256  # of a request: such a request and a reply both fit into the socket's buffer, so no one blocks
+SHORT_TASK = 0.02  # seconds: if tasks take less, a worker gets its next one early
 
 
-def room(job: Job) -> int:
-    """Bytes of an upload while it waits: in its slot, or decoded."""
-    return max(upload_room(job.algorithm, job.layout), job.layout.size * job.layout.dtype.itemsize)
+def _waiting_bytes(job: Job) -> int:
+    """Return the bytes of an upload that waits: in its slot, or decoded."""
+    return max(slot_bytes(job.algorithm, job.layout), job.layout.size * job.layout.dtype.itemsize)
 
 
 class _Queue(Protocol):
-    """Requests for workers, as they come free."""
+    """Requests for workers."""
 
-    def next(self) -> Request | None: ...
+    def next(self) -> Request | None:
+        """Return the next request; None if there is none at present."""
 
-    def ahead(self, workers: int) -> bool:
-        """Whether to hand out more than one at a time."""
+    def hands_out_early(self, workers: int) -> bool:
+        """Return whether a worker may get a request before it has finished the last one."""
 
-    def again(self, request: Any) -> None:
-        """Requeue a request after its worker died."""
+    def requeue(self, request: Any) -> None:
+        """Take back a request whose worker died."""
 
-    def done(self, request: Any, reply: Any) -> None: ...
+    def done(self, request: Any, reply: Any) -> None:
+        """Take the reply to a request."""
 
 
 _Queues = dict[type[Request], _Queue | None]
 
 
 class _Round:
-    """The tasks of a plan, the longest of the next few first."""
+    """The tasks of a plan, of which the longest of the next few comes first."""
 
-    def __init__(self, backend: "Workers", inbox: Inbox, plan: Plan, places: int):
+    def __init__(self, backend: "Workers", inbox: Inbox, plan: Plan, slots: int):
         self._backend = backend
         self._inbox = inbox
         self._plan = plan
         self._epoch = plan.broadcast.epoch
-        units = backend.job.units(plan.tasks, inbox.expects)  # nearly always of one task each
-        self._wanted = [p for unit in units for p in unit]
-        self._rank = {p: k for k, p in enumerate(self._wanted)}
+        units = backend.job.units(plan.tasks, inbox.expects)  # of one task each, unless clients are batched
+        self._positions = [p for unit in units for p in unit]  # in the plan
+        self._rank = {p: k for k, p in enumerate(self._positions)}
         self._left = len(units)
-        self._todo = deque(units)
-        self._near: set[tuple[int, ...]] = set()  # the next few
-        self._length = {unit: sum(backend.job.examples(plan.tasks[p].client) for p in unit) for unit in units}
-        self._window = places
-        self._places = list(range(places))
-        self._held: dict[int, int] = {}  # position → the upload slot that the server may still read
+        self._later = deque(units)
+        self._next: set[tuple[int, ...]] = set()  # the units of which one is chosen
+        self._examples = {unit: sum(backend.job.examples(plan.tasks[p].client) for p in unit) for unit in units}
+        self._window = slots
+        self._free_slots = list(range(slots))
+        self._used_slots: dict[int, int] = {}  # position → its upload slot, which the server may still read
         self._new_states: dict[int, NewState] = {}  # by position
 
     @property
     def finished(self) -> bool:
         return not self._left
 
-    def ahead(self, workers: int) -> bool:
-        # The last ones go to whoever is free: one that waits behind another would make a round longer.
-        small = (self._backend.job.together or 1) <= FEW
-        return small and self._backend.lately < SHORT and len(self._todo) + len(self._near) >= workers
+    def hands_out_early(self, workers: int) -> bool:
+        # The last units go to workers that are free: one that waits behind another would make the round longer.
+        small = (self._backend.job.batch_clients or 1) <= MAX_QUEUED_CLIENTS
+        return small and self._backend.last_seconds < SHORT_TASK and len(self._later) + len(self._next) >= workers
 
     def next(self) -> FitRequest | None:
-        # A slot is held until all earlier uploads are in: within this window there is one for everybody.
-        end = bisect_left(self._wanted, self._inbox.settled) + self._window
-        while self._todo and self._rank[self._todo[0][-1]] < end:
-            self._near.add(self._todo.popleft())
-        if not self._near:
+        # A slot is in use until all earlier uploads have arrived: within this window there is one for each task.
+        end = bisect_left(self._positions, self._inbox.settled) + self._window
+        while self._later and self._rank[self._later[0][-1]] < end:
+            self._next.add(self._later.popleft())
+        if not self._next:
             return None
-        unit = max(self._near, key=lambda u: (self._length[u], -u[0]))
-        self._near.remove(unit)
+        unit = max(self._next, key=lambda u: (self._examples[u], -u[0]))
+        self._next.remove(unit)
         return FitRequest(self._epoch, tuple(self._assign(position) for position in unit))
 
     def _assign(self, position: int) -> Assignment:
@@ -119,21 +121,21 @@ class _Round:
         if position not in self._new_states:
             self._new_states[position] = NewState(self._backend.store, task.client, self._epoch)
         state = self._new_states[position]
-        return Assignment(position, task, self._places.pop(), state.old, state.new)
+        return Assignment(position, task, self._free_slots.pop(), state.old, state.new)
 
-    def again(self, request: FitRequest) -> None:
-        self._near.add(tuple(a.position for a in request.assignments))
-        self._places.extend(a.upload_slot for a in request.assignments)
+    def requeue(self, request: FitRequest) -> None:
+        self._next.add(tuple(a.position for a in request.assignments))
+        self._free_slots.extend(a.upload_slot for a in request.assignments)
 
     def done(self, request: FitRequest, reply: FitReply) -> None:
         backend, inbox = self._backend, self._inbox
         for assignment, stored in zip(request.assignments, reply.uploads, strict=True):
             with backend.clock.timing("sums"):
                 self._new_states[assignment.position].hand_in(inbox, backend.upload(stored))
-            self._held[assignment.position] = assignment.upload_slot
-        self._places.extend(self._held.pop(p) for p in list(self._held) if p < inbox.settled)
+            self._used_slots[assignment.position] = assignment.upload_slot
+        self._free_slots.extend(self._used_slots.pop(p) for p in list(self._used_slots) if p < inbox.settled)
         self._left -= 1
-        backend.lately = sum(reply.seconds.values())
+        backend.last_seconds = sum(reply.seconds.values())
         backend.clock.add(reply.seconds)
 
 
@@ -148,7 +150,7 @@ class _Evaluation:
     def finished(self) -> bool:
         return None not in self._results
 
-    def ahead(self, workers: int) -> bool:
+    def hands_out_early(self, workers: int) -> bool:
         return False
 
     def next(self) -> EvaluateRequest | None:
@@ -157,7 +159,7 @@ class _Evaluation:
         index, (start, stop) = self._todo.popleft()
         return EvaluateRequest(index, start, stop)
 
-    def again(self, request: EvaluateRequest) -> None:
+    def requeue(self, request: EvaluateRequest) -> None:
         self._todo.appendleft((request.index, (request.start, request.stop)))
 
     def done(self, request: EvaluateRequest, reply: EvaluateReply) -> None:
@@ -168,34 +170,48 @@ class _Evaluation:
 
 
 class Workers:
+    """Train the clients in worker processes."""
+
     def __init__(self, job: Job, store: StateStore, workers: int, cohort: int = 0):
+        """Start the workers.
+
+        Args:
+            job: model, data and algorithm.
+            store: the clients' state.
+            workers: how many processes.
+            cohort: clients of a round, for the number of upload slots.
+
+        Raises:
+            UserError: the job cannot be sent to other processes, or there is too little memory.
+            WorkerLost: no process can be started.
+        """
         if os.name != "posix":
-            raise UserError("worker processes need a POSIX system; use workers=0 to compute in this process")
+            raise UserError("workers: expected 0 on this system, since worker processes need POSIX")
         self.job = job
         self.store = store
         self.clock = Clock()
-        self.lately = math.inf  # seconds that the last task took
-        self._places = max(4 * workers * (job.together or 1), min(cohort, AHEAD // room(job)))
+        self.last_seconds = math.inf  # of the last task
+        self._slots = max(4 * workers * (job.batch_clients or 1), min(cohort, MAX_WAITING_BYTES // _waiting_bytes(job)))
         self._fds: list[int] = []
         self._workers: list[Worker] = []
-        self._watched: set[int] = set()
-        self._deaths: Counter[Any] = Counter()
-        self._lost: set[Forkserver | None] = set()
+        self._polled: set[int] = set()  # descriptors
+        self._deaths: Counter[Any] = Counter()  # by cause
+        self._lost_forkservers: set[Forkserver | None] = set()
         self._evaluation: _Evaluation | None = None
         try:
             try:
-                size = RoundMemory.size(job.algorithm, job.layout, self._places)
-                self._fds.append(nameless(size))
+                size = RoundMemory.size(job.algorithm, job.layout, self._slots)
+                self._fds.append(anonymous_memory(size))
                 self._memory = RoundMemory(mmap.mmap(self._fds[0], size), job.algorithm, job.layout)
                 job_fd, job_size, job_length = freeze(job)
             except OSError as error:
-                why = shortage(error) or error.strerror
+                reason = shortage(error) or error.strerror
                 raise UserError(
-                    f"workers: memory to share with worker processes cannot be had: {why}; workers=0 needs none"
+                    f"workers: memory to share with worker processes cannot be allocated: {reason}; workers=0 needs none"
                 ) from error
             except (pickle.PicklingError, TypeError, AttributeError) as error:
                 raise UserError(
-                    f"the model, the loss or the data cannot be sent to worker processes ({error}); with workers=0 they stay"
+                    f"workers: model, loss and data cannot be sent to worker processes ({error}); workers=0 sends nothing"
                 ) from error
             self._fds.append(job_fd)
             self._descriptors = [job_fd, self._fds[0], *([] if store.file is None else [store.file.fd])]
@@ -212,20 +228,21 @@ class Workers:
         return worker
 
     def upload(self, stored: StoredUpload) -> Upload:
-        """The upload that a worker has put into a slot."""
+        """Return the upload that a worker has written into a slot."""
         return self._memory.get(stored)
 
     def pids(self) -> list[int]:
+        """Return the process numbers of the workers."""
         return [worker.pid for worker in self._workers]
 
     # -- a round ------------------------------------------------------------------------------------------------------
 
     def carry(self, inbox: Inbox, plan: Plan) -> None:
-        # Of a round that was broken off nobody may still read the broadcast or write into a slot.
+        # Workers of a round that was interrupted may still read the broadcast or write into a slot: wait for them.
         self._work(None, lambda: not any(isinstance(r, FitRequest) for w in self._workers for r in w.pending), None)
         self._memory.publish(plan.broadcast)
-        todo = _Round(self, inbox, plan, self._places)
-        self._work(todo, lambda: todo.finished, "waiting")
+        tasks = _Round(self, inbox, plan, self._slots)
+        self._work(tasks, lambda: tasks.finished, "waiting")
 
     # -- an evaluation ------------------------------------------------------------------------------------------------
 
@@ -250,24 +267,24 @@ class Workers:
     # -- work of any kind ---------------------------------------------------------------------------------------------
 
     def _work(self, round: "_Queue | None", finished: Callable[[], bool], waiting: str | None) -> None:
-        """Keep every worker busy until it is finished: with the round, and with the evaluation when that has nothing."""
+        """Keep every worker busy until `finished`: with the round and, if that has no task, with the evaluation."""
         self._deaths.clear()
-        self._lost.clear()
+        self._lost_forkservers.clear()
         queues: _Queues = {FitRequest: round, EvaluateRequest: self._evaluation}
         while not finished():
             self._hand_out(queues)
-            at = {worker.line.fileno(): k for k, worker in enumerate(self._workers)}
-            if at.keys() != self._watched:
-                self._watch(at.keys())
+            index = {worker.line.fileno(): k for k, worker in enumerate(self._workers)}
+            if index.keys() != self._polled:
+                self._register(index.keys())
             with self.clock.timing(waiting) if waiting else contextlib.nullcontext():
-                heard = self._poll.poll(1000 * min((worker.pulse.every for worker in self._workers), default=1.0))
+                readable = self._poll.poll(1000 * min((worker.pulse.every for worker in self._workers), default=1.0))
             trained: list[tuple[Request, Reply]] = []
-            for k in [at[fd] for fd, _ in heard]:
+            for k in [index[fd] for fd, _ in readable]:
                 worker = self._workers[k]
                 try:
                     reply: Ready | Reply | Failed = worker.line.recv()
                 except (EOFError, OSError):
-                    self._replace(k, queues, worker.how_it_ended())
+                    self._replace(k, queues, worker.exit_reason())
                     continue
                 worker.pulse.clear()
                 if isinstance(reply, Failed):
@@ -281,66 +298,69 @@ class Workers:
                 elif (queue := queues[type(request)]) is not None:
                     queue.done(request, reply)
             if round is not None and trained:
-                self._hand_out(queues)  # nobody waits while uploads are checked and summed
+                self._hand_out(queues)  # so that no worker waits while uploads are checked and summed
                 for request, reply in trained:
                     round.done(request, reply)
             for k, worker in enumerate(self._workers):
                 if worker.ready and not worker.pending:
                     worker.pulse.clear()
-                elif why := worker.pulse.lost():
-                    self._replace(k, queues, why)
+                elif reason := worker.pulse.lost():
+                    self._replace(k, queues, reason)
 
     def _hand_out(self, queues: _Queues) -> None:
-        for held in (0, 1):  # first whoever has nothing to do
+        for busy in (0, 1):  # idle workers first, then those with one request
             for worker in self._workers:
                 pending = worker.pending
-                if worker.ready and len(pending) == held and not (held and isinstance(pending[0], EvaluateRequest)):
-                    open_ones = (
-                        q for q in queues.values() if q is not None and (not held or q.ahead(len(self._workers)))
+                if worker.ready and len(pending) == busy and not (busy and isinstance(pending[0], EvaluateRequest)):
+                    usable = (
+                        queue
+                        for queue in queues.values()
+                        if queue is not None and (not busy or queue.hands_out_early(len(self._workers)))
                     )
-                    request = next((request for queue in open_ones if (request := queue.next())), None)
+                    request = next((request for queue in usable if (request := queue.next())), None)
                     if request is not None:
                         worker.send(request)
 
-    def _watch(self, descriptors: Iterable[int]) -> None:
-        """Who is listened to from now on."""
+    def _register(self, descriptors: Iterable[int]) -> None:
+        """Poll these descriptors from now on."""
         self._poll = select.poll()
         for fd in descriptors:
             self._poll.register(fd, select.POLLIN)
-        self._watched = set(descriptors)
+        self._polled = set(descriptors)
 
-    def _replace(self, k: int, queues: _Queues, ended: str) -> None:
-        """Another worker in the place of one that ended or is silent; what it had to do is done again."""
+    def _replace(self, k: int, queues: _Queues, reason: str) -> None:
+        """Replace a worker that ended or hangs, and requeue its requests."""
         worker = self._workers[k]
         for request in worker.pending:
             if (queue := queues[type(request)]) is not None:
-                queue.again(request)
+                queue.requeue(request)
         current = worker.pending[0] if worker.pending else None
-        cause: Any  # equal for one that is tried again
+        cause: Any  # the same for a request that is tried again
         match current:
             case None:
-                cause = what = "while idle" if worker.ready else "while starting"
+                cause = activity = "while idle" if worker.ready else "while starting"
             case FitRequest():
                 cause = tuple(a.task for a in current.assignments)
-                what = f"while client {', '.join(str(task.client) for task in cause)} trained"
+                activity = f"while client {', '.join(str(task.client) for task in cause)} trained"
             case EvaluateRequest():
-                cause, what = current, "while evaluating"
-        if worker.orphaned:  # all go at once, and none of them is the cause
+                cause, activity = current, "while evaluating"
+        if worker.orphaned:  # all workers of a forkserver end with it, and no task is the cause
             cause = "forkserver"
-            self._lost.add(worker.forkserver)
-            self._deaths[cause] = len(self._lost) - 1
+            self._lost_forkservers.add(worker.forkserver)
+            self._deaths[cause] = len(self._lost_forkservers) - 1
         self._deaths[cause] += 1
         worker.end()
-        if self._deaths[cause] >= TRIES:
+        if self._deaths[cause] >= MAX_ATTEMPTS:
             raise WorkerLost(
-                f"{TRIES} worker processes in a row were lost {what} (the last one {ended}). Out of memory? "
+                f"{MAX_ATTEMPTS} worker processes in a row were lost {activity} (the last one {reason}). Out of memory? "
                 "Fewer workers need less; workers=0 computes in this process and shows errors directly"
             )
         again = "" if current is None else " and its task runs again"
-        log.warning("worker %d (pid %d) %s %s; it is replaced%s", k, worker.pid, ended, what, again)
+        log.warning("worker %d (pid %d) %s %s; it is replaced%s", k, worker.pid, reason, activity, again)
         self._workers[k] = self._start()
 
     def close(self) -> None:
+        """End the workers and release the shared memory; safe to call twice."""
         with uninterrupted():
             for worker in self._workers:
                 worker.end()

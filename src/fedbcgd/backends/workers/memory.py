@@ -1,4 +1,4 @@
-"""The memory that server and workers share: the broadcast, and slots for uploads. Both ends lay it out with this code."""
+"""The memory that main process and workers share: the broadcast, and slots for uploads."""
 
 import mmap
 from dataclasses import dataclass, replace
@@ -16,14 +16,14 @@ PayloadOffsets = dict[str, list[tuple[int, int]]]  # channel → (offset, bytes)
 
 @dataclass(frozen=True)
 class StoredUpload:
-    """An upload whose payload stays in its slot."""
+    """An upload whose payload is in a slot."""
 
     upload: Upload  # with an empty payload
     offsets: PayloadOffsets
 
 
-def upload_room(algorithm: Algorithm, layout: Layout) -> int:
-    """Bytes that any upload fits in."""
+def slot_bytes(algorithm: Algorithm, layout: Layout) -> int:
+    """Return the size of a slot, which is that of the largest upload."""
     return max(
         sum(aligned(n) for lengths in algorithm.lengths(layout, j).values() for n in lengths)
         for j in range(layout.blocks)
@@ -31,44 +31,42 @@ def upload_room(algorithm: Algorithm, layout: Layout) -> int:
 
 
 class Slot:
-    """Room for one upload, filled from its start on."""
+    """Memory for one upload, filled from its start."""
 
-    def __init__(self, memory: mmap.mmap, at: int):
+    def __init__(self, memory: mmap.mmap, start: int):
         self._memory = memory
-        self._at = at
-        self._allocator: dict[int, int] = {}  # address of what was lent → its offset
+        self._end = start
+        self._allocated: dict[int, int] = {}  # address → offset
 
     def allocate(self, nbytes: int) -> Tensor:
-        """Memory for so many bytes, to be written by whoever makes them."""
+        """Return memory of the slot, for a codec to write into."""
         if not nbytes:
             return torch.empty(0, dtype=torch.uint8)
-        lent = torch.frombuffer(self._memory, dtype=torch.uint8, count=nbytes, offset=self._at)
-        self._allocator[lent.data_ptr()] = self._at
-        self._at += aligned(nbytes)
-        return lent
+        piece = torch.frombuffer(self._memory, dtype=torch.uint8, count=nbytes, offset=self._end)
+        self._allocated[piece.data_ptr()] = self._end
+        self._end += aligned(nbytes)
+        return piece
 
     def put(self, upload: Upload) -> StoredUpload:
-        """Leave what was written into lent memory where it is, and copy everything else into the slot."""
+        """Return where the payload is in the slot; what is not in allocated memory is copied into the slot first."""
         offsets = {channel: [self._put(piece) for piece in pieces] for channel, pieces in upload.payload.items()}
         return StoredUpload(replace(upload, payload={}), offsets)
 
     def _put(self, piece: Tensor) -> tuple[int, int]:
         n = piece.numel()
-        if n and piece.data_ptr() in self._allocator:
-            return self._allocator[piece.data_ptr()], n
-        at = self._at
-        if n:
-            torch.frombuffer(self._memory, dtype=torch.uint8, count=n, offset=at).copy_(piece)
-            self._at += aligned(n)
-        return at, n
+        if n and piece.data_ptr() in self._allocated:
+            return self._allocated[piece.data_ptr()], n
+        offset = self._end
+        self.allocate(n).copy_(piece)
+        return offset, n
 
 
 class RoundMemory:
-    """[x, controls …, the model that is evaluated, upload slots …]"""
+    """[x, controls …, the model to evaluate, upload slots …], laid out alike in main process and workers."""
 
     def __init__(self, memory: mmap.mmap, algorithm: Algorithm, layout: Layout):
         self._memory = memory
-        self._room = upload_room(algorithm, layout)
+        self._slot_bytes = slot_bytes(algorithm, layout)
         item = layout.dtype.itemsize
         self.x = torch.frombuffer(memory, dtype=layout.dtype, count=layout.size)
         self.controls: dict[str, Tensor] = {}
@@ -81,24 +79,27 @@ class RoundMemory:
 
     @staticmethod
     def size(algorithm: Algorithm, layout: Layout, slots: int) -> int:
+        """Return the bytes that are needed with this many slots."""
         item = layout.dtype.itemsize
         head = 2 * aligned(layout.size * item) + len(algorithm.local.broadcasts) * aligned(layout.dim * item)
-        return head + slots * upload_room(algorithm, layout)
+        return head + slots * slot_bytes(algorithm, layout)
 
     def publish(self, broadcast: Broadcast) -> None:
-        """Write what goes to every client, once."""
+        """Write the broadcast, once for all clients."""
         self.x.copy_(broadcast.x)
         for name, values in broadcast.controls.items():
             self.controls[name].copy_(values)
 
     def broadcast(self, round: int, epoch: int) -> Broadcast:
+        """Return the broadcast as views of the memory."""
         return Broadcast(round, epoch, self.x, self.controls)
 
-    def slot(self, place: int) -> "Slot":
-        return Slot(self._memory, self._slots + place * self._room)
+    def slot(self, index: int) -> Slot:
+        """Return an upload slot."""
+        return Slot(self._memory, self._slots + index * self._slot_bytes)
 
     def get(self, stored: StoredUpload) -> Upload:
-        """The upload, its payload as views of its slot."""
+        """Return the upload with its payload as views of its slot."""
         payload = {channel: [self._view(at, n) for at, n in pieces] for channel, pieces in stored.offsets.items()}
         return replace(stored.upload, payload=payload)
 

@@ -1,9 +1,9 @@
-"""Worker processes: one thread each, with nothing of this process in them but the job that they are given.
+"""Worker processes: one thread each, which share nothing with this process but the job that they are sent.
 
-Most of a worker's start would be the import of torch. So one process, the forkserver, has imported it, and workers are
-forks of it, made in milliseconds, that share its memory. It is a fresh interpreter which never computes and sees no code
-of a user's. It is started early where that can be foreseen (`start_early`), serves the runs that follow, and leaves when
-nobody has asked for anything for a while. Where forks are not safe (macOS) every worker is an interpreter of its own.
+Most of a worker's start would be the import of torch. So one process, the forkserver, imports it once, and workers are
+forks of it, made in milliseconds, that share its memory. It is a new interpreter that never computes and never runs a
+user's code. It is started as soon as a run is certain (`start_early`), serves later runs too, and ends after a while
+without requests. Where forks are not safe (macOS) every worker is a new interpreter.
 """
 
 import atexit
@@ -35,17 +35,17 @@ from fedbcgd.backends.workers.protocol import (
 from fedbcgd.errors import UserError, WorkerLost, shortage
 
 FORKS = sys.platform == "linux"
-IDLE = 30.0  # seconds after which a forkserver without workers leaves
+IDLE = 30.0  # seconds without workers or requests after which a forkserver ends
 
-TIMEOUT = "FEDBCGD_WORKER_TIMEOUT"  # a variable: seconds in the place of both of these; 0 waits for ever
+TIMEOUT = "FEDBCGD_WORKER_TIMEOUT"  # environment variable that replaces the next two, in seconds; 0: wait for ever
 STOPPED = 60.0  # seconds after which a process that is stopped counts as lost
-SILENT = 600.0  # one that is not, but uses no processor time: it waits for something that may still come
+SILENT = 600.0  # the same for one that is not stopped but uses no processor time: it may wait for something
 
 # One thread; and glibc keeps the memory of activations instead of mapping and unmapping it at every step.
 ENVIRONMENT = {
     "OMP_NUM_THREADS": "1",
     "MKL_NUM_THREADS": "1",
-    "OMP_PROC_BIND": "false",  # or every worker would sit on the first core
+    "OMP_PROC_BIND": "false",  # otherwise every worker would run on the first core
     "MALLOC_MMAP_THRESHOLD_": "1073741824",
     "MALLOC_TRIM_THRESHOLD_": "4294967296",
     "MALLOC_TOP_PAD_": "268435456",
@@ -53,31 +53,31 @@ ENVIRONMENT = {
 
 
 def cores() -> int:
-    """The cores this process may use."""
+    """Return the number of cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 class Pulse:
-    """Whether a process still uses processor time.
+    """Watch whether a process still uses processor time.
 
-    Silence is counted in looks, not on a clock: where this process is stopped as well (Ctrl-Z, a suspended machine), nobody
-    looks, and nothing is lost.
+    Time is counted in checks, not on a clock: if this process is stopped as well (Ctrl-Z, a suspended machine), it makes no
+    checks, and no process counts as lost.
     """
 
     def __init__(self, pid: int):
         self._pid = pid
         self._stopped, self._silent = _timeouts()
-        self.every = min(5.0, self._stopped / 10, self._silent / 10)  # seconds between two looks
+        self.every = min(5.0, self._stopped / 10, self._silent / 10)  # seconds between two checks
         self._due = time.monotonic()
         self.clear()
 
     def clear(self) -> None:
-        """It has nothing to do, or has replied."""
+        """Start counting again: the process has replied, or has nothing to do."""
         self._used: float | None = None
         self._seconds = 0.0
 
     def lost(self) -> str:
-        """Why the process counts as lost; empty as long as it does not. To be called as often as one likes."""
+        """Return why the process counts as lost; empty if it does not. May be called as often as convenient."""
         if time.monotonic() < self._due:
             return ""
         self._due = time.monotonic() + self.every
@@ -87,7 +87,7 @@ class Pulse:
         if self._seconds >= self._stopped and _is_stopped(self._pid):
             return f"has been stopped for {self._seconds:.3g} s"
         if self._seconds >= self._silent:
-            return f"has used no processor time for {self._seconds:.3g} s ({TIMEOUT} sets how long is waited)"
+            return f"has used no processor time for {self._seconds:.3g} s ({TIMEOUT} sets the limit)"
         return ""
 
 
@@ -105,7 +105,7 @@ def _timeouts() -> tuple[float, float]:
 
 
 def _processor_time(pid: int) -> float | None:
-    """Of all threads of a process, in seconds; None where it cannot be known."""
+    """Return the processor time of all threads of a process, in seconds; None if it is unknown."""
     if sys.platform != "linux":
         return None
     try:
@@ -126,12 +126,12 @@ class Line:
     """A connection for messages (see `protocol`) that also carries descriptors."""
 
     def __init__(self, end: socket.socket):
-        end.setblocking(True)  # whatever the default timeout of this process is
+        end.setblocking(True)  # also if this process has a default timeout
         self._socket = end
         self._connection = Connection(os.dup(end.fileno()))
 
     def send(self, message: Any, descriptors: Sequence[int] = ()) -> None:
-        # As Connection.send, but without its pickler, made anew for each message, that takes longer than the rest.
+        # Like Connection.send, but without its pickler, which it makes for each message and which takes most of the time.
         self._connection.send_bytes(pickle.dumps(message, pickle.HIGHEST_PROTOCOL))
         if descriptors:
             socket.send_fds(self._socket, [b"."], list(descriptors))
@@ -140,11 +140,11 @@ class Line:
         return self._connection.recv()
 
     def recv_descriptors(self, count: int) -> list[int]:
-        """The descriptors that follow the last message, which says how many they are."""
+        """Return the descriptors that follow the last message, which says how many there are."""
         return socket.recv_fds(self._socket, 1, count)[1]
 
     def poll(self, seconds: float) -> bool:
-        """Wait for a message, at most so long; whether there is one."""
+        """Wait for a message, at most this long, and return whether there is one."""
         return self._connection.poll(seconds)
 
     def fileno(self) -> int:
@@ -156,7 +156,12 @@ class Line:
 
 
 class Worker:
-    """One process and the line to it. `pending` are the requests that it has not answered yet, in order."""
+    """One process and the line to it.
+
+    Attributes:
+        pending: the requests that it has not answered yet, in order.
+        ready: whether it has prepared the job.
+    """
 
     def __init__(self, pid: int, end: socket.socket, wait: Callable[[], int | None], forkserver: "Forkserver | None"):
         self.pid = pid
@@ -169,8 +174,10 @@ class Worker:
         self._code: int | None = None
 
     def prepare(self, buffer_bytes: int, pickle_bytes: int, descriptors: Sequence[int]) -> None:
-        """Send the job, as descriptors of memory. It answers when it is ready for work."""
-        with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # a dead one shows when its reply is read
+        """Send the job, as descriptors of memory. The worker replies when it is ready."""
+        with contextlib.suppress(
+            BrokenPipeError, ConnectionResetError
+        ):  # a dead worker is noticed when its reply is read
             self.line.send(JobRequest(sys.path, buffer_bytes, pickle_bytes, len(descriptors)), descriptors)
 
     def send(self, request: Request) -> None:
@@ -180,98 +187,111 @@ class Worker:
 
     @property
     def orphaned(self) -> bool:
-        """Whether it went because the forkserver did."""
-        return self.forkserver is not None and not self.forkserver.there
+        """Whether it ended because its forkserver did."""
+        return self.forkserver is not None and not self.forkserver.alive
 
     def end(self) -> None:
+        """Kill the process and close the line; safe to call twice."""
         self.line.close()
-        if self._code is None and not self.orphaned:  # until it was waited for, its number is nobody else's
+        if self._code is None and not self.orphaned:  # its number is not reused before it is waited for
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.pid, signal.SIGKILL)
             self._code = self._wait()
 
-    def how_it_ended(self) -> str:
+    def exit_reason(self) -> str:
+        """Return how the process ended, as the second half of a sentence."""
         self._code = None if self.orphaned else self._wait()
         if self._code is None:
-            return "ended with the process that made it" if self.orphaned else "closed its connection"
+            return "ended with its forkserver" if self.orphaned else "closed its connection"
         if self._code < 0:
-            return f"was ended by {signal.Signals(-self._code).name}"
-        return f"left with exit code {self._code}"
+            return f"was killed by {signal.Signals(-self._code).name}"
+        return f"exited with code {self._code}"
 
 
 def start() -> Worker:
-    """A worker, that waits for its job."""
+    """Start a worker, which waits for its job.
+
+    Raises:
+        WorkerLost: no process can be started.
+    """
     try:
         ours, theirs = socket.socketpair()
         with theirs:
             try:
-                return _worker(ours, theirs)
+                return _start_worker(ours, theirs)
             except BaseException:
                 ours.close()
                 raise
-    except (Gone, OSError) as error:
-        why = shortage(error) or getattr(error, "strerror", None) or error
-        raise WorkerLost(f"no worker process could be started: {why}; workers=0 computes in this one") from None
+    except (ForkserverGone, OSError) as error:
+        reason = shortage(error) or getattr(error, "strerror", None) or error
+        raise WorkerLost(f"no worker process could be started: {reason}; workers=0 computes in this process") from None
 
 
-def _worker(ours: socket.socket, theirs: socket.socket) -> Worker:
+def _start_worker(ours: socket.socket, theirs: socket.socket) -> Worker:
     if not FORKS:
-        process = _spawn(theirs, "alone")
-        return Worker(process.pid, ours, lambda: _within(process, 10), None)
+        process = _spawn(theirs, "standalone")
+        return Worker(process.pid, ours, lambda: _wait_for(process, 10), None)
     try:
         forkserver = _forkserver()
-        pid = forkserver.make(theirs)
-    except Gone:  # it may have left just as it was asked: so once more
+        pid = forkserver.fork(theirs)
+    except ForkserverGone:  # it may have ended just before the request: try once more
         forkserver = _forkserver()
-        pid = forkserver.make(theirs)
-    return Worker(pid, ours, lambda: forkserver.ended(pid), forkserver)
+        pid = forkserver.fork(theirs)
+    return Worker(pid, ours, lambda: forkserver.exit_code(pid), forkserver)
 
 
 def start_early() -> None:
-    """There will be workers: have their imports done meanwhile."""
+    """Start the forkserver, so that it imports torch while this process does other things."""
     if FORKS:
-        with contextlib.suppress(OSError):  # whoever needs them will be told
+        with contextlib.suppress(OSError):  # `start` reports it
             _forkserver()
 
 
-class Gone(Exception):
-    pass
+class ForkserverGone(Exception):
+    """The forkserver ended or hangs."""
 
 
 class Forkserver:
+    """The process that makes workers by forking itself."""
+
     def __init__(self) -> None:
         ours, theirs = socket.socketpair()
         with theirs:
             self._process = _spawn(theirs, "forkserver", str(IDLE), streams=subprocess.DEVNULL)
         self._owner = os.getpid()
-        self.circumstances = _circumstances()
+        self.inherited = _inherited()
         self._line = Line(ours)
         self._lock = threading.Lock()
 
     @property
-    def there(self) -> bool:
+    def alive(self) -> bool:
+        """Whether it can be used by this process."""
         return self._owner == os.getpid() and self._process.poll() is None
 
-    def make(self, end: socket.socket) -> int:
-        """A fork that listens to this end of a line: its process number. It writes to where this process writes."""
+    def fork(self, end: socket.socket) -> int:
+        """Make a worker that listens to this end of a line. Its output goes where this process's does.
+
+        Returns:
+            Its process number.
+        """
         environment = {**os.environ, **_environment()}
-        streams = tuple(fd for fd in (1, 2) if _open(fd))
-        reply = self._ask(ForkRequest(environment, _folder(), streams), [end.fileno(), *streams])
+        streams = tuple(fd for fd in (1, 2) if _is_open(fd))
+        reply = self._request(ForkRequest(environment, _folder(), streams), [end.fileno(), *streams])
         if isinstance(reply, ForkRefused):
-            raise ChildProcessError(reply.reason)  # asking again would not help
+            raise ChildProcessError(reply.reason)  # another attempt would not help
         assert isinstance(reply, ForkReply)
         return reply.pid
 
-    def ended(self, pid: int) -> int | None:
-        """The exit code of a fork; None if it does not end."""
+    def exit_code(self, pid: int) -> int | None:
+        """Wait for a worker to end and return its exit code; None if it does not end."""
         try:
-            reply = self._ask(ExitCodeRequest(pid))
-        except Gone:
+            reply = self._request(ExitCodeRequest(pid))
+        except ForkserverGone:
             return None
         assert isinstance(reply, ExitCodeReply)
         return reply.code
 
-    def _ask(
+    def _request(
         self, request: ForkRequest | ExitCodeRequest, descriptors: Sequence[int] = ()
     ) -> ForkReply | ForkRefused | ExitCodeReply:
         with self._lock:
@@ -279,9 +299,9 @@ class Forkserver:
                 self._line.send(request, descriptors)
                 pulse = Pulse(self._process.pid)
                 while not self._line.poll(pulse.every):
-                    if why := pulse.lost():
+                    if reason := pulse.lost():
                         self.end()
-                        raise Gone(f"the process that makes them {why}")
+                        raise ForkserverGone(f"the forkserver {reason}")
                 reply: ForkReply | ForkRefused | ExitCodeReply = self._line.recv()
                 return reply
             except (EOFError, OSError) as error:
@@ -289,12 +309,13 @@ class Forkserver:
                     self._process.wait(10)
                 code = self._process.poll()
                 self.end()
-                raise Gone(f"the process that makes them left with exit code {code}") from error
-            except BaseException:  # interrupted: the reply would be taken for that to the next request
+                raise ForkserverGone(f"the forkserver exited with code {code}") from error
+            except BaseException:  # interrupted: the reply would be read as that to the next request
                 self.end()
                 raise
 
     def end(self) -> None:
+        """Kill the process and close the line; safe to call twice."""
         if self._owner == os.getpid():
             self._line.close()
             self._process.kill()
@@ -305,19 +326,19 @@ class Forkserver:
             self.end()
 
 
-# One for each thread: a process started by a thread is ended by the system when that thread ends.
-_mine = threading.local()
+# One for each thread: the system ends a process when the thread that started it ends (PR_SET_PDEATHSIG).
+_of_this_thread = threading.local()
 _all: WeakSet[Forkserver] = WeakSet()
 
 
 def _forkserver() -> Forkserver:
-    found: Forkserver | None = getattr(_mine, "forkserver", None)
-    if found is not None and found.there and found.circumstances != _circumstances():
-        found.end()  # its forks would not have those of this process
-    if found is None or not found.there:
-        found = _mine.forkserver = Forkserver()
-        _all.add(found)
-    return found
+    forkserver: Forkserver | None = getattr(_of_this_thread, "forkserver", None)
+    if forkserver is not None and forkserver.alive and forkserver.inherited != _inherited():
+        forkserver.end()  # its forks would inherit values that this process no longer has
+    if forkserver is None or not forkserver.alive:
+        forkserver = _of_this_thread.forkserver = Forkserver()
+        _all.add(forkserver)
+    return forkserver
 
 
 @atexit.register
@@ -326,41 +347,41 @@ def _end_all() -> None:
         forkserver.end()
 
 
-def _circumstances() -> Any:
-    """What a process has from its parent, and could not be told."""
+def _inherited() -> Any:
+    """Return what a process inherits and cannot be sent: limits, umask, cores and priority."""
     import resource  # not everywhere
 
     limits = [resource.getrlimit(getattr(resource, name)) for name in dir(resource) if name.startswith("RLIMIT_")]
     umask = ""
     with contextlib.suppress(OSError), open("/proc/self/status") as status:
         umask = next((line for line in status if line.startswith("Umask")), "")
-    bound = "OMP_PROC_BIND" in os.environ  # then the cores are what PyTorch left to this thread, not what there is
+    bound = "OMP_PROC_BIND" in os.environ  # then OpenMP has bound this thread to some cores of the process
     cpus = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") and not bound else None
     return limits, umask, cpus, os.getpriority(os.PRIO_PROCESS, 0)
 
 
 def _spawn(theirs: socket.socket, *how: str, streams: int | None = None) -> "subprocess.Popen[bytes]":
-    # Ctrl-C is the parent's to handle: it is blocked in the child from its first moment on.
+    # The parent handles Ctrl-C: block it in the child before the child starts.
     blocked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         return subprocess.Popen(
-            [sys.executable, "-P", "-c", BEGIN, str(os.getpid()), str(theirs.fileno()), *how],
+            [sys.executable, "-P", "-c", STARTUP_CODE, str(os.getpid()), str(theirs.fileno()), *how],
             pass_fds=[theirs.fileno()],
             env={**os.environ, **_environment()},
             stdin=subprocess.DEVNULL,
             stdout=streams,
             stderr=streams,
-            cwd=None if _folder() else "/",  # in one that was deleted torch cannot be imported
+            cwd=None if _folder() else "/",  # torch cannot be imported in a deleted folder
         )
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
 
 
-BEGIN = "from fedbcgd.backends.workers.processes import begin; begin()"
+STARTUP_CODE = "from fedbcgd.backends.workers.processes import begin; begin()"
 
 
 def begin() -> None:
-    """What a process that was spawned here does first. If it cannot import what it needs, it says why when it is asked."""
+    """Run a spawned process. If the forkserver cannot import what it needs, it says why in reply to its first request."""
     try:
         from fedbcgd.backends.workers.worker import main, prepare
 
@@ -377,7 +398,7 @@ def begin() -> None:
 def _folder() -> str:
     try:
         return os.getcwd()
-    except OSError:  # it was deleted
+    except OSError:  # the folder was deleted
         return ""
 
 
@@ -385,14 +406,14 @@ def _environment() -> dict[str, str]:
     return {**ENVIRONMENT, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
 
 
-def _within(process: "subprocess.Popen[bytes]", seconds: float) -> int | None:
+def _wait_for(process: "subprocess.Popen[bytes]", seconds: float) -> int | None:
     try:
         return process.wait(seconds)
     except subprocess.TimeoutExpired:
         return None
 
 
-def _open(fd: int) -> bool:
+def _is_open(fd: int) -> bool:
     try:
         os.fstat(fd)
     except OSError:

@@ -1,7 +1,7 @@
-"""What main process, forkserver and workers send to each other: pickled messages; memory travels as descriptors.
+"""The messages between main process, forkserver and workers. They are pickled; memory is sent as descriptors.
 
-This module imports no torch: the main process starts the forkserver before it imports torch itself. The messages have no
-`slots`: of frozen dataclasses those without pickle in half the time, and small models take thousands of messages a second.
+This module does not import torch: the main process starts the forkserver before it imports torch itself. The dataclasses
+have no `slots`: without them they pickle in half the time, and small models take thousands of messages a second.
 """
 
 import pickle
@@ -19,31 +19,39 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ForkRequest:
-    """Make a worker. Descriptors follow: the worker's end of its line, and one for each of `streams`."""
+    """Fork a worker. Descriptors follow: the worker's end of its line, and one for each of `streams`."""
 
     environment: dict[str, str]
     folder: str
-    streams: tuple[int, ...]  # standard output and error, as far as they are open
+    streams: tuple[int, ...]  # those of 1 and 2, standard output and error, that are open
 
 
 @dataclass(frozen=True)
 class ForkReply:
+    """The worker is started."""
+
     pid: int
 
 
 @dataclass(frozen=True)
 class ForkRefused:
+    """No worker can be started."""
+
     reason: str
 
 
 @dataclass(frozen=True)
 class ExitCodeRequest:
+    """Wait for a worker to end."""
+
     pid: int
 
 
 @dataclass(frozen=True)
 class ExitCodeReply:
-    code: int | None  # as subprocess has them; None: it did not end
+    """How a worker ended."""
+
+    code: int | None  # as in `subprocess`; None: it did not end
 
 
 # -- main process and worker ------------------------------------------------------------------------------------------
@@ -51,18 +59,20 @@ class ExitCodeReply:
 
 @dataclass(frozen=True)
 class JobRequest:
-    """Prepare a job: the first message to a worker. Descriptors follow: the frozen job, the memory of a round, and the slots
-    of client state if there are any."""
+    """Prepare a job: the first message to a worker.
+
+    Descriptors follow: the frozen job, the memory of a round, and the slots of client state if the algorithm has any.
+    """
 
     path: list[str]  # sys.path, so that the user's modules are found
-    buffer_bytes: int  # of the frozen job: its tensors and arrays,
-    pickle_bytes: int  # and its pickle
+    buffer_bytes: int  # of the tensors and arrays of the frozen job
+    pickle_bytes: int  # of its pickle
     descriptors: int
 
 
 @dataclass(frozen=True)
 class Ready:
-    pass
+    """The job is prepared."""
 
 
 @dataclass(frozen=True)
@@ -72,13 +82,13 @@ class Assignment:
     position: int  # of the task in the plan
     task: "Task"
     upload_slot: int
-    old_state: int | None  # slots of client state: before the task,
-    new_state: int | None  # and after it
+    old_state: int | None  # slot of the client's state before the task; None: zero
+    new_state: int | None  # slot of its state after the task; None: the algorithm keeps none
 
 
 @dataclass(frozen=True)
 class FitRequest:
-    """Train these clients, as one unit."""
+    """Train these clients: one, or several in one batch."""
 
     epoch: int
     assignments: tuple[Assignment, ...]
@@ -89,12 +99,12 @@ class FitReply:
     """The uploads of a FitRequest, in its order."""
 
     uploads: tuple["StoredUpload", ...]
-    seconds: dict[str, float]  # by part of the work
+    seconds: dict[str, float]  # that each part of the work took
 
 
 @dataclass(frozen=True)
 class EvaluateRequest:
-    """Evaluate test examples from `start` to `stop`: batch `index` of the evaluation."""
+    """Evaluate the test examples from `start` to `stop`, which are batch `index` of the evaluation."""
 
     index: int
     start: int
@@ -103,18 +113,21 @@ class EvaluateRequest:
 
 @dataclass(frozen=True)
 class EvaluateReply:
+    """The metrics of an EvaluateRequest."""
+
     batch: "Batch"
 
 
 @dataclass(frozen=True)
 class Failed:
-    """A request raised an error, in most cases in a user's code."""
+    """The reply to a request that raised an error, in most cases in a user's code."""
 
     error: bytes  # pickled; empty if it cannot be pickled
     text: str  # its traceback
 
     @classmethod
     def of(cls, error: BaseException) -> "Failed":
+        """Make the reply to a request that raised this error."""
         import cloudpickle
 
         text = "".join(traceback.format_exception(error))

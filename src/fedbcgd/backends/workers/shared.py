@@ -1,4 +1,4 @@
-"""Memory shared between processes that leaves nothing behind: a file without a name, gone with its last user."""
+"""Memory shared between processes: a file without a name, which is gone when the last process closes it."""
 
 import io
 import mmap
@@ -14,11 +14,11 @@ from torch import Tensor
 ALIGN = 64
 
 
-def nameless(size: int) -> int:
-    """A descriptor of `size` bytes of memory."""
+def anonymous_memory(size: int) -> int:
+    """Return the descriptor of new memory."""
     if hasattr(os, "memfd_create"):
         fd = os.memfd_create("fedbcgd")
-    else:  # no memory file on this system: an ordinary one, unlinked at once
+    else:  # this system has no memory files: an ordinary file, removed at once
         with tempfile.TemporaryFile() as file:
             fd = os.dup(file.fileno())
     try:
@@ -30,19 +30,20 @@ def nameless(size: int) -> int:
 
 
 def aligned(n: int) -> int:
+    """Round up to a multiple of ALIGN."""
     return -(-n // ALIGN) * ALIGN
 
 
 class _Freeze(cloudpickle.Pickler):
-    """Pickles any object; the memory of tensors and arrays goes to a list of buffers, each storage once."""
+    """Pickle any object; the memory of tensors and arrays goes to a list of buffers, each storage once."""
 
     def __init__(self, file: Any):
         super().__init__(file, protocol=5, buffer_callback=self._buffer)
         self.buffers: list[memoryview] = []
-        self.arrays: list[tuple[int, int]] = []  # (offset, bytes) of what pickle itself keeps out of its stream
+        self.arrays: list[tuple[int, int]] = []  # (offset, bytes) of pickle's out-of-band buffers
         self.size = 0
         self._at: dict[tuple[int, int], int] = {}
-        self._alive: list[Any] = []  # ids and addresses stay unique only while their owners live
+        self._alive: list[Any] = []  # so that ids and addresses stay unique
 
     def _add(self, view: memoryview) -> int:
         at = self.size
@@ -59,7 +60,7 @@ class _Freeze(cloudpickle.Pickler):
         storage = obj.untyped_storage()
         if not storage.nbytes():
             return None
-        key = storage.data_ptr(), storage.nbytes()  # of two at one address, one may reach further
+        key = storage.data_ptr(), storage.nbytes()  # two at one address may differ in length
         if key not in self._at:
             view = torch.empty(0, dtype=torch.uint8).set_(storage)
             self._at[key] = self._add(view.numpy().data)
@@ -75,7 +76,7 @@ class _Thaw(pickle.Unpickler):
         self._known: dict[Any, Tensor] = {}
 
     def persistent_load(self, pid: Any) -> Tensor:
-        if pid not in self._known:  # one object stays one object
+        if pid not in self._known:  # each tensor once
             at, dtype, shape, stride, offset, nbytes, _ = pid
             flat = torch.frombuffer(self._memory, dtype=dtype, count=nbytes // dtype.itemsize, offset=at)
             self._known[pid] = flat.as_strided(shape, stride, offset)
@@ -83,13 +84,17 @@ class _Thaw(pickle.Unpickler):
 
 
 def freeze(obj: Any) -> tuple[int, int, int]:
-    """The object in nameless memory: (descriptor, bytes of its buffers, bytes of its pickle)."""
+    """Write an object into new shared memory.
+
+    Returns:
+        The descriptor, the bytes of its buffers, and the bytes of its pickle.
+    """
     text = io.BytesIO()
     pickler = _Freeze(text)
     pickler.dump(obj)
     head = pickle.dumps(pickler.arrays)
     body = len(head).to_bytes(8, "little") + head + text.getvalue()
-    fd = nameless(pickler.size + len(body))
+    fd = anonymous_memory(pickler.size + len(body))
     at = 0
     for view in pickler.buffers:
         _write(fd, view.cast("B"), at)
@@ -99,7 +104,7 @@ def freeze(obj: Any) -> tuple[int, int, int]:
 
 
 def thaw(fd: int, size: int, length: int) -> Any:
-    """The object again, its tensors as copy-on-write views of the one memory."""
+    """Return the object, with its tensors as copy-on-write views of the memory."""
     memory = mmap.mmap(fd, size + length, access=mmap.ACCESS_COPY)
     body = memory[size : size + length]
     head = int.from_bytes(body[:8], "little")

@@ -1,8 +1,7 @@
-"""A worker process: does clients' work as it is asked to, one request at a time, with one thread.
+"""A worker process: it answers one request at a time, with one thread. The forkserver runs this module too.
 
-Started by `processes.py`, as a fork of the forkserver, which is this module too, or as an interpreter of its own. What it
-needs comes as descriptors: the job (frozen), the memory shared with the server (broadcast and upload slots), and the slots
-of client state.
+`processes.py` starts a worker as a fork of the forkserver or as a new interpreter. It gets as descriptors: the frozen job,
+the memory shared with the main process (broadcast and upload slots), and the slots of client state.
 """
 
 import contextlib
@@ -36,20 +35,21 @@ from fedbcgd.outputs import protect_streams
 
 
 def main() -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # blocked already; ignored also by whatever a user's code starts
-    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # a closed terminal, too, is the parent's to handle
-    protect_streams()  # what a user's code prints ends no task
-    # A parent that ignores it hands that down, and forks could not be waited for.
+    """Run a process that `processes.py` has started."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # blocked already; processes that a user's code starts inherit this
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # the parent handles a closed terminal
+    protect_streams()  # so that a print in a user's code cannot end a task
+    # If the parent ignores SIGCHLD this process does too, and could not wait for forks.
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     parent, descriptor, how = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3:]
-    _die_with(parent)
+    _exit_with_parent(parent)
     line = Line(socket.socket(fileno=descriptor))
-    with contextlib.suppress(EOFError, BrokenPipeError, ConnectionResetError):  # the parent is gone: so are we
-        serve(line if how == ["alone"] else serve_forks(line, float(how[1])))
+    with contextlib.suppress(EOFError, BrokenPipeError, ConnectionResetError):  # the parent ended
+        serve(line if how == ["standalone"] else serve_forks(line, float(how[1])))
 
 
 def prepare() -> None:
-    """Import all that a worker needs."""
+    """Import what a worker needs."""
     import torch
 
     torch.set_num_threads(1)
@@ -59,9 +59,12 @@ def prepare() -> None:
 
 
 def serve_forks(line: Line, idle: float) -> Line:
-    """Make forks of this process when asked to. It returns in each of them, with the line to listen to."""
+    """Fork this process on request. Returns only in the forks, with the line to listen to.
+
+    Ends the process after `idle` seconds without forks and requests.
+    """
     gc.collect()
-    gc.freeze()  # what is there now stays, and stays shared
+    gc.freeze()  # so that collections in the forks do not touch, and copy, the shared memory
     mine = os.getpid()
     forks: set[int] = set()
     while True:
@@ -72,31 +75,31 @@ def serve_forks(line: Line, idle: float) -> Line:
         request = line.recv()
         if isinstance(request, ExitCodeRequest):
             forks.discard(request.pid)
-            line.send(ExitCodeReply(_ended(request.pid)))
+            line.send(ExitCodeReply(_wait_for(request.pid)))
             continue
         descriptor, *outputs = line.recv_descriptors(1 + len(request.streams))
         try:
             fork = os.fork()
         except OSError as error:
             fork = -1
-            line.send(ForkRefused(shortage(error) or f"a process cannot be made: {error.strerror}"))
+            line.send(ForkRefused(shortage(error) or f"cannot fork: {error.strerror}"))
         if not fork:
-            _die_with(mine)
+            _exit_with_parent(mine)
             line.close()
             for stream, output in zip(request.streams, outputs, strict=True):
                 os.dup2(output, stream)
                 os.close(output)
-            _as_the_parent(request.environment, request.folder)
+            _adopt_environment(request.environment, request.folder)
             return Line(socket.socket(fileno=descriptor))
-        for each in (descriptor, *outputs):
-            os.close(each)
+        for received in (descriptor, *outputs):
+            os.close(received)
         if fork > 0:
             forks.add(fork)
             line.send(ForkReply(fork))
 
 
-def _ended(fork: int, seconds: float = 10) -> int | None:
-    """The exit code of a fork, as subprocess has them; None if it does not end."""
+def _wait_for(fork: int, seconds: float = 10) -> int | None:
+    """Return the exit code of a fork, as in `subprocess`; None if it does not end in time."""
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
         done, status = os.waitpid(fork, os.WNOHANG)
@@ -106,17 +109,18 @@ def _ended(fork: int, seconds: float = 10) -> int | None:
     return None
 
 
-def _as_the_parent(environment: dict[str, str], folder: str) -> None:
+def _adopt_environment(environment: dict[str, str], folder: str) -> None:
     import numpy as np
 
     os.environ.clear()
     os.environ.update(environment)
     with contextlib.suppress(OSError):
         os.chdir(folder)
-    np.random.seed()  # noqa: NPY002  (for users' code: forks would draw the same)
+    np.random.seed()  # noqa: NPY002  (for users' code: otherwise all forks would draw the same)
 
 
 def serve(line: Line) -> None:
+    """Prepare the job, then answer requests until the line is closed."""
     request: JobRequest = line.recv()
     descriptors = line.recv_descriptors(request.descriptors)
     try:
@@ -130,7 +134,7 @@ def serve(line: Line) -> None:
 
 
 class JobServer:
-    """The job thawed, and the shared memory laid out as the parent has it."""
+    """Answers requests, with the job and the shared memory."""
 
     def __init__(self, request: JobRequest, job_fd: int, shared_fd: int, state_fd: int | None = None):
         sys.path[:] = request.path  # the user's modules are found as in the parent
@@ -148,6 +152,7 @@ class JobServer:
         self.job.client  # noqa: B018  (build the flat model now, not within the first task)
 
     def reply(self, request: Request) -> Reply | Failed:
+        """Return the reply to a request."""
         try:
             match request:
                 case FitRequest():
@@ -156,11 +161,11 @@ class JobServer:
                     return EvaluateReply(self.job.evaluate(self.memory.evaluated, request.start, request.stop))
                 case _:
                     assert_never(request)
-        except BaseException as error:  # a user's sys.exit, too, is reported and not followed
+        except BaseException as error:  # also a sys.exit in a user's code, which must not end this process
             return Failed.of(error)
 
     def _fit(self, request: FitRequest) -> FitReply:
-        """Train the clients, and write each one's upload and new state into their slots."""
+        """Train the clients, and write their uploads and new states into their slots."""
         assignments, file = request.assignments, self.state
         tasks = [a.task for a in assignments]
         slots = [self.memory.slot(a.upload_slot) for a in assignments]
@@ -175,8 +180,8 @@ class JobServer:
         return FitReply(tuple(uploads), dict(self.job.client.seconds))
 
 
-def _die_with(parent: int) -> None:
-    """End at once when the parent does, however it ends (Linux; elsewhere the closed connection tells, after the task)."""
+def _exit_with_parent(parent: int) -> None:
+    """Have the system kill this process when the parent ends (Linux; elsewhere the closed line ends it, after the task)."""
     if sys.platform == "linux":
         import ctypes
 
