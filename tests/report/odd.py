@@ -6,7 +6,7 @@ import re
 import shutil
 from pathlib import Path
 
-FILES = ("config.toml", "summary.json", "metrics.jsonl", "holdings.json", "traffic.jsonl")
+FILES = ("config.toml", "summary.json", "metrics.jsonl", "label_counts.json", "traffic.jsonl")
 SECRET = "a linked secret"
 VALUES = [
     *(

@@ -68,7 +68,7 @@ def make(
     metrics = rows(algorithm, seed, count)
     write_rows(folder, metrics)
     counts = [[(3 * i + 7 * label + seed) % 10 for label in range(4)] for i in range(20)]
-    (folder / "holdings.json").write_text(json.dumps({"classes": ["cat", "dog", "cow", "hen"], "counts": counts}))
+    (folder / "label_counts.json").write_text(json.dumps({"classes": ["cat", "dog", "cow", "hen"], "counts": counts}))
     if finished:
         total = metrics[-1]["upload_bytes"]
         ledger = {

@@ -252,7 +252,7 @@ def test_nothing_hangs_over_on_a_phone(opened, width):
 def test_old_and_damaged_folders(browser, tmp_path):
     old = make(tmp_path / "old")
     write_rows(old, [{k: v for k, v in row.items() if k != "upload_wait_bytes"} for row in rows("fedavg", 0)])
-    (old / "holdings.json").unlink()
+    (old / "label_counts.json").unlink()
     (old / "summary.json").write_text("{")
     nasty = "<img src=x onerror='window.hit = 1'>"
     make(tmp_path / "nasty", "fedbcgd", data=nasty, note=nasty)

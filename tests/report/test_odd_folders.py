@@ -141,7 +141,7 @@ def test_sizes_are_bounded(tmp_path, monkeypatch):
     big = make(tmp_path / "big", "fedavg", 0)
     (big / "metrics.jsonl").write_bytes((big / "metrics.jsonl").read_bytes() + b"\n" * 2000)
     (big / "config.toml").write_bytes(b"# much\n" * 100_000)
-    (big / "holdings.json").write_bytes(b'{"classes": [], "counts": [' + b"[0]," * 3_000_000 + b"[0]]}")
+    (big / "label_counts.json").write_bytes(b'{"classes": [], "counts": [' + b"[0]," * 3_000_000 + b"[0]]}")
     bigger = make(tmp_path / "bigger", "fedavg", 1)
     (bigger / "summary.json").write_bytes(b'{"algorithm": "fedavg"' + b" " * 3_000_000 + b"}")
     wide = make(tmp_path / "wide", "fedavg", 2)
@@ -155,7 +155,7 @@ def test_sizes_are_bounded(tmp_path, monkeypatch):
         ("big/config.toml", "expected a file of at most 65,536 by"),
         ("big/metrics.jsonl", "has more than 1,000 lines or 268,435"),
         ("big/metrics.jsonl", "990 of 1000 lines are damaged and le"),
-        ("big/holdings.json", "expected a file of at most 8,388,608"),
+        ("big/label_counts.json", "expected a file of at most 8,388,608"),
         ("bigger/summary.json", "expected a file of at most 2,097,152"),
         ("wide/summary.json", "notes is not a list of texts, or too"),
         ("wide/summary.json", "blocks is not a list of numbers, or "),
@@ -166,7 +166,7 @@ def test_sizes_are_bounded(tmp_path, monkeypatch):
 def test_a_map_of_too_many_clients_is_left_out(tmp_path):
     folder = make(tmp_path / "a")
     for clients, expected in ((300_000, True), (300_001, False)):
-        (folder / "holdings.json").write_text(json.dumps({"classes": ["x"], "counts": [[1]] * clients}))
+        (folder / "label_counts.json").write_text(json.dumps({"classes": ["x"], "counts": [[1]] * clients}))
         assert (len(shown(tmp_path)["label_counts"]) == 1) == expected
 
 
@@ -180,7 +180,7 @@ def test_a_page_holds_so_many_runs_and_no_more(tmp_path, monkeypatch):
     runs, problems = collect(tmp_path)
     assert (len(runs), problems[0].what[:28]) == (3, "3 folders are left out: the ")
     for seed in range(6):
-        (tmp_path / f"seed-{seed}" / "holdings.json").write_text("{")
+        (tmp_path / f"seed-{seed}" / "label_counts.json").write_text("{")
     monkeypatch.setattr("fedbcgd.report.collect.MAX_PROBLEMS", 2)
     assert [p.what for p in collect(tmp_path)[1]][2:] == ["2 more such messages"]
 

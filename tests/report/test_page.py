@@ -66,7 +66,7 @@ def test_damaged_folders_are_told_and_shown_as_far_as_they_go(tmp_path):
     odd = make(tmp_path / "odd", "fedavg", 1)
     (odd / "summary.json").write_text('{"algorithm": "fed')
     (odd / "metrics.jsonl").write_bytes(lines[0] + b"garbage\n" + b'{"round": "x"}\n' + b"[1]\n" + lines[1])
-    (odd / "holdings.json").write_text('{"classes": ["a"], "counts": [[1, 2], [3]]}')
+    (odd / "label_counts.json").write_text('{"classes": ["a"], "counts": [[1, 2], [3]]}')
     (tmp_path / "empty").mkdir()
     (tmp_path / "empty" / "metrics.jsonl").write_bytes(b"")
     (tmp_path / "list").mkdir()
@@ -77,7 +77,7 @@ def test_damaged_folders_are_told_and_shown_as_far_as_they_go(tmp_path):
     assert shortened == {
         ("odd/summary.json", "cannot be read"),
         ("odd/metrics.jsonl", "3 of 5 lines are damaged and left out"),
-        ("odd/holdings.json", "is not what a run writes"),
+        ("odd/label_counts.json", "is not what a run writes"),
         ("empty", "no file names the algorithm"),
         ("list/summary.json", "cannot be read"),
         ("list", "no file names the algorithm"),
@@ -85,17 +85,17 @@ def test_damaged_folders_are_told_and_shown_as_far_as_they_go(tmp_path):
     assert len(shown(tmp_path)["problems"]) == 6
 
 
-def test_label_counts_are_read_under_either_name(tmp_path):
+def test_label_counts_under_their_earlier_name_are_read(tmp_path):
     folder = make(tmp_path / "run")
-    old_name = shown(tmp_path)["holdings"]
-    (folder / "holdings.json").rename(folder / "label_counts.json")
-    assert shown(tmp_path)["holdings"] == old_name != []
+    expected = shown(tmp_path)["label_counts"]
+    (folder / "label_counts.json").rename(folder / "holdings.json")
+    assert shown(tmp_path)["label_counts"] == expected != []
 
 
 def test_an_old_folder_without_the_newer_columns_is_shown(tmp_path):
     old = make(tmp_path / "old")
     write_rows(old, [{k: v for k, v in row.items() if k != "upload_wait_bytes"} for row in rows("fedavg", 0)])
-    (old / "holdings.json").unlink()
+    (old / "label_counts.json").unlink()
     run = shown(tmp_path)["runs"][0]
     assert "upload_wait_bytes" not in run["columns"]
     assert run["label_counts"] is None
@@ -133,7 +133,7 @@ def test_what_is_no_number_and_very_long_runs(tmp_path):
 
 def test_nothing_in_a_folder_becomes_markup(tmp_path):
     folder = make(tmp_path / "a<b>&c", "fedavg", data=NASTY, notes=(NASTY,), trick=NASTY)
-    (folder / "holdings.json").write_text(json.dumps({"classes": [NASTY], "counts": [[3]]}))
+    (folder / "label_counts.json").write_text(json.dumps({"classes": [NASTY], "counts": [[3]]}))
     (folder.parent / "<svg onload=alert(1)>").mkdir()
     (folder.parent / "<svg onload=alert(1)>" / "summary.json").write_text("{")
     data = shown(tmp_path)

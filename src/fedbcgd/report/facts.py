@@ -141,7 +141,7 @@ _LABEL_COUNTS = _strict(
 
 
 def label_counts(loaded: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the content of holdings.json: the names of the labels, and how many examples of each a client has.
+    """Return the content of label_counts.json: the names of the labels, and how many examples of each a client has.
 
     Raises:
         ValueError: it has another form.

@@ -238,7 +238,7 @@ function traffic() {
 
 function labelsCard(width) {
   const used = [...new Set(shownGroups().flatMap((g) => runsOf(g).map((run) => run.label_counts)))].filter((k) => k !== null && DATA.label_counts[k]);
-  if (!used.length) return card("labels", "Labels of the clients", "Not known: the folders of these runs have no holdings.json, or one that is too large to show.");
+  if (!used.length) return card("labels", "Labels of the clients", "Not known: the folders of these runs have no label_counts.json, or one that is too large to show.");
   const which = used.includes(state.labelCounts) ? state.labelCounts : used[0];
   const { classes, counts } = DATA.label_counts[which];
   const sizes = counts.map((c) => c.reduce((a, b) => a + b, 0));
