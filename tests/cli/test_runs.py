@@ -82,7 +82,7 @@ def test_json(place):
         (["run", "run.toml"], "--out"),
         (["run", "run.toml", "--out", "x", "--set", "run.roundz=3"], "Did you mean 'rounds'"),
         (["run", "run.toml", "--out", "x", "--set", "algorithm.lr=0"], "lr: expected a number greater than 0, got 0"),
-        (["run", "run.toml", "--out", "x", "--set", "run.budget=0.01"], "does not pay for one round"),
+        (["run", "run.toml", "--out", "x", "--set", "run.budget=0.01"], "budget: expected at least 0.203 d"),
         (["run", "run.toml", "--out", "/proc/nowhere"], "/proc/nowhere could not be created"),
         (
             ["run", "run.toml", "--out", "x", "--set", "algorithm.blocks=1000000"],
