@@ -35,7 +35,7 @@ from fedbcgd.network.simulator import NetworkSimulator, fit_to_links
 from fedbcgd.network.traffic import Round, read
 from fedbcgd.runs import config as configuration
 from fedbcgd.runs.batch import Planned, run_all
-from fedbcgd.runs.bias import leans
+from fedbcgd.runs.bias import block_biases
 from fedbcgd.runs.experiment import make_experiment
 from fedbcgd.runs.retiming import bias, hours, to_reach
 
@@ -235,7 +235,7 @@ def planned_rounds(label: str, seed: int, options: dict, given: dict) -> dict:
         seconds.append(simulator.costs[who, what].max())
         rounds.append(Round(server.round, n, 0, 0.0, who, what, [0] * n, [0] * n, [1] * n))
         server.round += 1
-    blocks = leans(rounds, simulator.links)
+    blocks = block_biases(rounds, simulator.links)
     sizes = [(b - a) / job.layout.dim for a, b in pairwise(job.layout.bounds)]
     row = {"assignment": label, "seed": seed, "seconds_per_round": statistics.fmean(seconds)}
     row |= {"arrived_per_round": statistics.fmean(len(sent.clients) for sent in rounds)}

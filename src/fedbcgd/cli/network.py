@@ -31,14 +31,14 @@ def hours(
 
     chosen = select_networks(folder, network, csv)
     rows = measure_hours(folder, chosen, target)
-    name, leans = first_bias(folder, chosen)
+    name, biases = first_bias(folder, chosen)
     if as_json:
         for row in rows:
             print_json(**row)
-        print_json(network=name, bias=[lean.row() for lean in leans])
+        print_json(network=name, bias=[block.row() for block in biases])
         return
     console = wide_console()
     console.print(hours_table(rows))
     for reason in dict.fromkeys(row["why"] for row in rows if "why" in row):
         console.print(printable(f"– {reason}", 5000), soft_wrap=True)
-    console.print(bias_table(leans, name))
+    console.print(bias_table(biases, name))

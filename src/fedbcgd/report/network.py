@@ -105,7 +105,7 @@ def format_hours(hours: float) -> str:
     return f"{hours * 3600:.3g} s" if hours < 1 / 60 else f"{hours:.3g} h"
 
 
-def bias_table(leans: Sequence[BlockBias], name: str) -> Table:
+def bias_table(biases: Sequence[BlockBias], name: str) -> Table:
     """Return a table of which clients served each block, by the speed of their uplinks."""
     whose = "the own network" if name == OWN else name
     out = Table(title=printable(f"who served each block ({whose})"), title_justify="left")
@@ -113,10 +113,10 @@ def bias_table(leans: Sequence[BlockBias], name: str) -> Table:
         out.add_column(column, justify="right")
     for column in ("slowest\nfifth", "2", "3", "4", "fastest\nfifth", "distance\nfrom fair"):
         out.add_column(column, justify="right")
-    for lean in leans:
-        shares = [f"{share:.0%}" for share in lean.shares]
-        head = (str(lean.block + 1), str(lean.uploads), str(lean.clients), f"{lean.rank:.2f}")
-        out.add_row(*head, *shares, f"{lean.distance:.2f}")
+    for block in biases:
+        shares = [f"{share:.0%}" for share in block.shares]
+        head = (str(block.block + 1), str(block.uploads), str(block.clients), f"{block.rank:.2f}")
+        out.add_row(*head, *shares, f"{block.distance:.2f}")
     return out
 
 
