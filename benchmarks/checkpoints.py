@@ -21,7 +21,10 @@ from fedbcgd.data.raw import Raw, Split
 from fedbcgd.engine.checkpoint import Checkpoints
 from fedbcgd.engine.client_state import SlotFile, StateStore
 
-WITHOUT = patch("fedbcgd.files.checksum", lambda *_: "00000000"), patch.object(SlotFile, "checksum", lambda *_: 0)
+WITHOUT = (
+    patch("fedbcgd.files.tensors_checksum", lambda *_: "00000000"),
+    patch.object(SlotFile, "checksum", lambda *_: 0),
+)
 
 
 def checkpoints(dim: int, folder: Path) -> tuple[float, float]:
@@ -58,7 +61,7 @@ def data_set() -> tuple[float, float]:
     store.save("noise", Raw(split[0], split[1], tuple("0123456789")), "noise")
 
     def bare() -> None:
-        with patch("fedbcgd.files.checksum", lambda tensors, _: checksum):
+        with patch("fedbcgd.files.tensors_checksum", lambda tensors, _: checksum):
             store.load("noise")
 
     from safetensors import safe_open

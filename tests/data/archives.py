@@ -1,4 +1,4 @@
-"""Small data sets in every format, made by hand, and what the tests of hostile ones share."""
+"""Small data sets in every format, and helpers for tests of hostile archives."""
 
 import gzip
 import io
@@ -25,7 +25,7 @@ CONTAINERS = ("folder", "zip", "tar", "tar.gz", "tar.bz2", "tar.xz")
 
 
 def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A cache folder that is not there yet, and a folder for temporary files that can be looked at."""
+    """Set a cache folder that does not exist yet, and a folder for temporary files that tests can inspect."""
     (tmp_path / "temporary").mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
     monkeypatch.setenv("FEDBCGD_DATA", str(tmp_path / "cache"))
@@ -33,7 +33,7 @@ def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def refusal(tmp_path: Path, path: Path, name: str = "mine", **options: Any) -> str:
-    """The message that adding `path` is refused with; it must leave everything under tmp_path as it was."""
+    """Check that adding `path` is refused and changes no file under tmp_path; return the message."""
     before = sorted(tmp_path.rglob("*"))
     with pytest.raises(UserError) as refused:
         store.add(name, path, **options)
@@ -77,7 +77,7 @@ def zip_bytes(files: Mapping[str, bytes], compression: int = zipfile.ZIP_DEFLATE
 
 
 def pack(files: Mapping[str, bytes], path: Path, kind: str) -> Path:
-    """These files as a folder, zip or tar."""
+    """Write these files as a folder, zip or tar."""
     path = path.with_name(f"{path.name}.{kind}") if kind != "folder" else path
     if kind == "folder":
         for name, data in files.items():
@@ -115,7 +115,7 @@ def image(pixels: Any, kind: str = "PNG") -> bytes:
 
 
 def plain(color: Any, width: int = 2, height: int = 2, kind: str = "PNG") -> bytes:
-    """One colour: three numbers; or one, grey."""
+    """Make an image of one colour: three numbers, or one for grey."""
     pixels = np.empty((height, width, 3) if isinstance(color, tuple) else (height, width), np.uint8)
     pixels[:] = color
     return image(pixels, kind)
@@ -125,7 +125,7 @@ def plain(color: Any, width: int = 2, height: int = 2, kind: str = "PNG") -> byt
 
 
 def python2(entries: Mapping[bytes, Any], numpy: bytes = b"numpy.core.multiarray") -> bytes:
-    """What Python 2's cPickle wrote with protocol 2, and CIFAR is published as: every text a byte string ('U', 'T')."""
+    """Pickle as Python 2's cPickle did with protocol 2, in which CIFAR is published: all texts are byte strings."""
     out = [b"\x80\x02}q\x01("]
     for key, value in entries.items():
         out.append(b"U" + bytes([len(key)]) + key)
@@ -154,7 +154,7 @@ def cifar10_python(rows: Sequence[np.ndarray], labels: Sequence[list[int]], name
 
 
 def cifar100_python(train: Any, test: Any, names: list[str], protocol: int = 4) -> dict[str, bytes]:
-    """As somebody's Python 3 writes it again. Of each split: rows, fine labels, coarse labels."""
+    """Pickle CIFAR-100 with Python 3. Each split has rows, fine labels and coarse labels."""
     files = {"meta": pickle.dumps({"fine_label_names": names, "coarse_label_names": ["a", "b"]}, protocol)}
     for split, (rows, fine, coarse) in (("train", train), ("test", test)):
         files[split] = pickle.dumps({b"data": rows, b"fine_labels": fine, b"coarse_labels": coarse}, protocol)
@@ -226,7 +226,7 @@ def npz(**arrays: Any) -> bytes:
 
 
 def npy(header: str, body: bytes = b"") -> bytes:
-    """An array's file with any header whatever."""
+    """Make the file of an array with any header."""
     text = header.encode("latin1")
     text += b" " * (-(len(text) + 11) % 64) + b"\n"
     return b"\x93NUMPY\x01\x00" + struct.pack("<H", len(text)) + text + body

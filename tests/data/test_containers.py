@@ -41,7 +41,7 @@ def member(name, kind=tarfile.REGTYPE, link=""):
 
 
 def header(name, size, kind):
-    """A tar header with any size, also one that no file has."""
+    """Make a tar header that declares any size."""
     info = member(name, kind)
     info.size = size
     return info.tobuf(tarfile.GNU_FORMAT)
@@ -69,7 +69,7 @@ def test_too_many_files_are_refused(tmp_path, monkeypatch, kind):
 
 
 def test_folders_in_a_tar_count_too(tmp_path, monkeypatch):
-    """A gigabyte of them compresses to a megabyte."""
+    """A gigabyte of headers compresses to a megabyte."""
     monkeypatch.setattr(containers, "MAX_FILES", 100)
     blocks = b"".join(header(f"d{k}", 0, tarfile.DIRTYPE) for k in range(200))
     (tmp_path / "a.tar.gz").write_bytes(gzip.compress(blocks + bytes(1024)))
@@ -114,7 +114,7 @@ def test_links_and_devices_in_a_tar_are_refused(tmp_path, kind, link):
 
 
 def test_a_sparse_file_in_a_tar_is_refused(tmp_path):
-    """A kilobyte that says it is 900 MiB of zeros."""
+    """A kilobyte that declares 900 MiB of zeros."""
     block = bytearray(header("train/cat/x.png", 0, tarfile.GNUTYPE_SPARSE))
     block[386:398] = block[398:410] = b"00000000000\0"
     block[483:495] = b"%011o\0" % (900 * 2**20)
@@ -208,7 +208,7 @@ def test_a_negative_size_does_not_make_room_for_others(tmp_path, monkeypatch):
     ids=["long name", "long link", "pax", "global pax"],
 )
 def test_a_header_can_be_a_bomb(tmp_path, kind):
-    """64 MiB of a name, in 64 KiB; it would be in memory before any member is seen."""
+    """A name of 64 MiB in 64 KiB; tarfile would read it into memory before it returns any member."""
     size = 64 * 2**20
     out = io.BytesIO()
     with gzip.GzipFile(fileobj=out, mode="wb", compresslevel=1) as file:
@@ -257,7 +257,7 @@ def test_a_tar_cut_short_anywhere_before_its_end_mark_is_refused(tmp_path):
 
 
 def test_a_damaged_header_in_the_middle_of_a_tar_is_refused(tmp_path):
-    """tarfile itself would take it for the end, and half of the data set would be gone without a word."""
+    """tarfile itself would take it for the end, and silently lose half of the data set."""
     data = bytearray(tar_bytes(PICTURES))
     second = data.index(b"train/cat/1.png")
     data[second] ^= 1

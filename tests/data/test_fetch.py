@@ -1,4 +1,4 @@
-"""Getting data sets: from a real server on this machine, and from tools that small scripts stand for."""
+"""Fetching data sets from a server on this machine, and with tools that are replaced by small scripts."""
 
 import os
 import signal
@@ -46,7 +46,7 @@ def known(monkeypatch):
 
 @pytest.fixture
 def server():
-    """Its paths answer with these bytes, put on the wire as they are; or with some, and then with silence."""
+    """A server whose paths answer with these bytes, unchanged; or with some of them, and then stop."""
     answers = {}
 
     class Handler(BaseHTTPRequestHandler):
@@ -72,7 +72,7 @@ def ok(body, length=None):
 
 @pytest.fixture
 def nobody():
-    """An address where nobody answers."""
+    """Return an address where nobody answers."""
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         return f"http://127.0.0.1:{taken.getsockname()[1]}"
@@ -80,7 +80,7 @@ def nobody():
 
 @pytest.fixture
 def tool(tmp_path, monkeypatch):
-    """PATH has nothing but these tools."""
+    """Set a PATH that has only these tools."""
     (tmp_path / "bin").mkdir()
     monkeypatch.setenv("PATH", str(tmp_path / "bin"))
 
@@ -93,7 +93,7 @@ def tool(tmp_path, monkeypatch):
 
 
 def gives(tmp_path, data, name):
-    """A script's line that puts these bytes where it is called."""
+    """Return the line of a script that writes these bytes to a file in the current folder."""
     (tmp_path / f"given-{name}").write_bytes(data)
     return f"/bin/cp {tmp_path}/given-{name} ./{name}"
 
@@ -302,7 +302,7 @@ def test_a_download_that_is_stopped_leaves_nothing(cache, server):
 
 
 class Rows(list):
-    """As much of a `datasets.Dataset` as is used."""
+    """The part of a `datasets.Dataset` that is used."""
 
     def __init__(self, images, labels, names=("a", "b")):
         super().__init__({"image": image, "label": label} for image, label in zip(images, labels, strict=True))

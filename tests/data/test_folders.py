@@ -1,4 +1,4 @@
-"""Images as files: how they are decoded, a folder per class, Tiny ImageNet's folder."""
+"""Image files: decoding, a folder for each class, Tiny ImageNet's folder."""
 
 import io
 import struct
@@ -65,21 +65,21 @@ def test_grey_is_one_channel_and_all_else_three(mode, kind, channels):
 
 @pytest.mark.parametrize("data", [saved("I;16"), b"P5 1 1 65535\n\xff\xff", b"Pf 1 1 -1.0\n" + bytes(4)])
 def test_more_than_eight_bits_are_refused(data):
-    """Pillow would cut off what is above 255: all white."""
+    """Pillow would clip values above 255, so that all is white."""
     with pytest.raises(UserError, match="expected 8 bits a channel, got more"):
         folders.decode(data, "x")
 
 
 @pytest.mark.parametrize("kind", ["TIFF", "ICO", "PCX"])
 def test_kinds_that_are_not_listed_are_refused_whatever_their_name(tmp_path, kind):
-    """Each of Pillow's decoders is a surface of its own; some start other programs."""
+    """Each of Pillow's decoders can be attacked, and some start other programs."""
     files = {"train/a/0.png": saved("RGB", kind), "test/a/0.png": plain((1, 2, 3))}
     message = refusal(tmp_path, pack(files, tmp_path / "set", "folder"))
     assert message.endswith("train/a/0.png is no image that can be read, or is damaged: cannot identify image file")
 
 
 def png(width, height, *chunks, body=b""):
-    """A PNG file of any declared size."""
+    """Make a PNG file that declares any size."""
     head = struct.pack(">IIBBBBB", width, height, 8, 0, 0, 0, 0)
     parts = [(b"IHDR", head), *chunks, (b"IDAT", body), (b"IEND", b"")]
     framed = (struct.pack(">I", len(d)) + k + d + struct.pack(">I", zlib.crc32(k + d)) for k, d in parts)
@@ -176,7 +176,7 @@ def test_test_images_are_preferred_to_validation_images(tmp_path):
 
 @pytest.mark.parametrize("grey_first", [True, False])
 def test_grey_images_among_colours(tmp_path, grey_first):
-    """One grey image, even the first, does not take the others' colours."""
+    """One grey image, even the first, does not turn the others grey."""
     files = {"train/a/0.png": plain(100), "train/a/1.png": plain((1, 2, 3)), "test/a/0.png": plain(200)}
     if not grey_first:
         files["train/a/0.png"], files["train/a/1.png"] = files["train/a/1.png"], files["train/a/0.png"]

@@ -1,4 +1,4 @@
-"""Every format, from small files made by hand: the right pixels in the right places, labels, names of classes."""
+"""Every format, read from small files: pixels, labels and names of classes are right."""
 
 import gzip
 import io
@@ -144,7 +144,7 @@ def test_idx_files_named_with_a_dot(tmp_path):
 
 
 def test_emnist_is_put_upright(tmp_path):
-    """Its files have columns where others have lines."""
+    """Its images are stored transposed."""
     files = mnist(X, [0, 1], X, [1, 0], "gzip/emnist-balanced-", gz=True)
     raw = read(pack(files, tmp_path / "e", "zip"))
     assert raw.train.pixels.shape == (2, 3, 2, 1)
@@ -282,7 +282,7 @@ def test_an_npz_file_that_unpacks_to_more_than_it_says(tmp_path):
 
 
 def change(which, **files):
-    """A valid data set with some of its files changed, or, with None, gone."""
+    """Return a valid data set with some files changed or, with None, removed."""
     found = every_format()[which]
     for end, data in files.items():
         name = next(name for name in found if name.rpartition("/")[2].split(".")[0].replace("-", "_") == end)

@@ -1,4 +1,4 @@
-"""Images: bytes to floats, augmentation from the client's stream, and the same picture again where a rule needs it."""
+"""Images: bytes to floats, augmentation from the client's stream, and the same augmentation twice where a rule needs it."""
 
 import numpy as np
 import pytest
@@ -19,7 +19,7 @@ def pictures(n=6, channels=3, height=8, width=10, seed=0):
 
 @pytest.mark.parametrize(("channels", "height", "width"), [(3, 8, 10), (1, 28, 28), (1, 3, 3), (2, 5, 7)])
 def test_scaling_by_hand(channels, height, width):
-    """(pixel/255 − mean)/std, also where an image is no whole number of machine words."""
+    """(pixel/255 − mean)/std, also if the size of an image is no multiple of 8 bytes."""
     images = pictures(5, channels, height, width)
     x, y = images.gather(torch.tensor([3, 0, 3]), stream(0, "x"))
     raw = images.images[[3, 0, 3]].double() / 255

@@ -1,4 +1,4 @@
-"""Whatever is done to a valid archive, it is either read or refused with a message: never anything else."""
+"""Mutated archives: each is either read or refused with a message."""
 
 import os
 import tempfile
@@ -32,7 +32,7 @@ cuts = st.one_of(st.just(1.0), st.floats(0, 1))
 
 
 def changed(data: bytes, edits: list[tuple[float, int, bytes]], cut: float) -> bytes:
-    """At the front more often than at the back, where headers are."""
+    """Draw positions, at the front, where headers are, more often than at the back."""
     for share, length, new in edits:
         at = int(len(data) * share**3)
         data = data[:at] + new + data[at + length :]

@@ -112,7 +112,7 @@ def test_heterogeneity_by_hand():
 
 
 def test_by_chance_is_what_an_iid_split_has():
-    """The yardstick beside the measure: an IID split of the same sizes comes out at it."""
+    """`by_chance` is the distance of an IID split of the same sizes."""
     counts = label_counts(labels(), iid(10_000, 100, 3))
     h = Heterogeneity.of(counts)
     assert h.distance == pytest.approx(h.by_chance, rel=0.1)

@@ -72,7 +72,7 @@ def frozen_bytes(job):
 
 
 def test_a_hundred_thousand_clients_cost_their_indices():
-    """What travels to a worker grows by the rows and where each client's end, and by nothing else."""
+    """Only row numbers and the end of each client's rows are pickled for a worker."""
     whole, sizes = images(1000), {}
     for clients in (100, 100_000):
         rows = np.arange(clients * 3) % 1000
@@ -105,7 +105,7 @@ def test_augmentation_on_a_device_is_augmentation(count, side, channels, seed):
 
 @pytest.mark.parametrize("options", [{}, {"augment": True}, {"resize": 12}, {"resize": 12, "crop": 10}])
 def test_images_on_a_device_are_gathered_there(options):
-    """No pixel visits the host on its way into a batch."""
+    """A batch is gathered without copying pixels to the host."""
     there = split(images(channels=3, **options), [np.arange(20), np.arange(20, 50)]).to(META)
     x, y = there[1].gather(torch.arange(7).to(META), stream(0, "a"))
     assert x.device == y.device == META
@@ -189,7 +189,7 @@ def test_metrics_of_parts_are_those_of_a_list():
 
 
 def test_images_of_users_are_gathered_in_channels_last():
-    """Laid out once; clients that share a data set go on sharing it, and what is no image stays as it is."""
+    """Images are converted once, clients that share a data set still do, and other tensors do not change."""
     x, y = torch.randn(9, 3, 4, 5), torch.arange(9)
     whole = TensorDataset(x, y)
     given = [Subset(whole, [3, 1]), Subset(whole, [0, 8]), {"pixels": x, "other": torch.randn(9, 7)}, Items([1, 2])]
@@ -275,7 +275,7 @@ class Inverted(Images):
 
 
 def test_subclasses_say_what_they_give():
-    """They may do more in `gather` than their tensors show, wherever they are and whoever they share them with."""
+    """Subclasses may do more in `gather` than select from their tensors, so they are left as they are."""
     x, y = torch.randn(6, 3, 4, 5), torch.arange(6)
     halved, whole = Halved((x, y)), images(6, 3)
     inverted = Inverted(whole.images, whole.labels, whole.mean, whole.std)
@@ -307,7 +307,7 @@ def test_a_subset_may_count_from_the_end():
 
 @pytest.mark.parametrize("named", [False, True])
 def test_pooled_tensors_are_one_set_on_a_device(named):
-    """Instead of pieces that are put together with every batch."""
+    """Pooled tensors are merged once, not with every batch."""
     x, y = torch.randn(9, 2), torch.arange(9)
     clients = [Tensors((x[:5], y[:5]), torch.tensor([4, 0, 2])), Tensors((x[5:], y[5:]))]
     if named:

@@ -1,4 +1,4 @@
-"""CIFAR's pickles: read whatever wrote them, and nothing in them is ever run."""
+"""CIFAR's pickles: all versions are read, and no code in them is executed."""
 
 import builtins
 import os
@@ -18,7 +18,7 @@ ROWS = pictures(2, 3072)
 
 
 def old_numpy(data):
-    """As numpy 1 writes it. In protocol 4 the name's length, and the frame's, are a byte less."""
+    """Convert to numpy 1's pickle; in protocol 4 the lengths of the name and of the frame are one byte less."""
     new = b"numpy._core.multiarray"
     if data.startswith(b"\x80\x04\x95"):
         (frame,) = struct.unpack("<Q", data[3:11])
@@ -57,7 +57,7 @@ def test_an_array_in_fortran_order():
 
 
 def test_several_arrays():
-    """numpy pickles equal tuples for each; none may be taken for a bomb."""
+    """numpy pickles equal tuples for each array, which must not be refused."""
     made = {f"data{k}": pictures(k + 1, 12) for k in range(8)}
     for protocol in (2, 4):
         found = pickles.load(pickle.dumps(made, protocol), "batch")
@@ -153,7 +153,7 @@ def entry(value):
 
 
 def nested(first, levels):
-    """A tuple that holds the one before it ten times, on each level."""
+    """Nested tuples, each of which contains the previous one ten times."""
     return b"(" * levels + first + (b"q\x00" + b"h\x00" * 9 + b"t") * levels
 
 
@@ -208,7 +208,7 @@ def test_a_call_has_few_arguments():
 
 
 def test_instructions_are_counted(monkeypatch):
-    """Each is a byte, and makes a list of 56."""
+    """Each instruction is one byte, and makes a list of 56 bytes."""
     monkeypatch.setattr(pickles, "MAX_INSTRUCTIONS", 1000)
     data = b"]" * 2**22
     with memory_below(2), pytest.raises(UserError, match="more than 1,000 instructions"):
@@ -216,7 +216,7 @@ def test_instructions_are_counted(monkeypatch):
 
 
 def test_bombs_in_a_process_that_has_little_memory():
-    """With a limit of the system's, in case something is not counted by Python."""
+    """With a limit of the operating system, since Python does not count all memory."""
     code = (
         "import resource, struct, sys\n"
         "from fedbcgd.data import pickles\n"

@@ -1,4 +1,4 @@
-"""The real data sets, where they can be had: counted, and their means those that everybody quotes."""
+"""The published data sets, if they are available: their counts, and the means that are commonly quoted."""
 
 import os
 import shutil

@@ -1,4 +1,4 @@
-"""The cache folder: what is added comes back the same, checked, and never half of it."""
+"""The store: what is added is loaded unchanged, is checked, and is written completely or not at all."""
 
 import os
 import resource
@@ -45,7 +45,7 @@ def file(tmp_path):
 
 @pytest.fixture
 def known(monkeypatch):
-    """A known data set that is what `file` holds."""
+    """Register the content of `file` as a known data set."""
 
     def make(**changes):
         digests = Split(X, np.array(Y)).digest, Split(X_TEST, np.array(Y_TEST)).digest
@@ -187,7 +187,7 @@ def test_names_that_are_refused(tmp_path, file, name):
 
 
 def test_a_file_whose_name_is_in_no_encoding(tmp_path, file):
-    """Such are left by archives from elsewhere; as are names of classes."""
+    """File names and names of classes in foreign archives may be any bytes."""
     path = tmp_path / os.fsdecode(b"caf\xe9.npz")
     file().rename(path)
     assert store.add("mine", path).about == "caf?.npz"
@@ -196,7 +196,7 @@ def test_a_file_whose_name_is_in_no_encoding(tmp_path, file):
 
 
 def header_only(path, **about):
-    """A file of ours with other metadata."""
+    """Write a file of the store with other metadata."""
     with safe_open(path, "pt") as old:
         tensors = {key: old.get_tensor(key) for key in old.keys()}  # noqa: SIM118
         metadata = old.metadata() | about
@@ -245,7 +245,7 @@ def test_a_flipped_bit_in_the_cache_is_noticed(cache, file, seed):
 
 @pytest.mark.parametrize("damaged", [None, "x_train", "y_test", "mean", "std"])
 def test_a_file_without_a_checksum_is_held_against_its_digest(cache, file, damaged):
-    """As data sets of earlier days are kept."""
+    """Write a data set as version 1 did."""
     store.add("mine", file())
     path = cache / "mine.safetensors"
     tensors, about, _ = files.read_tensors(path)
@@ -309,7 +309,7 @@ def test_a_cache_folder_that_cannot_be_made(tmp_path, monkeypatch, file):
 
 @pytest.fixture
 def no_room():
-    """No file may be larger than 4 KiB: a disk that fills up in the middle of one."""
+    """No file may be larger than 4 KiB, as on a disk that becomes full while writing."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 

@@ -1,4 +1,4 @@
-"""Damaged files: noticed, and never trained on."""
+"""Damaged files are found, and not used for training."""
 
 import json
 import os
@@ -55,7 +55,7 @@ def rows_of(path):
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory):
-    """A data set of 40 images, a run of six rounds over it, and one of four that can go on."""
+    """A data set of 40 images, a run of six rounds on it, and one of four rounds that can be resumed."""
     place = tmp_path_factory.mktemp("damage")
     patch = pytest.MonkeyPatch()
     patch.setenv("FEDBCGD_DATA", str(place / "cache"))
@@ -72,7 +72,7 @@ def place(tmp_path_factory):
 
 @pytest.fixture
 def cut(place, tmp_path):
-    """A copy of the run that can go on."""
+    """A copy of the run that can be resumed."""
     shutil.copytree(place / "cut", tmp_path / "cut")
     return tmp_path / "cut"
 
@@ -86,7 +86,7 @@ def same(path, place):
 
 
 def damage(path, draw):
-    """Flip a bit, cut the file, append to it, or empty a stretch; whether it is another file now."""
+    """Flip a bit, cut the file, append to it, or zero a part of it; return whether it changed."""
     data = bytearray(path.read_bytes())
     before = bytes(data)
     kind = draw.choice(["flip", "flip", "flip", "cut", "append", "stretch"])
@@ -186,7 +186,7 @@ def slots_of(cut, name):
 
 
 def test_damaged_client_state(place, cut, caplog):
-    """Of the newest checkpoint alone: the one before it is taken. Of both: the client is named."""
+    """If the newest checkpoint alone is damaged, the one before it is used; if both are, the client is named."""
     newest, size = slots_of(cut, CHECKPOINTS[0])
     before, _ = slots_of(cut, CHECKPOINTS[1])
     assert newest - before
@@ -368,7 +368,7 @@ def test_client_state_removed_in_the_middle_of_a_run_is_not_lost(place, tmp_path
 
 
 def test_the_folder_is_durable_before_a_row_is_written(place, tmp_path, monkeypatch):
-    """Else a power cut may take the name of metrics.jsonl with it, and rows that a checkpoint speaks of."""
+    """Otherwise a power failure may lose the name of metrics.jsonl, and rows that a checkpoint counts."""
     synced = []
     original = os.fsync
 

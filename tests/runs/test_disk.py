@@ -1,4 +1,4 @@
-"""Real disks that are full or cannot be written to. Mounting needs privileges: where they lack, this is skipped."""
+"""Real disks that are full or cannot be written to. Mounting needs privileges; without them the tests are skipped."""
 
 import subprocess
 import sys

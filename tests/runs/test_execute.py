@@ -1,4 +1,4 @@
-"""Runs in folders: what they leave, and how they go on to the same bits."""
+"""Runs in folders: their files, and resuming to the same bits."""
 
 import errno
 import json
@@ -171,7 +171,7 @@ def check_resume(tmp_path, name):
 
 @pytest.mark.parametrize("seed", range(3))
 def test_an_interrupt_in_the_middle_of_a_round_loses_only_that_round(tmp_path, monkeypatch, seed):
-    """Ctrl-C while uploads of a round are half in: ledger, controls and client state are those of the last whole round."""
+    """Ctrl-C after half of the uploads of a round: ledger, controls and client state are those of the last whole round."""
     from fedbcgd.core.server import Server
 
     execute(make(rounds=5), tmp_path / "whole")
@@ -259,7 +259,7 @@ def test_a_configuration_that_fails_leaves_no_folder(tmp_path):
 
 
 def test_metrics_are_cut_back_to_the_checkpoint(tmp_path):
-    """Rows after the checkpoint, and half a line, as a kill leaves them."""
+    """Rows after the checkpoint and half a line, as after a kill."""
     run = {"rounds": 6, "evaluate_every": 1}
     execute(make(**run), tmp_path / "whole")
     with pytest.raises(KeyboardInterrupt):

@@ -1,4 +1,4 @@
-"""What a configuration names, made: data sets from the store and from a user's loader, models, partitions."""
+"""What is built from a configuration: data sets from the store and from a user's loader, models, partitions."""
 
 import json
 import sys

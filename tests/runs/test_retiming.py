@@ -1,4 +1,4 @@
-"""Networks applied to runs that are over, and who served which block."""
+"""Timing finished runs on other networks, and who served which block."""
 
 import json
 import shutil
@@ -37,7 +37,7 @@ def run(tmp_path_factory):
 
 
 def test_afterwards_is_as_it_was_watched(run, tmp_path):
-    """The clock that ran beside the run, and the one that is applied to its record, tell the same time."""
+    """The hours that a run recorded equal those computed from its traffic."""
     watched = [row["hours"] for row in RunFolder(run).rows()]
     assert hours(run) == watched
     assert hours(run, "broadband") == pytest.approx(watched, rel=1e-12)
@@ -59,7 +59,7 @@ TIES = [{"deadline": 600.0}, {"oversample": 2.0}, {"minimum": 1}, {"absences": T
 
 @pytest.mark.parametrize("tie", [*TIES, {"uplink": "matched"}], ids=str)
 def test_a_run_that_its_network_had_a_hand_in_has_no_hours_elsewhere(tmp_path, tie):
-    """On its own network, by whatever name, it has those of its clock."""
+    """On its own network, under any name, it has the hours that it recorded."""
     config = make({"profile": "broadband", **{k: v for k, v in tie.items() if k != "uplink"}}, rounds=2)
     if "uplink" in tie:
         config = config.model_copy(update={"algorithm": config.algorithm | tie})
@@ -184,8 +184,8 @@ def test_bias_by_hand():
     assert fast.row()["from_fifth_5"] == 1
 
 
-def test_matching_leans_and_haste_says_how_much(tmp_path):
-    """Uplinks a thousandfold apart and nothing else to wait for: matched blocks lean to fast clients, dealt ones do not."""
+def test_matched_blocks_are_biased_as_haste_says(tmp_path):
+    """Uplinks differ a thousandfold and nothing else matters: matched blocks are biased to fast clients, others are not."""
 
     def largest(haste):
         network = {"uplink_mbit": {"median": 0.01, "spread": 1000.0, "shape": "loguniform"}}
@@ -199,7 +199,7 @@ def test_matching_leans_and_haste_says_how_much(tmp_path):
 
 
 def test_what_it_took_to_reach_an_accuracy(run, tmp_path):
-    """Without a target: what every run reached. A run of earlier days, without a record, has no hours."""
+    """Without a target: what every run reached. A run without traffic.jsonl has no hours."""
     for seed in (0, 1):
         shutil.copytree(run, tmp_path / "fedbcgd" / f"seed-{seed}")
     outcomes = {"fedbcgd": {seed: RunFolder(run).outcome() for seed in (0, 1)}}

@@ -1,4 +1,4 @@
-"""Values that look like secrets are not written down."""
+"""Secrets are masked in run folders."""
 
 import json
 import sys

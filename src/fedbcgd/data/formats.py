@@ -51,7 +51,7 @@ def read(path: Path, name: str = "", size: int | None = None, progress: Progress
             return validate(reader(files, root, name, size, progress), str(path))
     raise UserError(
         f"{path} holds no data set of a known format. Known are: CIFAR python and binary archives, idx files (also "
-        "gzipped), the Tiny ImageNet folder, train/CLASS/image and test/CLASS/image, each as a folder, zip or tar; and .npz"
+        "gzipped), the Tiny ImageNet folder, train/CLASS/image and test/CLASS/image, each as folder, zip or tar; and .npz"
     )
 
 
@@ -125,7 +125,7 @@ def cifar_python(files: Files, root: str, name: str, size: int | None, progress:
 
 
 def cifar_binary(files: Files, root: str, name: str, size: int | None, progress: Progress) -> Raw:
-    """Read CIFAR's binary files: records of a label byte (two for CIFAR-100, the second is the class) and 3072 bytes."""
+    """Read CIFAR's binary files: records of a label byte (two for CIFAR-100; the second is the class) and 3072 pixels."""
     is_cifar100 = root + "data_batch_1.bin" not in files.names
     label_bytes = 2 if is_cifar100 else 1
     record = label_bytes + 3072
@@ -136,7 +136,8 @@ def cifar_binary(files: Files, root: str, name: str, size: int | None, progress:
             data = np.frombuffer(files.read(f"{root}{batch}", 256 * MIB), np.uint8)
             if not len(data) or len(data) % record:
                 raise UserError(
-                    f"{files.where}: {root}{batch}: expected a multiple of {record} bytes, got {len(data):,}: truncated?"
+                    f"{files.where}: {root}{batch}: expected a multiple of {record} bytes, got {len(data):,}: "
+                    "truncated?"
                 )
             records = data.reshape(-1, record)
             parts.append(Split(_from_planes(records[:, label_bytes:]), records[:, label_bytes - 1].astype(np.int64)))

@@ -45,7 +45,7 @@ class Network(Section):
     minimum: int | None = Field(
         None,
         ge=1,
-        description="a round closes when each block has this many uploads; with oversample: cohort / blocks, rounded up",
+        description="a round closes when each block has so many uploads; with oversample: cohort / blocks, rounded up",
     )
     dropout: float = Field(0.0, ge=0, lt=1, description="share of the sampled clients that drop out of a round")
     corrupt: float = Field(0.0, ge=0, lt=1, description="share of the uploads that arrive damaged")

@@ -1,5 +1,6 @@
 """Read run folders for the page: everything that is intact, and a list of problems with the rest."""
 
+import os
 import re
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -151,8 +152,9 @@ def read(folder: Path, problems: list[Problem]) -> RunData | None:
         return None
     options.setdefault("algorithm.name", algorithm)
     seed = options.get("run.seed", summary.get("seed"))
-    # Earlier versions called the file holdings.json.
-    counts_file = "label_counts.json" if (folder / "label_counts.json").exists() else "holdings.json"
+    counts_file = "label_counts.json"
+    if not os.path.lexists(folder / counts_file):
+        counts_file = "holdings.json"  # its name in earlier versions
     run = RunData(
         folder=facts.text(str(folder)),
         algorithm=facts.text(str(algorithm), facts.MAX_NAME),

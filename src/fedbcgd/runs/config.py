@@ -323,9 +323,7 @@ def template() -> str:
     from fedbcgd.algorithms.local_rules import LocalRule
     from fedbcgd.algorithms.registry import algorithm_names, make_algorithm
 
-    parts = [
-        "# A run of fedbcgd: `fedbcgd run THIS-FILE --out FOLDER`. Lines that are commented out show a default or a choice."
-    ]
+    parts = ["# A run of fedbcgd: `fedbcgd run THIS-FILE --out FOLDER`. Commented lines show a default or a choice."]
     for name, section in (("data", Data), ("model", Model)):
         parts.append(_section(name, section))
     names = "\n".join(f"#   {name}: {summary}" for name, summary in algorithm_names().items())

@@ -57,5 +57,5 @@ def refuse_masked(values: Mapping[str, Any], prefix: str = "") -> None:
             refuse_masked(value, f"{name}.")
         elif value == MASK and looks_secret(name):
             raise UserError(
-                f"{name}: expected a value, got {MASK}, which replaces secrets in run folders; set it with --set {name}=…"
+                f"{name}: expected a value, got {MASK}, which replaces secrets in run folders; use --set {name}=…"
             )
