@@ -78,16 +78,16 @@ def test_a_worker_killed_with_two_tasks_in_hand(toys, net, monkeypatch, caplog):
     assert disturbed.ledger.lost == disturbed.ledger.refused == 0
 
 
-def test_a_unit_of_many_clients_is_not_handed_out_ahead(net, toys):
+def test_a_unit_of_many_clients_is_not_handed_out_early(net, toys):
     """Two processes that both write more than the line between them holds would wait for each other."""
     algorithm = fedbcgd.make_algorithm("fedavg")
     job = make_job(net(), toys(), algorithm, None, 0)
     server = make_server(job, 5, Stop(rounds=9))
     plan = server.plan()
-    for batch_clients, ahead in ((None, True), (256, True), (257, False)):
+    for batch_clients, early in ((None, True), (256, True), (257, False)):
         job.batch_clients = batch_clients
         backend = SimpleNamespace(job=job, last_seconds=0.0)
-        assert workers_module._Round(backend, server, plan, 8).ahead(1) is ahead
+        assert workers_module._Round(backend, server, plan, 8).hands_out_early(1) is early
 
 
 def test_no_task_waits_behind_an_evaluation(toys, net, monkeypatch):
