@@ -2,6 +2,8 @@
 
 import copy
 import random
+import re
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -773,3 +775,29 @@ def test_hugging_faces_trainer(transformers, tmp_path, name):
     assert results[0].ledger.gradient_evaluations == 2 * 3 * 2 * 3  # rounds, clients, epochs, batches
     assert results[0].final["train_loss"] > 0
     assert "train_samples_per_second" in results[0].final
+
+
+def test_the_examples_of_the_documentation(net, toys):
+    text = (Path(__file__).parents[2] / "docs" / "own-training.md").read_text()
+    blocks = re.findall(r"```python\n(.*?)```", text, re.S)
+    model, loaders = net(), [DataLoader(TensorDataset(*data), batch_size=3, shuffle=True) for data in toys()]
+    names = {"model": model, "loaders": loaders, "F": F}
+    exec(blocks[0].replace("rounds=100", "rounds=1, workers=0"), names)
+    assert names["result"].rounds == 1
+    (corrected,) = [block for block in blocks if "config.optimizer" in block]
+    exec(corrected, names)
+    for name in ("fedbcgd", *CORRECTED, *ANCHORED):
+        assert go(net, loaders, name, names["my_train"]).ledger.refused == 0
+
+
+def test_loaders_on_a_network_with_blocks_that_fit_the_links(net, toys):
+    """How long a client computes follows from the examples of its loader."""
+    clients = [DataLoader(TensorDataset(*data), batch_size=3, shuffle=True) for data in toys()]
+
+    def train(model, loader, config):
+        return shuffled(model, loader.dataset.tensors, config)
+
+    network = {"profile": "4g", "oversample": 1.5}
+    result = go(net, clients, "fedbcgd-matched", train, network=network)
+    assert result.final["hours"] > 0
+    assert result.ledger.refused == 0
