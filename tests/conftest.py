@@ -51,9 +51,10 @@ class Federation:
         loss: Any = None,
         transport: Callable[[Upload], Upload | None] | None = None,
         conditions: Conditions | None = None,
+        train: Any = None,
     ):
         self.layout = algorithm.uplink.layout(model)
-        self.job = Job(algorithm, self.layout, model, objective(loss), seed, clients)
+        self.job = Job(algorithm, self.layout, model, objective(loss), seed, clients, train=train)
         self.client = self.job.client
         x = self.client.model.vector
         self.server = Server(algorithm, self.layout, x, len(clients), cohort, seed, conditions or Conditions())

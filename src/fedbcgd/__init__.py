@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from fedbcgd.core.blocks import divide
     from fedbcgd.core.client import Client
     from fedbcgd.core.objective import supervised
+    from fedbcgd.core.own_training import TrainConfig
     from fedbcgd.core.server import Server
     from fedbcgd.core.vector import FlatModel, Layout
     from fedbcgd.errors import Diverged, UserError
@@ -33,6 +34,7 @@ _HOME = {
     "FlatModel": "core.vector",
     "Layout": "core.vector",
     "supervised": "core.objective",
+    "TrainConfig": "core.own_training",
     "Server": "core.server",
     "Interrupted": "simulation",
     "Result": "simulation",
@@ -48,6 +50,7 @@ __all__ = [
     "Layout",
     "Result",
     "Server",
+    "TrainConfig",
     "UserError",
     "__version__",
     "algorithm_names",

@@ -17,6 +17,7 @@ from fedbcgd.backends.placement import Placement
 from fedbcgd.backends.registry import make_backend
 from fedbcgd.core.algorithm import Algorithm
 from fedbcgd.core.objective import Loss, Metrics
+from fedbcgd.core.own_training import Train
 from fedbcgd.data.sources import as_source
 from fedbcgd.display.progress import single_run_display
 from fedbcgd.engine.assemble import Run, check_integer, make_job, make_target
@@ -48,6 +49,7 @@ def simulate(
     clients: Sequence[Any],
     algorithm: str | Algorithm = "fedbcgd",
     *,
+    train: Train | None = None,
     test: Any = None,
     rounds: int | None = None,
     budget: float | None = None,
@@ -82,7 +84,8 @@ def simulate(
 
     What is trained:
         model: any nn.Module; it is copied, not changed.
-        clients: for each client a pair (x, y) of tensors, a dictionary of tensors, or a map-style data set.
+        clients: for each client a pair (x, y) of tensors, a dictionary of tensors, or a map-style data set; with `train`
+            whatever that function takes, such as a DataLoader.
         test: data of the same kinds, for the metrics.
         loss: a callable (model, batch) → scalar, or a criterion module for (x, y) batches; default cross entropy.
         metrics: a callable (model, batch) → dictionary of means over the batch, or of boolean tensors (an entry for each
@@ -92,6 +95,9 @@ def simulate(
     How:
         algorithm: a registered name (`fedbcgd.algorithm_names()` lists them) or an Algorithm.
         **options: hyper-parameters of a named algorithm: `blocks=5, lr=0.1, momentum=0.8, weighting="examples"`.
+        train: a training function of your own, train(model, data, config), in the place of the algorithm's local steps:
+            it trains the model in place in any way, and returns metrics (a dictionary of numbers, a number for the loss, or
+            None). docs/own-training.md tells what `config` has, and which algorithms need config.optimizer.
         cohort: clients sampled in a round; default 10, or all where there are fewer.
         seed: of every random draw.
 
@@ -142,6 +148,9 @@ def simulate(
     conditions = as_network(network)
     stop = Stop(rounds, budget, make_target(target))
     _check(model, clients, test, stop, evaluate_every, seed, callbacks)
+    if train is None and isinstance(clients, (list, tuple)):  # a lazy sequence is checked as each client is used
+        for i, data in enumerate(clients):
+            as_source(data, f"client {i}")
     if cohort is not None:
         check_integer("cohort", cohort, 1)
     where = Placement(backend, 0 if transport is not None and workers is None else workers, address, gpus, str(device))
@@ -153,7 +162,7 @@ def simulate(
     where.entry.start_early()
     algorithm = fit_to_links(algorithm, conditions, model, clients, cohort, seed)
     job = make_job(
-        model, clients, algorithm, test, seed, loss, metrics, weights, where.home, channels_last, batch_clients
+        model, clients, algorithm, test, seed, loss, metrics, weights, where.home, channels_last, batch_clients, train
     )
     hooks = None if conditions is None else NetworkSimulator(job, conditions)
     # A user's callback sees each row with its own round.
@@ -208,6 +217,3 @@ def _check(model: Any, clients: Any, test: Any, stop: Stop, every: Any, seed: An
     check_integer("seed", seed, 0)
     if callable(callbacks) or not all(map(callable, callbacks)):
         raise UserError("callbacks: expected a list of callables")
-    if isinstance(clients, (list, tuple)):  # a lazy sequence is checked client by client, as each is used
-        for i, data in enumerate(clients):
-            as_source(data, f"client {i}")

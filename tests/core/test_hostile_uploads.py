@@ -164,9 +164,11 @@ def test_a_value_of_another_type_or_range_is_refused(field, value):
     counts = field in ("examples", "steps", "gradient_evaluations")
     fits = type(value) is int and (value == right or (value == 2**31 and counts))
     fits |= type(value) is int and value == 0 and field == "gradient_evaluations"
-    if field == "train_loss":  # any real number
+    if field == "train_loss":  # any real number, or none
         real = isinstance(value, (int, float, np.number, torch.Tensor)) and value is not True
-        fits = real and np.ndim(value) == 0 and -1e301 < value < 1e301
+        fits = value is None or (real and np.ndim(value) == 0 and -1e301 < value < 1e301)
+    if field == "metrics":
+        fits = value in ({}, {"a": 1}) if isinstance(value, dict) else False
     receipt = server.receive(dataclasses.replace(honest(server, task), **{field: value}), task.client)
     assert receipt.accepted == fits, receipt.reason
     assert not server.expects(task)  # its sender is known and has answered

@@ -4,6 +4,8 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
+from types import MappingProxyType
+from typing import Any
 
 import numpy as np
 import torch
@@ -13,12 +15,13 @@ from fedbcgd.core.algorithm import RESIDUAL, Algorithm
 from fedbcgd.core.messages import BUFFERS, Allocator, Broadcast, StateUpdate, Task, Upload
 from fedbcgd.core.objective import Objective
 from fedbcgd.core.onednn import avoid_faulty_kernel
+from fedbcgd.core.own_training import OwnTraining, Train, Trained
 from fedbcgd.core.stack import Stack, StackMemory
 from fedbcgd.core.vector import FlatModel, Layout
 from fedbcgd.core.work import GradientMemory, Progress, Work
-from fedbcgd.data.sources import Source
 from fedbcgd.rng import stream, torch_seed
 
+_NO_VALUES: Mapping[str, Any] = MappingProxyType({})
 _UNUSED = np.random.default_rng(0)  # for codecs that draw nothing: to make a stream takes as long as a small upload
 
 
@@ -30,7 +33,15 @@ class Client:
         seconds: how long the parts of the last `fit` took, by name.
     """
 
-    def __init__(self, algorithm: Algorithm, layout: Layout, module: nn.Module, objective: Objective, seed: int):
+    def __init__(
+        self,
+        algorithm: Algorithm,
+        layout: Layout,
+        module: nn.Module,
+        objective: Objective,
+        seed: int,
+        train: Train | None = None,
+    ):
         """Take over a module.
 
         Args:
@@ -39,9 +50,10 @@ class Client:
             module: the model; its parameters become views of the vector, so pass a copy.
             objective: what is minimised.
             seed: of the run.
+            train: a user's own training function; None: the local rule's steps.
 
         Raises:
-            UserError: the algorithm cannot train this model.
+            UserError: the algorithm cannot train this model, or not by the user's function.
         """
         algorithm.check(module)
         avoid_faulty_kernel(module)
@@ -50,6 +62,7 @@ class Client:
         self.objective = objective
         self.seed = seed
         self.model = FlatModel(module, layout)
+        self._own = None if train is None else OwnTraining(train, algorithm, self.model, objective, seed)
         self.seconds: dict[str, float] = {}
         self._device = self.model.vector.device
         self._gradients = GradientMemory(self.model.vector[: layout.dim], layout)
@@ -61,18 +74,20 @@ class Client:
         self,
         broadcast: Broadcast,
         task: Task,
-        data: Source,
+        data: Any,
         state: Mapping[str, Tensor],
         allocate: Allocator | None = None,
+        values: Mapping[str, Any] = _NO_VALUES,
     ) -> tuple[Upload, StateUpdate]:
         """Train one client from the broadcast.
 
         Args:
             broadcast: the model, and the server's controls.
             task: which client, and which block it uploads.
-            data: the client's examples.
+            data: the client's examples, a Source; for a user's own training function whatever that takes.
             state: vectors that the client has kept from earlier rounds; those that are missing are zero.
             allocate: returns memory to write the upload into; new memory by default.
+            values: what came with the task, for a user's own training function.
 
         Returns:
             The upload, and the client's state once the server has accepted the upload. If the server refuses it, the old
@@ -102,19 +117,23 @@ class Client:
             self._allocator_for_changes(allocate),
         )
         self._training_mode()
-        with _seeded(torch_seed(self.seed, "model", *at), self._device):  # for dropout and the like
-            rule.train(work)
-        self.model.gather_buffers()
-        trained = time.perf_counter()
-        result = self._result(work, broadcast, task, len(data), allocate)
-        self.seconds = {"local": trained - start, "codec": time.perf_counter() - trained}
+        if self._own is None:
+            with _seeded(torch_seed(self.seed, "model", *at), self._device):  # for dropout and the like
+                rule.train(work)
+            self.model.gather_buffers()
+            trained = Trained(len(data), work.mean_loss)
+        else:
+            trained = self._own.run(work, task, data, values)
+        encoding = time.perf_counter()
+        result = self._result(work, broadcast, task, trained, allocate)
+        self.seconds = {"local": encoding - start, "codec": time.perf_counter() - encoding}
         return result
 
     def fit_batch(
         self,
         broadcast: Broadcast,
         tasks: Sequence[Task],
-        data: Sequence[Source],
+        data: Sequence[Any],
         states: Sequence[Mapping[str, Tensor]],
         allocate: Sequence[Allocator | None],
     ) -> list[tuple[Upload, StateUpdate]]:
@@ -143,7 +162,8 @@ class Client:
         results = []
         for k, task in enumerate(tasks):
             client = stack.client(k, self.layout.slices(task.block), self._allocator_for_changes(allocate[k]))
-            results.append(self._result(client, broadcast, task, stack.examples, allocate[k]))
+            summary = Trained(stack.examples, client.mean_loss)
+            results.append(self._result(client, broadcast, task, summary, allocate[k]))
         self.seconds = {"local": trained - start, "codec": time.perf_counter() - trained}
         return results
 
@@ -162,12 +182,20 @@ class Client:
             part.training = False
 
     def _result(
-        self, work: Progress, broadcast: Broadcast, task: Task, examples: int, allocate: Allocator | None
+        self, work: Progress, broadcast: Broadcast, task: Task, trained: Trained, allocate: Allocator | None
     ) -> tuple[Upload, StateUpdate]:
         new_memory = partial(torch.empty, dtype=torch.uint8, device=self._device)
         payload, values = self._encode(work, broadcast, task, allocate or new_memory)
         upload = Upload(
-            task.round, task.client, task.block, payload, examples, work.steps, work.evaluations, work.mean_loss
+            task.round,
+            task.client,
+            task.block,
+            payload,
+            trained.examples,
+            work.steps,
+            work.evaluations,
+            trained.loss,
+            trained.metrics,
         )
         return upload, StateUpdate(task.client, broadcast.epoch, values)
 

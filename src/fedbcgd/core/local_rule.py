@@ -1,7 +1,7 @@
 """What a local rule does: it trains on a client's data, and computes what the client sends to the server."""
 
-from collections.abc import Mapping, Sequence
-from typing import ClassVar
+from collections.abc import Callable, Mapping, Sequence
+from typing import ClassVar, Literal
 
 import torch
 from pydantic import Field
@@ -11,6 +11,7 @@ from fedbcgd.core.parts import Part
 from fedbcgd.core.work import Progress, Work
 
 Channels = dict[str, Tensor]
+TrainingNeeds = Literal["refused", "free", "corrected", "anchored"]
 
 
 class LocalRule(Part):
@@ -20,6 +21,11 @@ class LocalRule(Part):
     # sent in channel `dc`. The server's vectors that are named in `broadcasts` are sent to the clients.
     controls: ClassVar[tuple[str, ...]] = ()
     broadcasts: ClassVar[tuple[str, ...]] = ()
+
+    # What the rule needs where a user's function trains in the place of `train`: "free", nothing; "corrected", that its
+    # gradients are corrected (`corrector`, `project`); "anchored", each minibatch's gradient at x as well. It is not
+    # inherited: a subclass that steps in another way must say what it needs.
+    own_training: ClassVar[TrainingNeeds] = "refused"
 
     lr: float = Field(0.1, gt=0, description="η: local learning rate in round 0")
     lr_decay: float = Field(0.998, gt=0, le=1, description="η is multiplied by this every round")
@@ -65,6 +71,14 @@ class LocalRule(Part):
     def train(self, work: Work) -> None:
         """Move work.y by T steps."""
         raise NotImplementedError
+
+    def corrector(self, work: Work) -> Callable[[Tensor], None]:
+        """Return what corrects a gradient at work.y in place, weight decay not included, before each step."""
+        raise NotImplementedError
+
+    def project(self, work: Work) -> bool:
+        """Move work.y back to where a step may lead; return whether there is anything to move."""
+        return False
 
     def changes(self, work: Progress, s: slice) -> Channels:
         """Return the channels to send, on one slice, as new tensors: a codec may reuse their memory."""

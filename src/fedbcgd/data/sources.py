@@ -8,7 +8,7 @@ from typing import Any, Protocol, overload, runtime_checkable
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import Subset, TensorDataset, default_collate
+from torch.utils.data import DataLoader, Subset, TensorDataset, default_collate
 
 from fedbcgd.data.images import Images
 from fedbcgd.errors import UserError
@@ -378,6 +378,11 @@ def as_source(data: Any, where: str) -> Source:
         and not isinstance(data, (str, bytes, Tensor, np.ndarray))
     ):
         source = Items(data)
+    elif isinstance(data, DataLoader):
+        raise UserError(
+            f"{where} is a DataLoader; pass the data set in it (loader.dataset), from which minibatches are drawn by "
+            "batch_size, or a training function of your own (train=…), which may use the loader"
+        )
     else:
         raise UserError(
             f"{where}: expected a pair (x, y) of tensors, a dictionary of tensors, or a data set with __len__ and "
@@ -390,6 +395,21 @@ def as_source(data: Any, where: str) -> Source:
 
 def _no_examples(where: str) -> UserError:
     return UserError(f"{where}: expected at least one example, got none; add one, or leave it out")
+
+
+def first_loader(data: Any) -> DataLoader[Any] | None:
+    """Return the DataLoader that data for a training function is, or begins with, as in (train_loader, test_loader)."""
+    first = data[0] if isinstance(data, (tuple, list)) and data else data
+    return first if isinstance(first, DataLoader) else None
+
+
+def examples_in(data: Any) -> int | None:
+    """Return how many examples data for a training function holds; None where that cannot be told."""
+    loader = first_loader(data)
+    try:
+        return len(as_source(data, "data") if loader is None else loader.dataset)  # type: ignore[arg-type]
+    except (UserError, TypeError):  # a data set without a length, or something else
+        return None
 
 
 def _is_array(value: Any) -> bool:

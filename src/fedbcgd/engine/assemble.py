@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from fedbcgd.core.algorithm import Algorithm
 from fedbcgd.core.objective import Loss, Metrics, Objective, objective
 from fedbcgd.core.onednn import has_faulty_kernel
+from fedbcgd.core.own_training import Train, check_own_training
 from fedbcgd.core.server import Server
 from fedbcgd.core.stack import unbatchable_reason
 from fedbcgd.core.vector import Layout
@@ -144,6 +145,7 @@ def make_job(
     device: str | torch.device = "cpu",
     channels_last: bool | None = None,
     batch_clients: int | None = None,
+    train: Train | None = None,
 ) -> Job:
     """Return all that a process needs for the clients' work, with the model copied and laid out.
 
@@ -159,6 +161,7 @@ def make_job(
         device: where the model computes.
         channels_last: whether to compute in that memory format; None: if a trial shows that the model can.
         batch_clients: clients trained in one batch, at most; None: each by itself.
+        train: see `fedbcgd.simulate`.
 
     Raises:
         UserError: the model, the data and the algorithm do not fit together.
@@ -172,6 +175,11 @@ def make_job(
         except RuntimeError as error:
             raise UserError(f"weights: {error}") from None
     algorithm.check(module)  # before any worker starts
+    if train is not None:
+        check_own_training(train, algorithm)
+        channels_last = bool(channels_last)  # the data cannot be tried out
+        if batch_clients is not None:
+            raise UserError("batch_clients: expected none with train, which has one client at a time: leave it out")
     goal = objective(loss, metrics)
     data = None if test is None else as_source(test, "test")
     if channels_last is None:
@@ -185,14 +193,14 @@ def make_job(
     if channels_last:
         module = module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     layout = algorithm.uplink.layout(module)
-    if channels_last and takes_channels_last(module, clients, data, goal):
+    if channels_last and train is None and takes_channels_last(module, clients, data, goal):
         clients = in_channels_last(clients)
         data = None if data is None else in_channels_last([data])[0]
     if algorithm.uplink.pooled:
         clients = [pooled(clients)]
     if batch_clients is not None:
         _check_batchable(batch_clients, algorithm, layout, module, goal, clients)
-    job = Job(algorithm, layout, module, goal, seed, clients, data, channels_last, batch_clients)
+    job = Job(algorithm, layout, module, goal, seed, clients, data, channels_last, batch_clients, train)
     where = next(module.parameters()).device
     if where.type != "cpu":
         job.move_to(where)

@@ -12,8 +12,9 @@ from fedbcgd.core.algorithm import Algorithm
 from fedbcgd.core.client import Client
 from fedbcgd.core.messages import Allocator, Broadcast, StateUpdate, Task, Upload
 from fedbcgd.core.objective import Objective
+from fedbcgd.core.own_training import Train
 from fedbcgd.core.vector import Layout
-from fedbcgd.data.sources import Parts, Source, as_source, on_device
+from fedbcgd.data.sources import Parts, Source, as_source, examples_in, on_device
 from fedbcgd.engine.evaluation import Batch, combine, evaluate_span, spans
 from fedbcgd.errors import UserError
 
@@ -31,10 +32,11 @@ class Job:
     test: Source | None = None
     channels_last: bool = False  # whether the module computes in that memory format
     batch_clients: int | None = None  # clients trained in one batch, at most; None: each by itself
+    train: Train | None = None  # a user's own training function; the clients' data is then as the user gave it
 
     @cached_property
     def client(self) -> Client:
-        return Client(self.algorithm, self.layout, self.module, self.objective, self.seed)
+        return Client(self.algorithm, self.layout, self.module, self.objective, self.seed, self.train)
 
     def examples(self, client: int) -> int:
         """Return how many examples a client has; 0 if that is not known without loading them."""
@@ -42,7 +44,7 @@ class Job:
             return self.clients.size(client)
         if not isinstance(self.clients, (list, tuple)):
             return 0
-        return len(as_source(self.clients[client], f"client {client}"))
+        return examples_in(self.clients[client]) or 0
 
     def units(self, tasks: Sequence[Task], wanted: Callable[[Task], bool]) -> list[tuple[int, ...]]:
         """The tasks that are wanted by their positions in the plan, those of a tuple to be trained in one batch:
@@ -82,7 +84,7 @@ class Job:
         try:
             return self.client.fit(broadcast, task, self._data(task), state, allocate)
         except Exception as error:
-            if "Expected more than 1 value per channel" in str(error):
+            if self.train is None and "Expected more than 1 value per channel" in str(error):
                 size = self.algorithm.local.batch_size
                 raise UserError(
                     f"client {task.client} has a minibatch of one example (batch_size = {size}), and BatchNorm cannot "
@@ -91,13 +93,15 @@ class Job:
             error.add_note(f"while client {task.client} trained in round {task.round}")
             raise
 
-    def _data(self, task: Task) -> Source:
-        return as_source(self.clients[task.client], f"client {task.client}")
+    def _data(self, task: Task) -> Any:
+        data = self.clients[task.client]
+        return as_source(data, f"client {task.client}") if self.train is None else data
 
     def move_to(self, device: torch.device) -> None:
-        """Move model and data to a device."""
+        """Move model and data to a device; data for a user's own training function stays where it is."""
         self.module.to(device)
-        self.clients = on_device(self.clients, device)
+        if self.train is None:
+            self.clients = on_device(self.clients, device)
         if self.test is not None:
             self.test = on_device([self.test], device)[0]
 

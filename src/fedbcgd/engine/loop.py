@@ -259,6 +259,7 @@ class Loop:
         ledger = self.server.ledger
         return {
             "round": self.server.round,
+            **{f"train_{name}": value for name, value in report.metrics.items()},
             "train_loss": report.train_loss,
             "upload_d": ledger.upload_d,
             "upload_bytes": ledger.upload_bytes,

@@ -43,12 +43,15 @@ def try_out(job: Job) -> None:
     except Exception as error:
         if "Expected more than 1 value per channel" in str(error):  # BatchNorm, and a client with one example
             return
-        ours = (str(Path(__file__).parent.parent), str(Path(torch.__file__).parent))
-        frames = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith(ours)]
-        line = f" ({frames[-1].filename}, line {frames[-1].lineno})" if frames else ""
-        raise UserError(
-            f"the model or its loss failed on a first batch: {type(error).__name__}: {error}{line}"
-        ) from error
+        raise UserError(f"the model or its loss failed on a first batch: {with_line(error)}") from error
+
+
+def with_line(error: Exception) -> str:
+    """Return what went wrong, and the last line of the user's own code that it went through."""
+    ours = (str(Path(__file__).parent.parent), str(Path(torch.__file__).parent))
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith(ours)]
+    line = f" ({frames[-1].filename}, line {frames[-1].lineno})" if frames else ""
+    return f"{type(error).__name__}: {error}{line}"
 
 
 def computes_in_channels_last(module: nn.Module, clients: Sequence[Any], goal: Objective) -> bool:

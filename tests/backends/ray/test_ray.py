@@ -456,3 +456,20 @@ def test_a_lost_node_of_a_cluster(tmp_path):
     done = subprocess.run([sys.executable, path], capture_output=True, text=True, timeout=250, check=False)
     assert done.stdout.endswith("the same\n"), done.stdout + done.stderr
     assert "was lost while" in done.stderr
+
+
+def test_a_users_own_training_gives_the_bits_of_one_process(net, toys):
+    def train(model, data, config):
+        optimizer = config.optimizer(model.parameters())
+        for rows in torch.randperm(len(data[0])).split(config.batch_size):
+            optimizer.zero_grad()
+            F.cross_entropy(model(data[0][rows]), data[1][rows]).backward()
+            optimizer.step()
+        return {"drawn": torch.rand(())}
+
+    options = {"rounds": 2, "cohort": 4, "batch_size": 3, "train": train}
+    here, there = (
+        simulate(net(), toys(), "scaffold", **options, **w) for w in ({"workers": 0}, {"backend": "ray", "workers": 2})
+    )
+    assert all(map(torch.equal, here.module.state_dict().values(), there.module.state_dict().values()))
+    assert here.final["train_drawn"] == there.final["train_drawn"]

@@ -4,14 +4,14 @@ As published it sends y − x and Δc = c_i⁺ − c_i: 2d floats. But Δc follo
 sends d floats and computes Δc at both ends.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import ClassVar
 
 import torch
 from pydantic import Field
 from torch import Tensor
 
-from fedbcgd.core.local_rule import Channels, LocalRule
+from fedbcgd.core.local_rule import Channels, LocalRule, TrainingNeeds
 from fedbcgd.core.work import Progress, Work
 
 
@@ -20,6 +20,7 @@ class Scaffold(LocalRule):
 
     controls: ClassVar[tuple[str, ...]] = ("c",)
     broadcasts: ClassVar[tuple[str, ...]] = ("c",)
+    own_training: ClassVar[TrainingNeeds] = "corrected"
 
     derived: bool = Field(False, description="send d floats instead of 2d and derive the control change at the server")
 
@@ -31,6 +32,14 @@ class Scaffold(LocalRule):
         correction = work.controls["c"] - work.state["c"]
         for batch in work.minibatches():
             work.descend(batch, (1.0, correction))
+
+    def corrector(self, work: Work) -> Callable[[Tensor], None]:
+        correction = work.controls["c"] - work.state["c"]
+
+        def correct(gradient: Tensor) -> None:
+            gradient.add_(correction)
+
+        return correct
 
     def changes(self, work: Progress, s: slice) -> Channels:
         sent = super().changes(work, s)

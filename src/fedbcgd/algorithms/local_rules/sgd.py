@@ -1,15 +1,20 @@
 """Local SGD: y ← y − η·∇f_i(y; ζ), and two variants of it."""
 
+from collections.abc import Callable
+from typing import ClassVar
+
 import torch
 from pydantic import Field
 from torch import Tensor
 
-from fedbcgd.core.local_rule import LocalRule
+from fedbcgd.core.local_rule import LocalRule, TrainingNeeds
 from fedbcgd.core.work import Minibatch, Work
 
 
 class SGD(LocalRule):
     """Local SGD, with momentum if `client_momentum` is set. A subclass may replace `direction` and `move`."""
+
+    own_training: ClassVar[TrainingNeeds] = "free"
 
     client_momentum: float = Field(0.0, ge=0, lt=1, description="of the local steps; starts at zero in every round")
 
@@ -37,6 +42,8 @@ class SGD(LocalRule):
 class Frozen(SGD):
     """Move only the coordinates that are uploaded; the rest of the model stays at x (the paper's Figure 5)."""
 
+    own_training: ClassVar[TrainingNeeds] = "corrected"
+
     @property
     def unbatchable_reason(self) -> str:
         return "with local rule 'frozen' each client moves other coordinates"
@@ -45,11 +52,31 @@ class Frozen(SGD):
         for s in work.slices:
             work.y[s].add_(step[s], alpha=-work.eta)
 
+    def corrector(self, work: Work) -> Callable[[Tensor], None]:
+        return lambda gradient: None
+
+    def project(self, work: Work) -> bool:
+        moved = [work.y[s].clone() for s in work.slices]
+        work.y.copy_(work.x)
+        for s, values in zip(work.slices, moved, strict=True):
+            work.y[s] = values
+        return True
+
 
 class Prox(SGD):
     """FedProx (Li et al. 2020): y ← y − η·(∇f_i(y; ζ) + μ·(y − x))."""
 
+    own_training: ClassVar[TrainingNeeds] = "corrected"
+
     mu: float = Field(0.01, ge=0, description="μ: pull towards the model of the round")
 
     def direction(self, work: Work, batch: Minibatch) -> Tensor:
-        return work.gradient(batch).add_(work.y, alpha=self.mu).sub_(work.x, alpha=self.mu)
+        gradient = work.gradient(batch)
+        self.corrector(work)(gradient)
+        return gradient
+
+    def corrector(self, work: Work) -> Callable[[Tensor], None]:
+        def correct(gradient: Tensor) -> None:
+            gradient.add_(work.y, alpha=self.mu).sub_(work.x, alpha=self.mu)
+
+        return correct

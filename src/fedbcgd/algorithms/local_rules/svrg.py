@@ -7,7 +7,7 @@
 client's minibatches, weighted by their size. At the first step y = x, so g = ∇f_i(x) − c_i + c without a further gradient.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
@@ -16,7 +16,7 @@ from pydantic import Field, field_validator, model_validator
 from torch import Tensor, nn
 
 from fedbcgd.algorithms.local_rules.scaffold import control_change
-from fedbcgd.core.local_rule import Channels, LocalRule
+from fedbcgd.core.local_rule import Channels, LocalRule, TrainingNeeds
 from fedbcgd.core.work import Gradient, Minibatch, Progress, Work, in_cached_pieces
 
 
@@ -31,6 +31,8 @@ class _Step:
 
 class SVRG(LocalRule):
     """Variance reduction without control variates: d/N floats a round."""
+
+    own_training: ClassVar[TrainingNeeds] = "anchored"
 
     fixed_batches: bool = Field(True, description="the minibatches of a round are the same in each of its epochs")
     cache_mb: float = Field(
@@ -98,6 +100,17 @@ class SVRG(LocalRule):
                 torch.sub(first_piece, x, alpha=sign * decay, out=later_piece)
         return first, later
 
+    def corrector(self, work: Work) -> Callable[[Tensor], None]:
+        """The notes have ∇f_i(x) as `full` and, anew for each step, the loss's own ∇f_i(x; ζ) as `anchor`."""
+        sign = -1 if self.printed else 1
+        full = work.notes["full"]
+        offset = self.correction(work, full).add_(full, alpha=sign).sub_(work.x, alpha=sign * self.weight_decay)
+
+        def correct(gradient: Tensor) -> None:
+            gradient.sub_(work.notes["anchor"], alpha=sign).add_(offset)
+
+        return correct
+
     def correction(self, work: Work, full: Tensor) -> Tensor:
         """Return what is added to the variance-reduced gradient, as a new tensor; `full` is ∇f_i(x)."""
         return torch.zeros_like(full)
@@ -116,6 +129,7 @@ class SVRGControl(SVRG):
 
     controls: ClassVar[tuple[str, ...]] = ("c",)
     broadcasts: ClassVar[tuple[str, ...]] = ("c",)
+    own_training: ClassVar[TrainingNeeds] = "anchored"
 
     derived: bool = Field(
         False, description="send d/N floats instead of 2d/N and derive the control change at the server"

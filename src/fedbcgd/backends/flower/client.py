@@ -17,12 +17,16 @@ from fedbcgd.backends.flower.memory import InContext, InFolder
 from fedbcgd.backends.flower.wire import Order
 from fedbcgd.core.client import Client
 from fedbcgd.core.objective import Loss, Metrics, objective
-from fedbcgd.data.sources import Source, as_source
+from fedbcgd.core.own_training import Train
+from fedbcgd.data.sources import Source, as_source, examples_in
 from fedbcgd.engine.evaluation import combine, evaluate_span, spans
+from fedbcgd.engine.probe import with_line
 from fedbcgd.engine.threads import threads as threads_used
 from fedbcgd.errors import UserError
 
 log = logging.getLogger("flwr.fedbcgd")  # shown where Flower shows its own
+
+CONFIG = "config"  # the record of Flower's `train_config`
 
 
 def client_app(
@@ -36,12 +40,16 @@ def client_app(
     folder: str | Path | None = None,
     threads: int = 1,
     device: str = "cpu",
+    train: Train | None = None,
 ) -> ClientApp:
     """A Flower ClientApp that serves any algorithm the server names.
 
     make_model: gives the model; its weights are replaced by the server's. load_data: gives this client's training data, a
         pair (x, y) of tensors, a dictionary of tensors, or a map-style data set; it is called with the client's index.
         load_test: the same for evaluation on the client. Each may also take `context`, Flower's.
+    train: a training function of your own, train(model, data, config), in the place of the algorithm's local steps; `data`
+        is what `load_data` gave, such as a DataLoader, and `config["name"]` reads Flower's `train_config`. See
+        docs/own-training.md.
     loss, metrics: as in `fedbcgd.simulate`.
     index: who this client is, 0 to M − 1; default `partition-id` of the node's configuration, as Flower's simulation sets
         it and `flower-supernode --node-config "partition-id=3"` does.
@@ -49,11 +57,11 @@ def client_app(
         without one Flower keeps it in memory.
     threads: of the computation; 1 gives the same bits as a simulation.
     """
-    site = _Site(make_model, load_data, load_test, loss, metrics, index or partition_id, folder, threads, device)
+    site = _Site(make_model, load_data, load_test, loss, metrics, index or partition_id, folder, threads, device, train)
     app = ClientApp()
 
     @app.train()
-    def train(message: Message, context: Context) -> Message:
+    def fit(message: Message, context: Context) -> Message:
         return Message(_answer(site.train, message, context), reply_to=message)
 
     @app.evaluate()
@@ -86,7 +94,7 @@ def _answer(work: Callable[[Message, Context], RecordDict], message: Message, co
         content = wire.failure(str(error))
     except Exception as error:
         log.error("%s", "".join(traceback.format_exception(error)))
-        content = wire.failure(f"{type(error).__name__}: {error}")
+        content = wire.failure(with_line(error))
     task: Any = message.content[wire.TASK]
     content[wire.TOLD] = ConfigRecord({**content.get(wire.TOLD, {}), wire.TOKEN: task[wire.TOKEN]})  # type: ignore[dict-item]
     return content
@@ -104,30 +112,36 @@ class _Site:
         folder: str | Path | None,
         threads: int,
         device: str,
+        train: Train | None,
     ):
+        if train is not None and not callable(train):
+            raise UserError(f"train: expected a function of (model, data, config), got {train!r}")
         self._make_model, self._load_data, self._load_test = make_model, load_data, load_test
         self._objective = objective(loss, metrics)
         self._index = index
         self._folder = None if folder is None else Path(folder)
         self._threads = threads
         self._device = torch.device(device)
+        self._train = train
         # A process that serves several messages makes model and data once.
         self._made: tuple[Any, Client] | None = None
-        self._data: dict[str, tuple[int, Source]] = {}
+        self._data: dict[str, tuple[int, Any]] = {}
 
     def hello(self, message: Message, context: Context) -> RecordDict:
         task: Any = message.content[wire.TASK]
         told = {"client": self._index(context), "of": int(context.node_config.get("num-partitions", 0))}
         if "examples" in task["ask"]:
-            told["examples"] = len(self._source("train", self._load_data, context))
+            told["examples"] = self._examples(context)
         if "test_examples" in task["ask"] and self._load_test is not None:
-            told["test_examples"] = len(self._source("test", self._load_test, context))
+            told["test_examples"] = len(self._loaded("test", self._load_test, context))
         return RecordDict({wire.TOLD: ConfigRecord(told)})  # type: ignore[arg-type]
 
     def train(self, message: Message, context: Context) -> RecordDict:
         order = Order.read(message.content)
         client = self._client(order, context)
-        data = self._source("train", self._load_data, context)
+        data = self._loaded("train", self._load_data, context)
+        config = message.content.get(CONFIG)
+        values = dict(config) if isinstance(config, ConfigRecord) else {}
         broadcast = wire.read_broadcast(message.content, order, client.layout)
         names = order.algorithm.state_names
         keeper = self._keeper(order, context, client)
@@ -138,7 +152,8 @@ class _Site:
                 return wire.failure("this client's state is lost, or newer than the server", state_lost=True)
             memory.begin_anew(order)
         with threads_used(self._threads):
-            upload, update = client.fit(broadcast, order.task, data, memory.vectors if memory is not None else {})
+            state = memory.vectors if memory is not None else {}
+            upload, update = client.fit(broadcast, order.task, data, state, values=values)
         if memory is not None:
             memory.wait_for(order.task.round, update)
             keeper.save(memory)
@@ -149,7 +164,7 @@ class _Site:
         if self._load_test is None:
             raise UserError("evaluation on clients needs client_app(load_test=…)")
         client = self._client(order, context)
-        data = self._source("test", self._load_test, context)
+        data: Source = self._loaded("test", self._load_test, context)
         client.model.load(wire.read_broadcast(message.content, order, client.layout).x)
         with threads_used(self._threads):
             batches = [evaluate_span(client.model.module, self._objective, data, *span) for span in spans(len(data))]
@@ -169,14 +184,25 @@ class _Site:
                     f"the client's model ({type(module).__name__}, d = {layout.dim:,}) is laid out differently from the "
                     "server's: both must make the same one"
                 )
-            self._made = key, Client(order.algorithm, layout, module, self._objective, order.seed)
+            self._made = key, Client(order.algorithm, layout, module, self._objective, order.seed, self._train)
         return self._made[1]
 
-    def _source(self, what: str, load: Callable[..., Any], context: Context) -> Source:
+    def _loaded(self, what: str, load: Callable[..., Any], context: Context) -> Any:
+        """Return the client's data: a Source, or as the user gave it where the user's own function trains on it."""
         client = self._index(context)
         if what not in self._data or self._data[what][0] != client:
-            self._data[what] = client, as_source(_call(load, context, client), f"client {client}")
+            data = _call(load, context, client)
+            own = what == "train" and self._train is not None
+            self._data[what] = client, data if own else as_source(data, f"client {client}")
         return self._data[what][1]
+
+    def _examples(self, context: Context) -> int:
+        examples = examples_in(self._loaded("train", self._load_data, context))
+        if not examples:
+            raise UserError(
+                "load_data: expected data whose examples can be counted, since the server asks how many it has"
+            )
+        return examples
 
     def _keeper(self, order: Order, context: Context, client: Client) -> InContext | InFolder:
         if self._folder is None:

@@ -3,7 +3,6 @@
 import contextlib
 import inspect
 import logging
-import math
 import secrets
 import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -24,12 +23,12 @@ from fedbcgd.backends.flower.folder import ServerFolder
 from fedbcgd.backends.flower.roster import Roster, read_roster
 from fedbcgd.core.algorithm import Algorithm
 from fedbcgd.core.messages import Plan, RoundReport, Task
+from fedbcgd.core.metric_means import means_over_clients
 from fedbcgd.core.objective import Loss, Metrics
 from fedbcgd.core.reading import MOST_STEPS, Evaluation, Malformed, shorten
 from fedbcgd.core.server import Server
 from fedbcgd.core.vector import Layout
 from fedbcgd.engine.assemble import Run, make_job, make_target
-from fedbcgd.engine.evaluation import total
 from fedbcgd.engine.loop import Callback, Outcome, RoundInfo, Row, Stop
 from fedbcgd.errors import UserError
 from fedbcgd.rng import stream
@@ -378,15 +377,7 @@ class Federation(Strategy):
                 answers[task.client] = self._evaluation(reply, task.client)
             except Exception as error:  # a client's message must never end the run
                 log.warning("client %d did not evaluate: %s", task.client, shorten(str(error)))
-        means: dict[str, float] = {}
-        for name in {name: None for client in sorted(answers) for name in answers[client].metrics}:
-            those = [answers[client] for client in sorted(answers) if name in answers[client].metrics]
-            examples = sum(answer.examples for answer in those)
-            mean = float(sum(total(answer.metrics[name], answer.examples) for answer in those) / examples)
-            if not math.isfinite(mean):  # a sum overflowed
-                mean = sum(answer.examples / examples * answer.metrics[name] for answer in those)
-            if len(those) > len(answers) / 2 and math.isfinite(mean):
-                means[name] = mean
+        means = means_over_clients([(answer.examples, answer.metrics) for _, answer in sorted(answers.items())])
         return MetricRecord(dict(means)) if means else None
 
     def _evaluation(self, reply: Message, client: int) -> Evaluation:
@@ -417,6 +408,7 @@ def _put(records: dict[int, MetricRecord], round: int, values: Mapping[str, Any]
 def _metrics(report: RoundReport, server: Server) -> MetricRecord:
     return MetricRecord(
         {
+            **{f"train_{name}": value for name, value in report.metrics.items()},
             "train_loss": report.train_loss,
             "accepted": report.accepted,
             "refused": len(report.refused),
