@@ -1,7 +1,7 @@
 """The messages between server and clients. A payload is bytes by channel and slice; no message depends on an algorithm."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
@@ -55,7 +55,8 @@ class Upload:
     examples: int  # n_i
     steps: int  # T
     gradient_evaluations: int  # minibatches
-    train_loss: float  # mean over the minibatches, each before its step
+    train_loss: float | None  # mean over the minibatches, each before its step; None: not known
+    metrics: Mapping[str, float] = field(default_factory=dict)  # further ones of the training, by name
 
     @property
     def nbytes(self) -> int:
@@ -96,3 +97,4 @@ class RoundReport:
     lost: Sequence[str]
     idle_blocks: Sequence[int]  # blocks for which no upload arrived: they kept their value and momentum
     train_loss: float
+    metrics: Mapping[str, float] = field(default_factory=dict)  # means over the clients, weighted by their examples

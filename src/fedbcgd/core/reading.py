@@ -5,15 +5,16 @@ refused with a reason on one line; this module raises nothing but `Malformed`.
 """
 
 from collections.abc import Mapping
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
 from fedbcgd.core.parts import expectation
 
 LONGEST_TEXT = 500  # characters of a client's text that are kept
 LONGEST_NAME = 100  # characters of a metric's name
-MOST_METRICS = 100
+MOST_METRICS = 100  # of an evaluation
+MOST_TRAIN_METRICS = 32
 MOST_CLIENTS = 2**31
 MOST_STEPS = 2**40  # local steps, gradient evaluations, examples: more than any client can do in a round
 
@@ -28,6 +29,15 @@ class Message(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, strict=True)
 
 
+def _printable(name: str) -> str:
+    if not name.isprintable():
+        raise ValueError("names must be printable")
+    return name
+
+
+MetricName = Annotated[str, Field(min_length=1, max_length=LONGEST_NAME), AfterValidator(_printable)]
+
+
 class UploadValues(Message):
     """The values of an upload beside its payload."""
 
@@ -37,7 +47,16 @@ class UploadValues(Message):
     examples: int = Field(ge=1, le=MOST_STEPS)
     steps: int = Field(ge=1, le=MOST_STEPS)
     gradient_evaluations: int = Field(ge=0, le=MOST_STEPS)
-    train_loss: float
+    train_loss: float | None = None
+    metrics: dict[MetricName, float] = Field(default_factory=dict, max_length=MOST_TRAIN_METRICS)
+
+
+# How a client trains: by the algorithm's local rule, by a user's function, or in an app of its own that takes and returns
+# whole models.
+Trains = Literal["rule", "function", "app"]
+RULE: Trains = "rule"
+FUNCTION: Trains = "function"
+APP: Trains = "app"
 
 
 class Hello(Message):
@@ -47,6 +66,7 @@ class Hello(Message):
     of: int = Field(0, ge=0, le=MOST_CLIENTS)  # the number of clients, as far as the node knows; 0: unknown
     examples: int | None = Field(None, ge=1, le=MOST_STEPS)
     test_examples: int | None = Field(None, ge=1, le=MOST_STEPS)
+    trains: Trains = RULE
 
 
 class Failure(Message):
@@ -56,21 +76,11 @@ class Failure(Message):
     state_lost: bool = False
 
 
-MetricName = Annotated[str, Field(min_length=1, max_length=LONGEST_NAME)]
-
-
 class Evaluation(Message):
     """The metrics of a model on a client's test data."""
 
     examples: int = Field(ge=1, le=MOST_STEPS)
     metrics: dict[MetricName, float] = Field(min_length=1, max_length=MOST_METRICS)
-
-    @field_validator("metrics")
-    @classmethod
-    def _printable(cls, metrics: dict[str, float]) -> dict[str, float]:
-        if not all(name.isprintable() for name in metrics):
-            raise ValueError("names must be printable")
-        return metrics
 
 
 M = TypeVar("M", bound=Message)

@@ -13,6 +13,7 @@ from torch import Tensor
 from fedbcgd.core.algorithm import Algorithm
 from fedbcgd.core.ledger import Entry, Ledger
 from fedbcgd.core.messages import Broadcast, Plan, Receipt, RoundReport, Task, Upload
+from fedbcgd.core.metric_means import means_over_clients
 from fedbcgd.core.norms import norm
 from fedbcgd.core.reading import Malformed, UploadValues, shorten
 from fedbcgd.core.refusals import MOSTLY_REFUSED_ROUNDS, Refusals
@@ -346,7 +347,8 @@ class Server:
                 total[part_of(self.layout, owner)].add_(channels[f"d{name}"], alpha=control_weight)
         if upload.buffers is not None:
             self._sums.add(BUFFER_OWNER, upload.buffers, weight)
-        self._losses.append(values.train_loss)
+        if values.train_loss is not None:
+            self._losses.append(values.train_loss)
         self._counted.append(upload.without_tensors())
 
     # -- commit -------------------------------------------------------------------------------------------------------
@@ -371,7 +373,13 @@ class Server:
             log.warning("round %d: no upload counts for block %s, which keeps its values", self.round, numbers)
         mean_loss = sum(self._losses) / len(self._losses) if self._losses else math.nan
         self.last = report = RoundReport(
-            self.round, len(self._losses), tuple(self.refusals.reasons), tuple(self._lost), tuple(idle), mean_loss
+            self.round,
+            len(self._counted),
+            tuple(self.refusals.reasons),
+            tuple(self._lost),
+            tuple(idle),
+            mean_loss,
+            means_over_clients([(u.values.examples, u.values.metrics) for u in self._counted]),
         )
         self.refusals.close_round({u.values.client for u in self._counted}, (task.client for task in plan.tasks))
         turn, assigned = self._turn(len(plan.tasks))

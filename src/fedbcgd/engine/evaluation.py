@@ -1,20 +1,18 @@
 """Metrics of a model on a data set: means over its examples, batch by batch, so that batches can be spread out."""
 
 from collections.abc import Sequence
-from fractions import Fraction
-from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import nn
 
+from fedbcgd.core.metric_means import Total, total
 from fedbcgd.core.objective import Objective
 from fedbcgd.data.sources import Source, to_device
 
 SPAN = 500  # examples that a process evaluates without asking for more work
 BATCH = 100  # examples of one forward pass: larger batches leave the cache, and cost memory
 
-Total = int | float | Fraction
 Batch = tuple[int, dict[str, Total]]  # examples, and the sums of the metrics over them
 
 
@@ -35,26 +33,6 @@ def evaluate_span(module: nn.Module, objective: Objective, data: Source, start: 
             measured = objective.metrics(module, batch)
             batches.append((end - at, {name: total(value, end - at) for name, value in measured.items()}))
     return stop - start, _sums(batches)
-
-
-def total(value: Any, examples: int) -> Total:
-    """Return the sum over some examples of a metric that was measured on them.
-
-    What counts examples is summed exactly, so that 7 of 10 is 0.7 in the end and meets a target of 0.7.
-
-    Args:
-        value: a boolean tensor, whose true entries are counted; or else the mean over the examples, a number. A mean that
-            is k of these examples to its last bit, in float64 or float32, stands for the integer k.
-        examples: how many there are.
-    """
-    if isinstance(value, Tensor) and value.dtype == torch.bool:
-        return Fraction(examples * int(value.count_nonzero()), value.numel())
-    mean = float(value)
-    if examples and 0 <= mean <= 1:
-        count = round(examples * mean)
-        if mean in (count / examples, float(np.float32(count / examples))):
-            return count
-    return examples * mean
 
 
 def combine(batches: Sequence[Batch]) -> dict[str, float]:

@@ -3,7 +3,7 @@
 import inspect
 import logging
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ from torch import nn
 
 from fedbcgd.backends.flower import wire
 from fedbcgd.backends.flower.memory import InContext, InFolder
+from fedbcgd.backends.flower.privacy import refuse_mods
 from fedbcgd.backends.flower.wire import Order
 from fedbcgd.core.client import Client
 from fedbcgd.core.objective import Loss, Metrics, objective
@@ -36,6 +37,7 @@ def client_app(
     folder: str | Path | None = None,
     threads: int = 1,
     device: str = "cpu",
+    mods: Sequence[Any] = (),
 ) -> ClientApp:
     """A Flower ClientApp that serves any algorithm the server names.
 
@@ -48,21 +50,24 @@ def client_app(
     folder: where the client's state (control variates, residuals) is kept on disk, so that a restarted SuperNode has it;
         without one Flower keeps it in memory.
     threads: of the computation; 1 gives the same bits as a simulation.
+    mods: Flower's mods, around every message. A mod that reads or changes arrays meets the form of wire.py: flat arrays of
+        bytes, encoded by the algorithm's codec.
     """
     site = _Site(make_model, load_data, load_test, loss, metrics, index or partition_id, folder, threads, device)
-    app = ClientApp()
+    refuse_mods(mods, sees_whole_models=False)
+    app = ClientApp(mods=list(mods))
 
     @app.train()
     def train(message: Message, context: Context) -> Message:
-        return Message(_answer(site.train, message, context), reply_to=message)
+        return Message(answer(site.train, message, context), reply_to=message)
 
     @app.evaluate()
     def evaluate(message: Message, context: Context) -> Message:
-        return Message(_answer(site.evaluate, message, context), reply_to=message)
+        return Message(answer(site.evaluate, message, context), reply_to=message)
 
-    @app.query("fedbcgd")
+    @app.query(wire.HELLO_ACTION)
     def hello(message: Message, context: Context) -> Message:
-        return Message(_answer(site.hello, message, context), reply_to=message)
+        return Message(answer(site.hello, message, context), reply_to=message)
 
     return app
 
@@ -77,8 +82,10 @@ def partition_id(context: Context) -> int:
         ) from None
 
 
-def _answer(work: Callable[[Message, Context], RecordDict], message: Message, context: Context) -> RecordDict:
+def answer(work: Callable[[Message, Context], RecordDict], message: Message, context: Context) -> RecordDict:
     """Do the work, and return the question's token. A failure is told in words; Flower would only say that there was one."""
+    task: Any = message.content[wire.TASK]
+    token = task[wire.TOKEN]
     try:
         content = work(message, context)
     except UserError as error:
@@ -87,8 +94,7 @@ def _answer(work: Callable[[Message, Context], RecordDict], message: Message, co
     except Exception as error:
         log.error("%s", "".join(traceback.format_exception(error)))
         content = wire.failure(f"{type(error).__name__}: {error}")
-    task: Any = message.content[wire.TASK]
-    content[wire.TOLD] = ConfigRecord({**content.get(wire.TOLD, {}), wire.TOKEN: task[wire.TOKEN]})  # type: ignore[dict-item]
+    content[wire.TOLD] = ConfigRecord({**content.get(wire.TOLD, {}), wire.TOKEN: token})  # type: ignore[dict-item]
     return content
 
 

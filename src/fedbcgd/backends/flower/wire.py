@@ -13,17 +13,30 @@ from torch import Tensor
 from fedbcgd.algorithms.registry import make_algorithm
 from fedbcgd.core.algorithm import Algorithm
 from fedbcgd.core.messages import Broadcast, Task, Upload
-from fedbcgd.core.reading import MOST_METRICS, Evaluation, Failure, Hello, Malformed, UploadValues, read, shorten
+from fedbcgd.core.reading import (
+    MOST_METRICS,
+    MOST_TRAIN_METRICS,
+    Evaluation,
+    Failure,
+    Hello,
+    Malformed,
+    UploadValues,
+    read,
+    shorten,
+)
 from fedbcgd.core.vector import Layout
 
 BROADCAST, TASK, UPLOAD, TOLD, METRICS = "broadcast", "task", "upload", "told", "metrics"  # records by name
-HELLO = "query.fedbcgd"  # the message type by which a client says who it is
+HELLO_ACTION = "fedbcgd"
+HELLO = f"query.{HELLO_ACTION}"  # the message type by which a client says who it is
 X = "x"
 STYPE = "fedbcgd"  # how the bytes of our arrays came about, in Flower's terms
 # Each question has a random token that its reply returns: the sender that a reply names in Flower's metadata is the
 # client's own word, while nobody but the node that was asked knows the token.
 TOKEN = "token"
-MOST_RECORDS, MOST_VALUES = 2, 16  # of a client's message, and of a record's plain values
+TRAIN_LOSS = "train_loss"  # left out by clients that do not know it
+_UPLOAD_VALUES = set(UploadValues.model_fields) - {TRAIN_LOSS, METRICS}
+MOST_RECORDS, MOST_VALUES = 3, 16  # of a client's message, and of a record's plain values
 
 
 @dataclass(frozen=True)
@@ -90,10 +103,13 @@ def read_broadcast(content: RecordDict, order: Order, layout: Layout) -> Broadca
 
 def reply(upload: Upload) -> RecordDict:
     arrays = {f"{channel}.{k}": array(t) for channel, parts in upload.payload.items() for k, t in enumerate(parts)}
-    told = {name: getattr(upload, name) for name in UploadValues.model_fields} | {
-        "train_loss": float(upload.train_loss)
-    }
-    return RecordDict({UPLOAD: ArrayRecord(arrays), TOLD: ConfigRecord(told)})
+    told = {name: getattr(upload, name) for name in _UPLOAD_VALUES}
+    if upload.train_loss is not None:
+        told[TRAIN_LOSS] = float(upload.train_loss)
+    content = RecordDict({UPLOAD: ArrayRecord(arrays), TOLD: ConfigRecord(told)})
+    if upload.metrics:
+        content[METRICS] = MetricRecord(dict(upload.metrics))
+    return content
 
 
 def failure(text: str, state_lost: bool = False) -> RecordDict:
@@ -144,9 +160,11 @@ def read_upload(content: RecordDict, lengths: Mapping[str, Sequence[int]]) -> Up
         content: what the client sent.
         lengths: the most bytes that each slice of each channel may have. No array is copied before all fit.
     """
-    _expect(content, {TOLD: ConfigRecord, UPLOAD: ArrayRecord})
+    measured = {METRICS: MetricRecord} if METRICS in _heads(content) else {}
+    _expect(content, {TOLD: ConfigRecord, UPLOAD: ArrayRecord, **measured})
+    metrics = _bounded(content[METRICS], MOST_TRAIN_METRICS) if measured else {}
     values = _told(content)
-    if wrong := set(values) ^ set(UploadValues.model_fields):
+    if wrong := (set(values) - {TRAIN_LOSS}) ^ _UPLOAD_VALUES:
         raise Malformed(f"{TOLD}: unexpected or missing field {shorten(min(wrong), 60)!r}")
     arrays: Any = content[UPLOAD]
     wanted = {f"{channel}.{k}": most for channel, parts in lengths.items() for k, most in enumerate(parts)}
@@ -164,7 +182,7 @@ def read_upload(content: RecordDict, lengths: Mapping[str, Sequence[int]]) -> Up
     payload = {
         channel: [tensor(arrays[f"{channel}.{k}"]) for k in range(len(parts))] for channel, parts in lengths.items()
     }
-    return Upload(payload=payload, **values)
+    return Upload(payload=payload, **({TRAIN_LOSS: None} | values), metrics=metrics)
 
 
 def _heads(content: Any) -> list[str]:
