@@ -578,7 +578,7 @@ def test_an_evaluation_cannot_answer_for_another_client(caplog):
         reply.metadata.__dict__["_group_id"] = "1"
         return reply
 
-    _, result = run("fedavg", attacked("evaluate", change), rounds=1, fraction_evaluate=1.0)
+    run("fedavg", attacked("evaluate", change), rounds=1, fraction_evaluate=1.0)
     assert "answers no open question" in caplog.text
     groups = set()
     grid = LocalGrid(dropin(), M, lose=lambda m, r: groups.add(m.metadata.group_id) or r)
@@ -781,7 +781,7 @@ def test_mods_of_our_client_app():
         return reply
 
     app = fedbcgd.flower.client_app(make_model, lambda client: CLIENTS[client], mods=[watch])
-    federation, result = start("fedbcgd", LocalGrid(app, M), rounds=1)
+    _, result = start("fedbcgd", LocalGrid(app, M), rounds=1)
     reference = simulate(make_model(), CLIENTS, "fedbcgd", rounds=1, cohort=4, seed=3, workers=0, blocks=2, **LOCAL)
     assert same(result.arrays, reference.module)
     assert (wire.HELLO, {wire.TOLD}) in seen
