@@ -55,8 +55,8 @@ class Upload:
     examples: int  # n_i
     steps: int  # T
     gradient_evaluations: int  # minibatches
-    train_loss: float | None  # mean over the minibatches, each before its step; None: not known
-    metrics: Mapping[str, float] = field(default_factory=dict)  # further ones of the training, by name
+    train_loss: float | None  # mean over the minibatches, before each step; None: the client's training does not say
+    metrics: Mapping[str, float] = field(default_factory=dict)  # of the client's own training, where it has some
 
     @property
     def nbytes(self) -> int:
