@@ -1,7 +1,9 @@
 """FedBCGD and every other algorithm on Flower: two lines of an existing Flower app.
 
 strategy = fedbcgd.flower.strategy("fedbcgd", model, blocks=5, momentum=0.8)      # in the ServerApp
-app = fedbcgd.flower.client_app(make_model, load_data)                             # the ClientApp
+@fedbcgd.flower.train(app)                                                         # instead of @app.train()
+
+`client_app(make_model, load_data)` is a whole ClientApp that trains by the algorithm's own rule.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -10,11 +12,18 @@ from fedbcgd.errors import UserError
 
 if TYPE_CHECKING:
     from fedbcgd.backends.flower.client import client_app
+    from fedbcgd.backends.flower.dropin import train, wrap
     from fedbcgd.backends.flower.federation import Federation, strategy
 
-_HOME = {"client_app": "client", "strategy": "federation", "Federation": "federation"}
+_HOME = {
+    "client_app": "client",
+    "train": "dropin",
+    "wrap": "dropin",
+    "strategy": "federation",
+    "Federation": "federation",
+}
 
-__all__ = ["Federation", "client_app", "strategy"]
+__all__ = ["Federation", "client_app", "strategy", "train", "wrap"]
 
 
 def __getattr__(name: str) -> Any:

@@ -11,8 +11,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fedbcgd.core.algorithm import RESIDUAL, Algorithm
-from fedbcgd.core.messages import BUFFERS, Allocator, Broadcast, StateUpdate, Task, Upload
+from fedbcgd.core.algorithm import Algorithm
+from fedbcgd.core.encoding import encode
+from fedbcgd.core.messages import Allocator, Broadcast, StateUpdate, Task, Upload
 from fedbcgd.core.objective import Objective
 from fedbcgd.core.onednn import avoid_faulty_kernel
 from fedbcgd.core.own_training import OwnTraining, Train, Trained
@@ -22,7 +23,6 @@ from fedbcgd.core.work import GradientMemory, Progress, Work
 from fedbcgd.rng import stream, torch_seed
 
 _NO_VALUES: Mapping[str, Any] = MappingProxyType({})
-_UNUSED = np.random.default_rng(0)  # for codecs that draw nothing: to make a stream takes as long as a small upload
 
 
 class Client:
@@ -185,7 +185,10 @@ class Client:
         self, work: Progress, broadcast: Broadcast, task: Task, trained: Trained, allocate: Allocator | None
     ) -> tuple[Upload, StateUpdate]:
         new_memory = partial(torch.empty, dtype=torch.uint8, device=self._device)
-        payload, values = self._encode(work, broadcast, task, allocate or new_memory)
+        buffers = self.model.vector[self.layout.buffer_slice]
+        payload, values = encode(
+            self.algorithm, self.layout, self.seed, work, broadcast, task, buffers, allocate or new_memory
+        )
         upload = Upload(
             task.round,
             task.client,
@@ -198,41 +201,6 @@ class Client:
             trained.metrics,
         )
         return upload, StateUpdate(task.client, broadcast.epoch, values)
-
-    def _encode(
-        self, work: Progress, broadcast: Broadcast, task: Task, allocate: Allocator
-    ) -> tuple[dict[str, list[Tensor]], dict[str, list[tuple[slice, Tensor]]]]:
-        """Return the payload, and the new state on the uploaded coordinates.
-
-        The state is computed from the decoded values: the client adds exactly what the server will add.
-        """
-        rule, codec, dtype = self.algorithm.local, self.algorithm.codec, self.layout.dtype
-        rng = _UNUSED if codec.in_place else stream(self.seed, "codec", task.round, task.client)
-        payload: dict[str, list[Tensor]] = {channel: [] for channel in rule.channels}
-        parts: list[tuple[slice, dict[str, Tensor]]] = []
-        residual: list[tuple[slice, Tensor]] = []
-        for s in work.slices:
-            sent = {}
-            for channel, change in rule.changes(work, s).items():
-                # Error feedback: add what earlier uploads left out, keep what this one leaves out.
-                feedback = codec.residual and channel == "dx"
-                intended = change.add_(work.state[RESIDUAL][s]).clone() if feedback else None
-                data = codec.encode(change, rng, allocate)
-                payload[channel].append(data)
-                if self.algorithm.state_names:
-                    sent[channel] = codec.decode(data, s.stop - s.start, dtype)
-                if intended is not None:
-                    residual.append((s, intended.sub_(sent[channel])))
-            if rule.controls:
-                controls = {name: c[s] for name, c in broadcast.controls.items()}
-                parts.append((s, rule.complete(sent, controls, work.eta, work.steps)))
-        values = rule.new_controls(work, parts)
-        if codec.residual:
-            values[RESIDUAL] = residual
-        if self.layout.size > self.layout.dim:
-            buffers = self.model.vector[self.layout.buffer_slice].view(torch.uint8)
-            payload[BUFFERS] = [allocate(len(buffers)).copy_(buffers)]
-        return payload, values
 
 
 @contextmanager

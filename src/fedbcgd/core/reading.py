@@ -5,7 +5,7 @@ refused with a reason on one line; this module raises nothing but `Malformed`.
 """
 
 from collections.abc import Mapping
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
@@ -51,6 +51,14 @@ class UploadValues(Message):
     metrics: dict[MetricName, float] = Field(default_factory=dict, max_length=MOST_TRAIN_METRICS)
 
 
+# How a client trains: by the algorithm's local rule, by a user's function, or in an app of its own that takes and returns
+# whole models.
+Trains = Literal["rule", "function", "app"]
+RULE: Trains = "rule"
+FUNCTION: Trains = "function"
+APP: Trains = "app"
+
+
 class Hello(Message):
     """Which client a node says it is, and how much data it has if the server asked for that."""
 
@@ -58,6 +66,7 @@ class Hello(Message):
     of: int = Field(0, ge=0, le=MOST_CLIENTS)  # the number of clients, as far as the node knows; 0: unknown
     examples: int | None = Field(None, ge=1, le=MOST_STEPS)
     test_examples: int | None = Field(None, ge=1, le=MOST_STEPS)
+    trains: Trains = RULE
 
 
 class Failure(Message):

@@ -2,10 +2,9 @@
 
 import logging
 import math
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
-from flwr.app import ArrayRecord, ConfigRecord
 from flwr.serverapp import Grid
 from torch import Tensor
 
@@ -23,6 +22,20 @@ if TYPE_CHECKING:
     from fedbcgd.backends.flower.federation import Federation
 
 log = logging.getLogger("flwr.fedbcgd")  # shown where Flower shows its own
+
+
+EVALUATE_FN = "evaluate_fn_"  # before a name that `evaluate_fn` has in common with the metrics on the test data
+
+
+def evaluate_fn_names(values: Mapping[str, Any], row: Mapping[str, float]) -> dict[str, str]:
+    """Return the column of a row in which each value of `evaluate_fn` stands."""
+    columns = {}
+    for name in values:
+        short = name.removeprefix("test_")
+        columns[name] = f"test_{EVALUATE_FN}{short}"
+        if columns[name] not in row:
+            columns[name] = f"test_{short}"
+    return columns
 
 
 class GridHooks(RoundHooks):
@@ -66,10 +79,14 @@ class GridBackend:
                 federation.take(reply)
 
     def evaluate(self, x: Tensor) -> dict[str, float]:
-        """Return the metrics on the test data here, and those of the clients, which are named `clients_…`."""
+        """Return the metrics on the test data, the numbers of `evaluate_fn`, and those of the clients as `clients_…`."""
         federation = self._federation
         values = self._job.metrics(x)
-        questions = list(federation.configure_evaluate(0, ArrayRecord(), ConfigRecord(), self._grid))
+        for name, value in federation.evaluate_centrally().items():
+            if isinstance(value, (int, float)):
+                name = name.removeprefix("test_")
+                values[f"{EVALUATE_FN}{name}" if name in values else name] = float(value)
+        questions = list(federation.configure_evaluate(0))
         if questions:
             means = federation.aggregate_evaluate(0, exchange(self._grid, questions, federation.timeout))
             values |= {f"clients_{name}": float(v) for name, v in (means or {}).items()}  # type: ignore[arg-type]

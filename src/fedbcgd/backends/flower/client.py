@@ -3,7 +3,7 @@
 import inspect
 import logging
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +14,12 @@ from torch import nn
 
 from fedbcgd.backends.flower import wire
 from fedbcgd.backends.flower.memory import InContext, InFolder
+from fedbcgd.backends.flower.privacy import refuse_mods
 from fedbcgd.backends.flower.wire import Order
 from fedbcgd.core.client import Client
 from fedbcgd.core.objective import Loss, Metrics, objective
 from fedbcgd.core.own_training import Train
+from fedbcgd.core.reading import FUNCTION, RULE
 from fedbcgd.data.sources import Source, as_source, examples_in
 from fedbcgd.engine.evaluation import combine, evaluate_span, spans
 from fedbcgd.engine.probe import with_line
@@ -25,8 +27,6 @@ from fedbcgd.engine.threads import threads as threads_used
 from fedbcgd.errors import UserError
 
 log = logging.getLogger("flwr.fedbcgd")  # shown where Flower shows its own
-
-CONFIG = "config"  # the record of Flower's `train_config`
 
 
 def client_app(
@@ -41,6 +41,7 @@ def client_app(
     threads: int = 1,
     device: str = "cpu",
     train: Train | None = None,
+    mods: Sequence[Any] = (),
 ) -> ClientApp:
     """A Flower ClientApp that serves any algorithm the server names.
 
@@ -56,21 +57,24 @@ def client_app(
     folder: where the client's state (control variates, residuals) is kept on disk, so that a restarted SuperNode has it;
         without one Flower keeps it in memory.
     threads: of the computation; 1 gives the same bits as a simulation.
+    mods: Flower's mods, around every message. A mod that reads or changes arrays meets the form of wire.py: flat arrays of
+        bytes, encoded by the algorithm's codec.
     """
     site = _Site(make_model, load_data, load_test, loss, metrics, index or partition_id, folder, threads, device, train)
-    app = ClientApp()
+    refuse_mods(mods, sees_whole_models=False)
+    app = ClientApp(mods=list(mods))
 
     @app.train()
     def fit(message: Message, context: Context) -> Message:
-        return Message(_answer(site.train, message, context), reply_to=message)
+        return Message(answer(site.train, message, context), reply_to=message)
 
     @app.evaluate()
     def evaluate(message: Message, context: Context) -> Message:
-        return Message(_answer(site.evaluate, message, context), reply_to=message)
+        return Message(answer(site.evaluate, message, context), reply_to=message)
 
-    @app.query("fedbcgd")
+    @app.query(wire.HELLO_ACTION)
     def hello(message: Message, context: Context) -> Message:
-        return Message(_answer(site.hello, message, context), reply_to=message)
+        return Message(answer(site.hello, message, context), reply_to=message)
 
     return app
 
@@ -85,8 +89,10 @@ def partition_id(context: Context) -> int:
         ) from None
 
 
-def _answer(work: Callable[[Message, Context], RecordDict], message: Message, context: Context) -> RecordDict:
+def answer(work: Callable[[Message, Context], RecordDict], message: Message, context: Context) -> RecordDict:
     """Do the work, and return the question's token. A failure is told in words; Flower would only say that there was one."""
+    task: Any = message.content[wire.TASK]
+    token = task[wire.TOKEN]
     try:
         content = work(message, context)
     except UserError as error:
@@ -95,8 +101,7 @@ def _answer(work: Callable[[Message, Context], RecordDict], message: Message, co
     except Exception as error:
         log.error("%s", "".join(traceback.format_exception(error)))
         content = wire.failure(with_line(error))
-    task: Any = message.content[wire.TASK]
-    content[wire.TOLD] = ConfigRecord({**content.get(wire.TOLD, {}), wire.TOKEN: task[wire.TOKEN]})  # type: ignore[dict-item]
+    content[wire.TOLD] = ConfigRecord({**content.get(wire.TOLD, {}), wire.TOKEN: token})  # type: ignore[dict-item]
     return content
 
 
@@ -129,18 +134,19 @@ class _Site:
 
     def hello(self, message: Message, context: Context) -> RecordDict:
         task: Any = message.content[wire.TASK]
-        told = {"client": self._index(context), "of": int(context.node_config.get("num-partitions", 0))}
+        told: dict[str, Any] = {"client": self._index(context), "of": int(context.node_config.get("num-partitions", 0))}
+        told["trains"] = RULE if self._train is None else FUNCTION
         if "examples" in task["ask"]:
             told["examples"] = self._examples(context)
         if "test_examples" in task["ask"] and self._load_test is not None:
             told["test_examples"] = len(self._loaded("test", self._load_test, context))
-        return RecordDict({wire.TOLD: ConfigRecord(told)})  # type: ignore[arg-type]
+        return RecordDict({wire.TOLD: ConfigRecord(told)})
 
     def train(self, message: Message, context: Context) -> RecordDict:
         order = Order.read(message.content)
         client = self._client(order, context)
         data = self._loaded("train", self._load_data, context)
-        config = message.content.get(CONFIG)
+        config = message.content.get(wire.CONFIG)
         values = dict(config) if isinstance(config, ConfigRecord) else {}
         broadcast = wire.read_broadcast(message.content, order, client.layout)
         names = order.algorithm.state_names

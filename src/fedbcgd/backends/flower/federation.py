@@ -4,9 +4,11 @@ import contextlib
 import inspect
 import logging
 import secrets
+import sys
 import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -18,18 +20,23 @@ from torch import nn
 
 from fedbcgd.algorithms.registry import make_algorithm
 from fedbcgd.backends.flower import wire
-from fedbcgd.backends.flower.backend import GridBackend, GridHooks
+from fedbcgd.backends.flower.backend import GridBackend, GridHooks, evaluate_fn_names
+from fedbcgd.backends.flower.dropin import unfit_reason
+from fedbcgd.backends.flower.flower_options import FlowerOptions, check_train_config
 from fedbcgd.backends.flower.folder import ServerFolder
+from fedbcgd.backends.flower.legacy import LegacyRounds
+from fedbcgd.backends.flower.plain import ROUND, read_evaluation
+from fedbcgd.backends.flower.privacy import refuse_changed, refuse_wrapper
 from fedbcgd.backends.flower.roster import Roster, read_roster
 from fedbcgd.core.algorithm import Algorithm
-from fedbcgd.core.messages import Plan, RoundReport, Task
+from fedbcgd.core.messages import Broadcast, Plan, RoundReport, Task
 from fedbcgd.core.metric_means import means_over_clients
 from fedbcgd.core.objective import Loss, Metrics
-from fedbcgd.core.reading import MOST_STEPS, Evaluation, Malformed, shorten
+from fedbcgd.core.reading import APP, FUNCTION, MOST_STEPS, RULE, Evaluation, Malformed, shorten
 from fedbcgd.core.server import Server
 from fedbcgd.core.vector import Layout
 from fedbcgd.engine.assemble import Run, make_job, make_target
-from fedbcgd.engine.loop import Callback, Outcome, RoundInfo, Row, Stop
+from fedbcgd.engine.loop import Callback, Outcome, RoundInfo, Row, Stop, train_columns
 from fedbcgd.errors import UserError
 from fedbcgd.rng import stream
 
@@ -37,11 +44,28 @@ log = logging.getLogger("flwr.fedbcgd")  # shown where Flower shows its own
 
 MAX_NORM = "20x"  # of an upload, unless the algorithm says another limit
 
+EvaluateFn = Callable[[int, ArrayRecord], MetricRecord | None]
+
 CLAIM_ROUNDS = 10  # rounds before a client that lost its state may again set all controls back; doubled each time
 
 
 def strategy(algorithm: str | Algorithm, model: nn.Module, **options: Any) -> "Federation":
-    """A strategy by the algorithm's name; what `Federation` does not take are the algorithm's hyper-parameters."""
+    """Return a strategy by the algorithm's name.
+
+    Args:
+        algorithm: a registered name, or an Algorithm.
+        model: the module; its weights are the ones to begin with.
+        **options: those of `Federation`, those of Flower's FedAvg (`fraction_train`, `min_train_nodes`,
+            `min_available_nodes`, `fraction_evaluate`, `min_evaluate_nodes`, `weighted_by_key`, `arrayrecord_key`,
+            `configrecord_key`), and the hyper-parameters of the algorithm.
+
+    Raises:
+        UserError: an option is not known, or not possible.
+    """
+    flower = FlowerOptions.take(options)
+    if flower.weighted_by_key is not None and isinstance(algorithm, str):
+        options.setdefault("weighting", "examples")
+    options["flower"] = flower
     own = {k: v for k, v in options.items() if k in inspect.signature(Federation).parameters}
     rest = {k: v for k, v in options.items() if k not in own}
     if isinstance(algorithm, Algorithm):
@@ -53,7 +77,7 @@ def strategy(algorithm: str | Algorithm, model: nn.Module, **options: Any) -> "F
     return Federation(make_algorithm(algorithm, **rest), model, **own)
 
 
-class Federation(Strategy):
+class Federation(LegacyRounds, Strategy):
     """Any algorithm of the registry as a Flower strategy.
 
     clients: M, all clients of the federation, online or not; default: as many as the roster has, else how many nodes are
@@ -68,6 +92,7 @@ class Federation(Strategy):
     folder: checkpoints, metrics, summary and model are kept there, and a run that is there goes on.
     checkpoint_every: rounds. callbacks: as in `fedbcgd.simulate`.
     channels_last: compute so; default: for convolutional models (tried out if `test` is given).
+    flower: options of Flower's FedAvg; `fedbcgd.flower.strategy` takes them by their names.
     """
 
     def __init__(
@@ -94,6 +119,7 @@ class Federation(Strategy):
         checkpoint_every: int = 1,
         callbacks: Sequence[Callback] = (),
         channels_last: bool | None = None,
+        flower: FlowerOptions = FlowerOptions(),  # noqa: B008 (frozen)
     ):
         if algorithm.uplink.pooled:
             raise UserError(f"{algorithm.name} has all data in one place: there is nothing to federate")
@@ -131,6 +157,14 @@ class Federation(Strategy):
         self.target = make_target(target)
         self.timeout = 3600.0  # seconds
         self.grid: Grid | None = None  # that of the last call
+        self.flower = flower
+        self.form = flower.form()  # of messages to clients that train in an app of their own
+        self.train_config: Mapping[str, Any] = {}
+        self.evaluate_config: Mapping[str, Any] = {}
+        self._initial: ArrayRecord | None = None  # the names that an app's models have, and what is not trained
+        self._returned: ArrayRecord | None = None  # by the last call of aggregate_train
+        self._evaluate_fn: EvaluateFn | None = None
+        self._evaluated: tuple[int, Mapping[str, Any]] = -1, {}  # the round of its last values, and these
         self._clients, self._cohort = clients or len(given) or None, cohort
         self._min_clients, self._patience = min_clients, patience
         self._every, self._evaluating_share = evaluate_every, evaluate_clients
@@ -152,13 +186,25 @@ class Federation(Strategy):
         timeout: float = 3600,
         train_config: ConfigRecord | None = None,
         evaluate_config: ConfigRecord | None = None,
-        evaluate_fn: Callable[[int, ArrayRecord], MetricRecord | None] | None = None,
+        evaluate_fn: EvaluateFn | None = None,
     ) -> Result:
         """Run up to round `num_rounds`, from wherever the folder's last checkpoint stands; rounds are counted as a whole.
 
-        initial_arrays: weights to begin with instead of the model's, unless a checkpoint is there.
+        Args:
+            grid: Flower's.
+            initial_arrays: weights to begin with instead of the model's, unless a checkpoint is there.
+            num_rounds: rounds of the whole run.
+            timeout: seconds that a round waits for its clients.
+            train_config: settings for the clients' own training; each gets them, with `server-round`.
+            evaluate_config: the same for their own evaluation.
+            evaluate_fn: called with the round and the model before the first round and after each.
+
+        Raises:
+            UserError: settings and algorithm do not fit the clients that are there.
         """
         self.timeout = timeout
+        self.train_config, self.evaluate_config = dict(train_config or {}), dict(evaluate_config or {})
+        self._evaluate_fn, self._evaluated = evaluate_fn, (-1, {})
         folder = ServerFolder(self._folder, self._checkpoint_every) if self._folder is not None else None
         with folder or contextlib.nullcontext():
             if folder is not None:
@@ -169,18 +215,20 @@ class Federation(Strategy):
             seconds = folder.restore(self, run) if folder is not None else 0.0
             server, result = run.server, Result()
             if evaluate_fn is not None and server.round == 0:
-                _put(result.evaluate_metrics_serverapp, 0, evaluate_fn(0, self.arrays()))
+                _put(result.evaluate_metrics_serverapp, 0, values := self.evaluate_centrally())
+                log.info("round 0: %s", _listed(values))
 
             def record(info: RoundInfo) -> None:
                 now = server.round
                 result.train_metrics_clientapp[now] = _metrics(info.report, server)
                 row = {name: float(value) for name, value in (info.row or {}).items()}
                 of_clients = {n.removeprefix("clients_"): v for n, v in row.items() if n.startswith("clients_")}
-                _put(result.evaluate_metrics_serverapp, now, {n: v for n, v in row.items() if n.startswith("test_")})
+                values = self.evaluate_centrally()
+                of_function = set(evaluate_fn_names(values, row).values())
+                on_test = {n: v for n, v in row.items() if n.startswith("test_") and n not in of_function}
+                _put(result.evaluate_metrics_serverapp, now, {**on_test, **values})
                 _put(result.evaluate_metrics_clientapp, now, of_clients)
-                if evaluate_fn is not None:
-                    _put(result.evaluate_metrics_serverapp, now, evaluate_fn(now, self.arrays()))
-                log.info("round %d: %s", now, _line(info.row, info.report, server))
+                log.info("round %d: %s", now, _line(info.row, values, info.report, server))
 
             loop = run.start(
                 lambda job, store, cohort: GridBackend(self, grid, job, store),
@@ -203,18 +251,33 @@ class Federation(Strategy):
             self.roster.size = self._clients
             least = min(self._min_clients, self._clients or self._min_clients)
             self.roster.wait(grid, least, self._patience)
+            self._check_clients()
             count = self._clients or len(self.roster.node)
             self.roster.settle(count)
+            x = None
+            if arrays is not None:
+                state = arrays.to_torch_state_dict()
+                x = self.layout.vector(state)
+                self.job.module.load_state_dict(state, strict=False)  # what is not trained, too
+            self._initial = arrays
             self._run = Run(
                 self.job,
                 stop or Stop(),
-                cohort=min(self._cohort or count, count),
+                cohort=min(self._cohort or self.flower.cohort(count), count),
                 hooks=GridHooks(self),
                 clients=count,
-                x=None if arrays is None else self.layout.vector(arrays.to_torch_state_dict()),
+                x=x,
                 keeps_state=False,
             )
         return self._run
+
+    def _check_clients(self) -> None:
+        """Refuse settings and algorithms that do not fit the way in which most clients train."""
+        trains = [self.roster.trains[client] for client in self.roster.node]
+        if 2 * trains.count(APP) > len(trains) and (why := unfit_reason(self.algorithm)):
+            raise UserError(why)
+        if 2 * trains.count(RULE) > len(trains):
+            check_train_config(self.train_config, self.algorithm)
 
     @property
     def server(self) -> Server:
@@ -235,6 +298,20 @@ class Federation(Strategy):
         """Return the model as an ordinary state_dict."""
         return self.job.state_dict(self.server.x)
 
+    def evaluate_centrally(self) -> Mapping[str, Any]:
+        """Return the values of `evaluate_fn` for the model as it is now; empty without one."""
+        if self._evaluate_fn is None:
+            return {}
+        now = self.server.round
+        if self._evaluated[0] != now:
+            self._evaluated = now, dict(self._evaluate_fn(now, self.arrays()) or {})
+        return self._evaluated[1]
+
+    def _app_arrays(self) -> ArrayRecord:
+        """Return the model under the names that the clients' own apps know it by."""
+        ours = self.arrays()
+        return ours if self._initial is None else ArrayRecord({n: ours.get(n, a) for n, a in self._initial.items()})
+
     # -- a round ------------------------------------------------------------------------------------------------------
 
     def online(self, grid: Grid) -> Sequence[int]:
@@ -244,18 +321,31 @@ class Federation(Strategy):
     def messages(self, plan: Plan) -> list[Message]:
         """One for each client of the cohort: the same vectors, a task of its own."""
         self._plan, self._accepted_now = plan, {}
-        vectors = wire.vectors(plan.broadcast)
-        return self._send(filter(self.server.expects, plan.tasks), vectors, MessageType.TRAIN)
+        return self._send(filter(self.server.expects, plan.tasks), plan.broadcast, MessageType.TRAIN)
 
-    def _send(self, tasks: Iterable[Task], vectors: ArrayRecord, kind: str) -> list[Message]:
+    def _send(self, tasks: Iterable[Task], broadcast: Broadcast, kind: str) -> list[Message]:
         """Make the questions, and remember who was asked what."""
         self._sent = {}
+        vectors, arrays = cache(lambda: wire.vectors(broadcast)), cache(self._app_arrays)
         for task in tasks:
             token = secrets.token_hex(16)
-            self._sent[token] = self._message(task, vectors, kind, token), task
+            trains = self.roster.trains[task.client]
+            if trains != APP:
+                content = RecordDict({wire.BROADCAST: vectors()})
+                if trains == FUNCTION and kind == MessageType.TRAIN:
+                    content[wire.CONFIG] = ConfigRecord({**self.train_config, ROUND: task.round + 1})
+                message = self._message(task, content, kind, token)
+            elif kind == MessageType.TRAIN:
+                content = self.form.content(arrays(), self.train_config, task.round + 1, self.layout)
+                message = self._message(task, content, kind, token)
+            else:
+                # The app's own evaluation knows no token; Flower returns the group of a message with its reply.
+                content = self.form.content(arrays(), self.evaluate_config, task.round)
+                message = Message(content, self.roster.node[task.client], kind, ttl=self.timeout, group_id=token)
+            self._sent[token] = message, task
         return [message for message, _ in self._sent.values()]
 
-    def _message(self, task: Task, vectors: ArrayRecord, kind: str, token: str) -> Message:
+    def _message(self, task: Task, content: RecordDict, kind: str, token: str) -> Message:
         server = self.server
         order = wire.Order(
             task,
@@ -267,8 +357,7 @@ class Federation(Strategy):
             self.job.channels_last,
             self.algorithm,
         )
-        record = ConfigRecord({**order.record(), wire.TOKEN: token})
-        content = RecordDict({wire.BROADCAST: vectors, wire.TASK: record})
+        content[wire.TASK] = ConfigRecord({**order.record(), wire.TOKEN: token})
         return Message(content, self.roster.node[task.client], kind, ttl=self.timeout, group_id=str(task.round))
 
     def take(self, reply: Message) -> None:
@@ -299,7 +388,7 @@ class Federation(Strategy):
                 server.forget_controls(f"client {task.client}: {failure.failed}")
             return failure.failed
         upload = wire.read_upload(reply.content, self.algorithm.lengths(self.layout, task.block))
-        most = self.roster.most["examples"].get(task.client)
+        most = self.roster.most["examples"].get(task.client, self.roster.max_examples)
         if most is not None and isinstance(upload.examples, int) and most < upload.examples <= MOST_STEPS:
             upload = replace(upload, examples=most)
         server.ledger.wire_bytes += wire.counted(reply)
@@ -322,7 +411,7 @@ class Federation(Strategy):
             asked = reply.metadata.reply_to_message_id
             token = next((t for t, (message, _) in self._sent.items() if message.metadata.message_id == asked), None)
         else:
-            token = wire.token(reply)
+            token = wire.token(reply) or reply.metadata.group_id
         _, task = self._sent.pop(token, (None, None)) if token is not None else (None, None)
         return task
 
@@ -338,6 +427,9 @@ class Federation(Strategy):
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
+        refuse_wrapper(self, sys._getframe(1))
+        refuse_changed(self._returned, arrays)
+        self.train_config = dict(config or {})
         run = self._open(grid, arrays if server_round <= 1 else None)
         run.hooks.prepare()
         return self.messages(run.server.plan())
@@ -350,20 +442,29 @@ class Federation(Strategy):
             self.take(reply)
         report = server.commit()
         self.committed()
-        return self.arrays(), _metrics(report, server)
+        self._returned = self.arrays()
+        return self._returned, _metrics(report, server)
 
     def configure_evaluate(
-        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+        self,
+        server_round: int,
+        arrays: ArrayRecord | None = None,
+        config: ConfigRecord | None = None,
+        grid: Grid | None = None,
+        **legacy: Any,  # of a server_fn's strategy: evaluations are part of our rounds there
     ) -> Iterable[Message]:
+        if legacy:
+            return []
+        if config is not None:
+            self.evaluate_config = dict(config)
         server = self.server
         there = sorted(client for client in self.roster.node if client < server.clients)
-        count = round(self._evaluating_share * len(there)) or (1 if self._evaluating_share else 0)
+        count = self.flower.evaluating(self._evaluating_share, len(there))
         if not count:
             return []
         chosen = stream(server.seed, "evaluation", server.round).choice(there, count, replace=False)
-        vectors = ArrayRecord({wire.X: wire.array(server.x)})
         tasks = [Task(server.round, int(client), 0) for client in sorted(chosen)]
-        return self._send(tasks, vectors, MessageType.EVALUATE)
+        return self._send(tasks, Broadcast(server.round, server.epoch, server.x, {}), MessageType.EVALUATE)
 
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
         """Means over the examples of all that answered; a metric that half of them or fewer have is left out."""
@@ -383,16 +484,22 @@ class Federation(Strategy):
     def _evaluation(self, reply: Message, client: int) -> Evaluation:
         if reply.has_error():
             raise Malformed(f"Flower reports: {shorten(reply.error.reason)}")
-        failure = wire.read_failure(reply.content)
+        of_app = self.roster.trains[client] == APP
+        failure = None if of_app else wire.read_failure(reply.content)
         if failure is not None:
             raise Malformed(failure.failed)
-        found = wire.read_evaluation(reply.content)
+        if of_app:
+            found = read_evaluation(reply.content, self.form.weighted_by)
+            self.roster.limit("test_examples", client, found.examples)  # it could not be asked before
+        else:
+            found = wire.read_evaluation(reply.content)
         most = self.roster.most["test_examples"].get(client)
         if most is None:
             raise Malformed("it has not said how many test examples it has")
         return found.model_copy(update={"examples": min(found.examples, most)})
 
     def summary(self) -> None:
+        refuse_wrapper(self, sys._getframe(1))
         log.info(
             "%s: d = %s, N = %d, mean upload %.4f d", self.algorithm.name, f"{self.layout.dim:,}", self.layout.blocks,
             self.algorithm.upload_d(self.layout),
@@ -408,8 +515,8 @@ def _put(records: dict[int, MetricRecord], round: int, values: Mapping[str, Any]
 def _metrics(report: RoundReport, server: Server) -> MetricRecord:
     return MetricRecord(
         {
-            **{f"train_{name}": value for name, value in report.metrics.items()},
-            "train_loss": report.train_loss,
+            **train_columns(report),  # as in the rows, and under their own names, as Flower's strategies have them
+            **report.metrics,
             "accepted": report.accepted,
             "refused": len(report.refused),
             "lost": len(report.lost),
@@ -420,8 +527,16 @@ def _metrics(report: RoundReport, server: Server) -> MetricRecord:
     )
 
 
-def _line(row: Row | None, report: RoundReport, server: Server) -> str:
-    parts = [f"{name} {value:.4f}" for name, value in (row or {}).items() if name.endswith(("accuracy", "loss"))]
+def _listed(values: Mapping[str, Any]) -> str:
+    return ", ".join(f"{name} {value:.4f}" for name, value in values.items() if isinstance(value, (int, float)))
+
+
+def _line(row: Row | None, values: Mapping[str, Any], report: RoundReport, server: Server) -> str:
+    """Return the log's line for a round: its row, the values of `evaluate_fn`, and what became of the uploads."""
+    row = row or {}
+    shown = {name: value for name, value in row.items() if name.endswith(("accuracy", "loss"))}
+    more = {name: values[name] for name, column in evaluate_fn_names(values, row).items() if column not in shown}
+    parts = [_listed({**shown, **more})] if shown or more else []
     parts.append(f"{report.accepted} uploads, {len(report.refused)} refused, {len(report.lost)} lost")
     parts.append(f"{server.ledger.upload_d:.2f} d")
     return ", ".join(parts)

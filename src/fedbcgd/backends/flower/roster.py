@@ -19,7 +19,7 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from fedbcgd.backends.flower import wire
 from fedbcgd.backends.flower.exchange import LONGEST, SHORTEST, pull, push
-from fedbcgd.core.reading import MOST_STEPS, Hello, Malformed, shorten
+from fedbcgd.core.reading import MOST_STEPS, Hello, Malformed, Trains, shorten
 from fedbcgd.errors import UserError
 
 log = logging.getLogger("flwr.fedbcgd")  # shown where Flower shows its own
@@ -119,6 +119,7 @@ class Roster:
     def __post_init__(self) -> None:
         self.node: dict[int, int] = {}  # client → node id, of those that are connected
         self.ties: dict[int, str] = {client: _of_entry(entry) for client, entry in self.given.items()}
+        self.trains: dict[int, Trains] = {}  # client → how it trains, as it says
         self.of: dict[int, int] = {}  # client → how many clients there are, by its own account
         # What a client may weigh at most: what it reported first, or what the operator says.
         self.most: dict[str, dict[int, int]] = {"examples": {}, "test_examples": {}}
@@ -211,14 +212,19 @@ class Roster:
                 why = "connected" if connected else "known"
                 raise Malformed(f"it says that it is client {client}, but that one is {why} with another key")
             log.warning("client %d comes back as node %d with another key", client, node)
-        for what, most in self.most.items():
+        for what in self.most:
             said = getattr(hello, what)
-            if what in self.asks and client not in most and said is not None:
-                most[client] = min(said, self.max_examples or said)
+            if what in self.asks and said is not None:
+                self.limit(what, client, said)
         self.ties[client] = mine
+        self.trains[client] = hello.trains
         self.of[client] = hello.of
         self.node[client] = node
         self._later.pop(node, None)
+
+    def limit(self, what: str, client: int, said: int) -> None:
+        """Take what a client says of its examples as the most that it counts for, unless there is a limit already."""
+        self.most[what].setdefault(client, min(said, self.max_examples or said))
 
     def wait(self, grid: Grid, least: int, patience: float) -> Sequence[int]:
         """Wait until enough clients are online; the first time also for those who were asked and may still answer."""
@@ -248,7 +254,7 @@ class Roster:
         self.size = size
         for client in sorted(client for client in self.ties if client >= size):
             log.warning("client %d is beyond the federation's %d clients and is not asked", client, size)
-            for table in (self.node, self.ties, self.of, *self.most.values()):
+            for table in (self.node, self.ties, self.of, self.trains, *self.most.values()):
                 table.pop(client, None)  # type: ignore[attr-defined]
         if others := sorted({of for of in self.of.values() if of and of != size}):
             told = ", ".join(map(str, others[:5]))

@@ -27,7 +27,9 @@ from fedbcgd.core.reading import (
 from fedbcgd.core.vector import Layout
 
 BROADCAST, TASK, UPLOAD, TOLD, METRICS = "broadcast", "task", "upload", "told", "metrics"  # records by name
-HELLO = "query.fedbcgd"  # the message type by which a client says who it is
+CONFIG = "config"  # the record of `train_config`, for clients that train by a function of their own
+HELLO_ACTION = "fedbcgd"
+HELLO = f"query.{HELLO_ACTION}"  # the message type by which a client says who it is
 X = "x"
 STYPE = "fedbcgd"  # how the bytes of our arrays came about, in Flower's terms
 # Each question has a random token that its reply returns: the sender that a reply names in Flower's metadata is the

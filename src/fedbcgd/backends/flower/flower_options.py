@@ -1,0 +1,143 @@
+"""Options that Flower's own strategies have: what `fedbcgd.flower.strategy` takes of them, and what it refuses."""
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+
+from fedbcgd.backends.flower.plain import ROUND, Form
+from fedbcgd.core.algorithm import Algorithm
+from fedbcgd.errors import UserError
+
+log = logging.getLogger("flwr.fedbcgd")  # shown where Flower shows its own
+
+# What is refused, and what to say instead.
+_INSTEAD = {
+    "fraction_fit": "say fraction_train=…",
+    "min_fit_clients": "say min_train_nodes=…",
+    "min_evaluate_clients": "say min_evaluate_nodes=…",
+    "min_available_clients": "say min_available_nodes=…",
+    "train_metrics_aggr_fn": "metrics are means weighted by examples; leave it out",
+    "evaluate_metrics_aggr_fn": "metrics are means weighted by examples; leave it out",
+    "fit_metrics_aggregation_fn": "metrics are means weighted by examples; leave it out",
+    "evaluate_metrics_aggregation_fn": "metrics are means weighted by examples; leave it out",
+    "evaluate_fn": "pass it to start: strategy.start(grid, evaluate_fn=…)",
+    "on_fit_config_fn": "pass the settings to start: strategy.start(grid, train_config=…)",
+    "on_evaluate_config_fn": "pass the settings to start: strategy.start(grid, evaluate_config=…)",
+    "initial_parameters": "the model itself is given; other weights go to strategy.start(grid, initial_arrays=…)",
+    "accept_failures": "a failed client is lost for its round, and the round goes on; leave it out",
+    "eta": "say server_lr=…",
+    "eta_l": "the rate of the clients is lr=…, or a setting of your own in train_config",
+    "beta_1": "say beta1=…",
+    "beta_2": "say beta2=…",
+}
+
+
+@dataclass(frozen=True)
+class FlowerOptions:
+    """Options of Flower's FedAvg, in its meaning. None: not given.
+
+    Attributes:
+        fraction_train: share of the clients that train in a round.
+        min_train_nodes: how many train at least.
+        fraction_evaluate: share of the online clients that evaluate.
+        min_evaluate_nodes: how many evaluate at least.
+        min_available_nodes: no round begins with fewer online.
+        weighted_by_key: the metric by which clients are weighted.
+        arrayrecord_key: the name of the model in messages to an app of one's own.
+        configrecord_key: the name of the settings in them.
+
+    Raises:
+        UserError: a value is not possible.
+    """
+
+    fraction_train: float | None = None
+    min_train_nodes: int | None = None
+    fraction_evaluate: float | None = None
+    min_evaluate_nodes: int | None = None
+    min_available_nodes: int | None = None
+    weighted_by_key: str | None = None
+    arrayrecord_key: str | None = None
+    configrecord_key: str | None = None
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if value is None:
+                continue
+            if field.name == "fraction_train" and not (_is_number(value) and 0 < value <= 1):
+                raise UserError(f"fraction_train: expected a share above 0, up to 1, got {value!r}")
+            if field.name == "fraction_evaluate" and not (_is_number(value) and 0 <= value <= 1):
+                raise UserError(f"fraction_evaluate: expected a share from 0 to 1, got {value!r}")
+            if field.name.startswith("min_") and (not isinstance(value, int) or value < 0):
+                raise UserError(f"{field.name}: expected an integer ≥ 0, got {value!r}")
+            if field.name.endswith("_key") and (not isinstance(value, str) or not value):
+                raise UserError(f"{field.name}: expected a name, got {value!r}")
+
+    @classmethod
+    def take(cls, options: dict[str, Any]) -> "FlowerOptions":
+        """Take Flower's options out of `options`, and put what they mean for ours in their place.
+
+        Raises:
+            UserError: an option of Flower's is not taken here, or says the same as one of ours.
+        """
+        for name in options:
+            if name in _INSTEAD:
+                raise UserError(f"{name}: not an option of fedbcgd's strategy; {_INSTEAD[name]}")
+        given = cls(**{f.name: options.pop(f.name) for f in fields(cls) if f.name in options})
+        least = {n: getattr(given, n) for n in ("min_available_nodes", "min_train_nodes")}
+        for name, ours in (
+            ("fraction_train", "cohort"),
+            ("min_available_nodes", "min_clients"),
+            ("fraction_evaluate", "evaluate_clients"),
+        ):
+            if getattr(given, name) is not None and options.get(ours) is not None:
+                raise UserError(f"{name}, {ours}: both say the same; give one of them")
+        if any(least.values()):
+            options["min_clients"] = max([options.get("min_clients", 1), *(n for n in least.values() if n)])
+        if given.fraction_evaluate is not None:
+            options["evaluate_clients"] = float(given.fraction_evaluate)
+        return given
+
+    def form(self) -> Form:
+        """Return the names in messages to an app of one's own."""
+        default = Form()
+        return Form(
+            self.arrayrecord_key or default.arrays,
+            self.configrecord_key or default.config,
+            self.weighted_by_key or default.weighted_by,
+        )
+
+    def cohort(self, clients: int) -> int:
+        """Return how many of the clients train in a round."""
+        share = clients if self.fraction_train is None else int(clients * self.fraction_train)
+        return min(clients, max(share, self.min_train_nodes or 1))
+
+    def evaluating(self, share: float, online: int) -> int:
+        """Return how many of those online evaluate."""
+        if not share:
+            return 0
+        return min(online, max(round(share * online), self.min_evaluate_nodes or 1))
+
+
+def check_train_config(config: Mapping[str, Any], algorithm: Algorithm) -> None:
+    """Check settings for clients that train by the algorithm's own rule: they read nothing but the algorithm's options.
+
+    Raises:
+        UserError: a setting says something else than the algorithm.
+    """
+    for name, value in config.items():
+        option = name.replace("-", "_")
+        if name == ROUND:
+            continue
+        if option not in type(algorithm.local).options():
+            log.warning("train_config: %r reaches nobody: the clients train by the rule of %s", name, algorithm.name)
+        elif value != (ours := getattr(algorithm.local, option)):
+            raise UserError(
+                f"train_config: {name} = {value!r}, but the clients train by the rule of {algorithm.name} with "
+                f"{option} = {ours!r}: say fedbcgd.flower.strategy(…, {option}={value!r}), or train by your own function"
+            )
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)

@@ -1,0 +1,38 @@
+"""Apps of Flower's older shape: `server_fn` with a strategy, and `client_fn` with a NumPyClient."""
+
+import sys
+from typing import TYPE_CHECKING, Any
+
+from flwr.common import Parameters
+
+from fedbcgd.backends.flower.privacy import refuse_workflow, refuse_wrapper
+
+if TYPE_CHECKING:
+    from flwr.server import ClientManager
+
+
+DAY = 24 * 3600  # seconds that Flower itself waits for a first client
+
+
+class LegacyRounds:
+    """What `flwr.server.Server` calls on a strategy: each of its rounds is a whole round of ours, messages included."""
+
+    def initialize_parameters(self, client_manager: "ClientManager") -> Parameters:
+        """Return no parameters, so that no client is asked for some: the strategy has its model."""
+        caller = sys._getframe(1)
+        refuse_wrapper(self, caller)
+        refuse_workflow(caller)
+        return Parameters(tensors=[], tensor_type="numpy.ndarray")
+
+    def configure_fit(self, server_round: int, parameters: Parameters, client_manager: "ClientManager") -> list[Any]:
+        """Go on to the end of this round; nothing is left for Flower's server to send."""
+        caller = sys._getframe(1)
+        refuse_wrapper(self, caller)
+        refuse_workflow(caller)
+        client_manager.wait_for(1, timeout=DAY)
+        proxy: Any = next(iter(client_manager.all().values()))
+        self.start(proxy.grid, num_rounds=server_round)  # type: ignore[attr-defined]
+        return []
+
+    def evaluate(self, server_round: int, parameters: Parameters) -> None:
+        """Return nothing: evaluations are part of our rounds."""

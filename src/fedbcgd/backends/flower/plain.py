@@ -1,0 +1,133 @@
+"""Ordinary Flower messages: what the clients of an existing app get and send, and what ours adds to them.
+
+A client whose app trains by itself gets the whole model as an `ArrayRecord` and the settings as a `ConfigRecord`, under
+the names that Flower's own strategies use. Beside them stand two records of ours: the task, and the form of the messages.
+The form has the layout, so that a client can cut out its block without knowing the module.
+"""
+
+import json
+import zlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import torch
+from flwr.app import ArrayRecord, ConfigRecord, MetricRecord, RecordDict
+
+from fedbcgd.backends.flower import wire
+from fedbcgd.core.reading import MOST_METRICS, Evaluation, Malformed, read, shorten
+from fedbcgd.core.vector import Entry, Layout
+from fedbcgd.errors import UserError
+
+FORM = "fedbcgd-form"  # the record with the form of the messages
+ROUND = "server-round"  # the setting by which Flower's strategies tell the number of the round
+_MOST_RECORDS = 8  # of a client's evaluation
+
+
+@dataclass(frozen=True)
+class Form:
+    """The names under which an app finds the model and the settings, and by which its examples are counted."""
+
+    arrays: str = "arrays"
+    config: str = "config"
+    weighted_by: str = "num-examples"
+
+    def __post_init__(self) -> None:
+        ours = {wire.TASK, FORM}
+        if self.arrays == self.config or ours & {self.arrays, self.config}:
+            raise UserError(
+                f"arrayrecord_key, configrecord_key: expected two names other than {', '.join(sorted(ours))}, got "
+                f"{self.arrays!r} and {self.config!r}"
+            )
+
+    def content(
+        self, arrays: ArrayRecord, settings: Mapping[str, Any], round: int, layout: Layout | None = None
+    ) -> RecordDict:
+        """Return the content of a message to an app; the task is added to it.
+
+        Args:
+            arrays: the model.
+            settings: `train_config` or `evaluate_config`.
+            round: the number of the round, from 1.
+            layout: where each block lies; None: the client need not know.
+        """
+        values: dict[str, Any] = {"arrays": self.arrays, "config": self.config, "weighted_by": self.weighted_by}
+        if layout is not None:
+            values["layout"] = pack_layout(layout)
+        config = ConfigRecord({**settings, ROUND: round})
+        return RecordDict({self.arrays: arrays, self.config: config, FORM: ConfigRecord(values)})
+
+    @classmethod
+    def read(cls, content: RecordDict) -> "Form":
+        """Read the form of a message that the server sent."""
+        values: Any = content[FORM]
+        return cls(values["arrays"], values["config"], values["weighted_by"])
+
+
+def read_layout(content: RecordDict, digest: str) -> Layout:
+    """Read the layout of a message that the server sent.
+
+    Raises:
+        UserError: it is not the one that the task names.
+    """
+    values: Any = content[FORM]
+    layout = _unpack_layout(values["layout"])
+    if layout.digest != digest:
+        raise UserError("the layout that came with the task is not the server's: are both of one version of fedbcgd?")
+    return layout
+
+
+def pack_layout(layout: Layout) -> bytes:
+    """Return the layout as compressed JSON: some ten bytes for each parameter of a large model."""
+    entries = [[[e.name, list(e.shape), list(e.order)] for e in part] for part in (layout.parameters, layout.buffers)]
+    dtype = str(layout.dtype).removeprefix("torch.")
+    return zlib.compress(json.dumps([*entries, list(layout.bounds), dtype, layout.divider]).encode(), 9)
+
+
+@lru_cache(4)
+def _unpack_layout(data: bytes) -> Layout:
+    parameters, buffers, bounds, dtype, divider = json.loads(zlib.decompress(data))
+    entries, offset = [], 0
+    for name, shape, order in [*parameters, *buffers]:
+        entries.append(Entry(name, offset, tuple(shape), tuple(order)))
+        offset += entries[-1].numel
+    count = len(parameters)
+    dim = sum(e.numel for e in entries[:count])
+    return Layout(
+        tuple(entries[:count]), tuple(entries[count:]), tuple(bounds), dim, offset, getattr(torch, dtype), divider
+    )
+
+
+def read_evaluation(content: Any, weighted_by: str) -> Evaluation:
+    """Read what an app's own evaluation says: one record of metrics, with the number of examples among them.
+
+    Metrics that are lists are left out.
+
+    Raises:
+        Malformed: it has another form.
+    """
+    if not isinstance(content, RecordDict):
+        raise Malformed(f"expected records, got {type(content).__name__}")
+    if len(content) > _MOST_RECORDS:
+        raise Malformed(f"it has {len(content):,} records, at most {_MOST_RECORDS} are expected")
+    records = [record for record in content.values() if isinstance(record, MetricRecord)]
+    if len(records) != 1:
+        raise Malformed(f"expected one MetricRecord, got {len(records)}")
+    if len(records[0]) > MOST_METRICS + 1:
+        raise Malformed(f"it has {len(records[0]):,} metrics, at most {MOST_METRICS} are expected")
+    metrics: dict[str, Any] = dict(records[0])
+    if weighted_by not in metrics:
+        raise Malformed(f"its metrics lack {shorten(weighted_by, 60)!r}, the number of examples (weighted_by_key)")
+    return read(
+        Evaluation,
+        {
+            "examples": whole(metrics.pop(weighted_by)),
+            "metrics": {name: value for name, value in metrics.items() if not isinstance(value, list)},
+        },
+    )
+
+
+def whole(value: Any) -> Any:
+    """Return a float that is a whole number as an integer, and anything else as it is."""
+    return int(value) if isinstance(value, float) and value.is_integer() else value

@@ -1,0 +1,96 @@
+"""Flower's differential privacy and secure aggregation work on whole models: they are refused, not passed over."""
+
+from collections.abc import Iterable
+from types import FrameType
+from typing import Any
+
+from flwr.app import ArrayRecord
+
+from fedbcgd.errors import UserError
+
+# By name: Flower has each of them twice, for the Message API and for client_fn.
+_CENTRAL = {"fixedclipping_mod", "adaptiveclipping_mod"}
+_LOCAL = "LocalDpMod"
+_SECURE = {"secagg_mod", "secaggplus_mod"}
+
+
+def refuse_wrapper(strategy: Any, caller: FrameType | None) -> None:
+    """Refuse to be called by one of Flower's strategies for differential privacy.
+
+    They wrap a strategy, and clip and add noise to whole models on the way between the clients and the strategy. Ours
+    keeps its model in its own server and reads uploads of blocks, so the noise would be lost without a word. A wrapper
+    tells the strategy nothing of itself, so it is known by the frame of its method that calls.
+
+    Args:
+        strategy: the strategy that is called.
+        caller: the frame that calls it.
+
+    Raises:
+        UserError: the caller is a method of such a wrapper.
+    """
+    wrapper = caller.f_locals.get("self") if caller is not None else None
+    names = [kind.__name__ for kind in type(wrapper).__mro__ if kind.__module__.startswith("flwr.")]
+    if wrapper is not strategy and any(name.startswith("DifferentialPrivacy") for name in names):
+        raise UserError(
+            f"{type(wrapper).__name__} around fedbcgd's strategy: it changes whole models between the clients and the "
+            "strategy, while clients upload encoded blocks and the server keeps the model itself, so that nothing of it "
+            "would take effect. Start the strategy itself; docs/flower.md says what privacy means with blocks"
+        )
+
+
+def refuse_changed(returned: ArrayRecord | None, arrays: ArrayRecord | None) -> None:
+    """Refuse a model that was changed between two rounds: the strategy goes on from its own.
+
+    Args:
+        returned: the model that the strategy returned after the last round; None: there was none.
+        arrays: the one that it is given for the next round; None: none.
+
+    Raises:
+        UserError: they differ.
+    """
+    if returned is None or arrays is None or arrays is returned:
+        return
+    if {name: a.data for name, a in arrays.items()} != {name: a.data for name, a in returned.items()}:
+        raise UserError(
+            "arrays: expected the model that aggregate_train returned, got another one. Something changes it between the "
+            "rounds, such as a strategy around this one, and the server would go on from its own model"
+        )
+
+
+def refuse_workflow(caller: FrameType | None) -> None:
+    """Refuse Flower's workflows, of which secure aggregation is one.
+
+    Raises:
+        UserError: the caller is a workflow.
+    """
+    if caller is not None and str(caller.f_globals.get("__name__", "")).startswith("flwr.server.workflow"):
+        raise UserError(
+            "a workflow of Flower's (secure aggregation, DefaultWorkflow) cannot run fedbcgd's strategy: clients upload "
+            "encoded blocks, which it neither masks nor sums. Call strategy.start(grid=grid, …) in @app.main()"
+        )
+
+
+def refuse_mods(mods: Iterable[Any], *, sees_whole_models: bool) -> None:
+    """Refuse Flower's mods that cannot do their work here.
+
+    Args:
+        mods: mods of an app or of its training function.
+        sees_whole_models: whether they stand between our code and the training function, where models are whole.
+
+    Raises:
+        UserError: one of them is for secure aggregation or for central differential privacy, or adds noise to
+            messages that hold encoded blocks.
+    """
+    for mod in mods:
+        name = getattr(mod, "__name__", type(mod).__name__)
+        if name in _SECURE:
+            raise UserError(f"mods: {name} masks whole models, while clients upload encoded blocks: leave it out")
+        if name in _CENTRAL:
+            raise UserError(
+                f"mods: {name} clips for a strategy that adds the noise, and fedbcgd's strategy adds none: leave it out"
+            )
+        if name == _LOCAL and not sees_whole_models:
+            raise UserError(
+                "mods: LocalDpMod adds noise to whole models, while these messages hold encoded blocks: put it around the "
+                "training function, @fedbcgd.flower.train(app, mods=[…])"
+            )

@@ -1,0 +1,36 @@
+"""The example of an existing app, before and after, on a real SuperLink with three SuperNodes."""
+
+import re
+import shutil
+
+import pytest
+import torch
+
+pytest.importorskip("flwr", reason="the extra flower is not installed")
+
+from .test_deployment import ROOT, loopback, place  # noqa: F401 (a fixture)
+
+EXAMPLE = ROOT / "examples" / "flower-dropin"
+NODES = 3
+
+
+@pytest.mark.slow
+@pytest.mark.integration
+def test_the_app_before_and_after_on_a_real_federation(place, capfd):  # noqa: F811
+    with loopback.federation(place, NODES, secure=False) as federation:
+        for side in ("before", "after"):
+            app = shutil.copytree(EXAMPLE / side, place / side)
+            process = federation.run(app, f'num-server-rounds=2 examples=100 output="{place / side}.pt"')
+            try:
+                assert process.wait(280) == 0
+            finally:
+                process.kill()
+            assert federation.completed(), (place / "superlink.log").read_text()[-3000:]
+    models = {side: torch.load(place / f"{side}.pt") for side in ("before", "after")}
+    assert list(models["before"]) == list(models["after"])
+    assert all(value.isfinite().all() for value in models["after"].values())
+    assert not torch.equal(models["before"]["fc1.weight"], models["after"]["fc1.weight"])
+    log = capfd.readouterr().out  # of `flwr run --stream`
+    rounds = re.findall(r"round (\d): .*clients_eval_loss .*3 uploads, 0 refused, 0 lost, (\d\.\d+) d", log)
+    assert [round for round, _ in rounds] == ["1", "2"]
+    assert float(rounds[-1][1]) < 0.8  # two rounds of 3 blocks and the shared one, in d
