@@ -24,7 +24,7 @@ from fedbcgd.backends.flower.folder import ServerFolder
 from fedbcgd.backends.flower.roster import Roster, read_roster
 from fedbcgd.core.algorithm import Algorithm
 from fedbcgd.core.messages import Plan, RoundReport, Task
-from fedbcgd.core.objective import Loss, Metrics
+from fedbcgd.core.objective import Loss, Metrics, Precision
 from fedbcgd.core.reading import MOST_STEPS, Evaluation, Malformed, shorten
 from fedbcgd.core.server import Server
 from fedbcgd.core.vector import Layout
@@ -69,6 +69,7 @@ class Federation(Strategy):
     folder: checkpoints, metrics, summary and model are kept there, and a run that is there goes on.
     checkpoint_every: rounds. callbacks: as in `fedbcgd.simulate`.
     channels_last: compute so; default: for convolutional models (tried out if `test` is given).
+    precision: "fp32" or "bf16", of the forward and backward passes here and on every client; as in `fedbcgd.simulate`.
     """
 
     def __init__(
@@ -95,6 +96,7 @@ class Federation(Strategy):
         checkpoint_every: int = 1,
         callbacks: Sequence[Callback] = (),
         channels_last: bool | None = None,
+        precision: Precision = "fp32",
     ):
         if algorithm.uplink.pooled:
             raise UserError(f"{algorithm.name} has all data in one place: there is nothing to federate")
@@ -120,7 +122,9 @@ class Federation(Strategy):
         if algorithm.max_norm is None:  # clients of a federation are not trusted
             algorithm = replace(algorithm, max_norm=MAX_NORM)
         self.algorithm = algorithm
-        self.job = make_job(model, (), algorithm, test, seed, loss, metrics, channels_last=channels_last)
+        self.job = make_job(
+            model, (), algorithm, test, seed, loss, metrics, channels_last=channels_last, precision=precision
+        )
         self.layout: Layout = self.job.layout
         asks = {"examples": algorithm.weighting == "examples", "test_examples": evaluate_clients > 0}
         self.roster = Roster(given, authenticated, max_examples, [what for what, asked in asks.items() if asked])
@@ -267,6 +271,7 @@ class Federation(Strategy):
             self.layout.digest,
             self.job.channels_last,
             self.algorithm,
+            self.job.objective.precision,
         )
         record = ConfigRecord({**order.record(), wire.TOKEN: token})
         content = RecordDict({wire.BROADCAST: vectors, wire.TASK: record})
