@@ -16,12 +16,13 @@ from fedbcgd.backends.inprocess import Transport
 from fedbcgd.backends.placement import Placement
 from fedbcgd.backends.registry import make_backend
 from fedbcgd.core.algorithm import Algorithm
-from fedbcgd.core.objective import Loss, Metrics
+from fedbcgd.core.objective import Loss, Metrics, Precision, objective
 from fedbcgd.core.own_training import Train
 from fedbcgd.data.sources import as_source
 from fedbcgd.display.progress import single_run_display
 from fedbcgd.engine.assemble import Run, check_integer, make_job, make_target
 from fedbcgd.engine.loop import Callback, Outcome, Stop
+from fedbcgd.engine.precision import warn_if_slower
 from fedbcgd.errors import Diverged, UserError
 from fedbcgd.network.settings import Network, as_network
 from fedbcgd.network.simulator import NetworkSimulator, fit_to_links
@@ -68,6 +69,7 @@ def simulate(
     gpus: float | None = None,
     device: str | torch.device = "cpu",
     channels_last: bool | None = None,
+    precision: Precision = "fp32",
     batch_clients: int | None = None,
     transport: Transport | None = None,
     network: str | Mapping[str, Any] | Network | None = None,
@@ -120,6 +122,9 @@ def simulate(
         gpus: with Ray, the share of a GPU that each actor gets.
         device: "cpu", "cuda", …
         channels_last: compute in that memory format; default: for models with 2-d convolutions that can.
+        precision: "fp32", or "bf16": forward and backward passes, evaluation too, under PyTorch's autocast in bfloat16.
+            Parameters, uploads, sums, controls and steps stay in float32, which the model must have. Faster on a CPU or
+            GPU that computes in bfloat16, slower elsewhere: a warning then says so (docs/speed.md).
         batch_clients: train up to this many clients in one batch, with models that have `stacked_gradient` (logistic
             regression and other linear ones): much faster for small models, and equal up to rounding.
 
@@ -162,8 +167,22 @@ def simulate(
     where.entry.start_early()
     algorithm = fit_to_links(algorithm, conditions, model, clients, cohort, seed)
     job = make_job(
-        model, clients, algorithm, test, seed, loss, metrics, weights, where.home, channels_last, batch_clients, train
+        model,
+        clients,
+        algorithm,
+        test,
+        seed,
+        loss,
+        metrics,
+        weights,
+        where.home,
+        channels_last,
+        batch_clients,
+        train,
+        precision,
     )
+    if precision != "fp32" and not where.entry.device_is_remote:
+        warn_if_slower(job, objective(loss, metrics))
     hooks = None if conditions is None else NetworkSimulator(job, conditions)
     # A user's callback sees each row with its own round.
     overlap = where.entry.overlaps_evaluation and not callbacks

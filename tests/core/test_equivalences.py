@@ -23,14 +23,20 @@ def same(a, b):
     return all(torch.equal(a[key], b[key]) for key in a) and a.keys() == b.keys()
 
 
-def test_one_block_is_fedavgm(net, toys):
-    bcgd = train(net, toys, "fedbcgd", blocks=1, momentum=0.7)
-    assert same(bcgd, train(net, toys, "fedavgm", momentum=0.7))
-    assert not same(bcgd, train(net, toys, "fedavg"))
+in_both_precisions = pytest.mark.parametrize("precision", ["fp32", "bf16"])
 
 
-def test_one_block_without_momentum_is_fedavg(net, toys):
-    assert same(train(net, toys, "fedbcgd", blocks=1, momentum=0), train(net, toys, "fedavg"))
+@in_both_precisions
+def test_one_block_is_fedavgm(net, toys, precision):
+    bcgd = train(net, toys, "fedbcgd", blocks=1, momentum=0.7, precision=precision)
+    assert same(bcgd, train(net, toys, "fedavgm", momentum=0.7, precision=precision))
+    assert not same(bcgd, train(net, toys, "fedavg", precision=precision))
+
+
+@in_both_precisions
+def test_one_block_without_momentum_is_fedavg(net, toys, precision):
+    bcgd = train(net, toys, "fedbcgd", blocks=1, momentum=0, precision=precision)
+    assert same(bcgd, train(net, toys, "fedavg", precision=precision))
 
 
 @pytest.mark.parametrize("option", [{"divider": "even"}, {"divider": "layers"}, {"shared": None}, {"clip_norm": 0.5}])
@@ -39,7 +45,7 @@ def test_one_block_is_fedavgm_however_it_is_cut(net, toys, option):
     assert same(train(net, toys, "fedbcgd", blocks=1, **option), train(net, toys, "fedavgm", **clip))
 
 
-def plain_fedavg(model, clients, weight_decay, momentum=0.0):
+def plain_fedavg(model, clients, weight_decay, precision="fp32"):
     """FedAvg with torch.optim.SGD and state_dicts, as anyone would write it."""
     for r in range(ROUNDS):
         cohort = stream(SEED, "cohort", r).choice(len(clients), COHORT, replace=False)
@@ -52,7 +58,9 @@ def plain_fedavg(model, clients, weight_decay, momentum=0.0):
             for _ in range(2):
                 for rows in torch.from_numpy(order.permutation(len(x))).split(3):
                     optimizer.zero_grad()
-                    F.cross_entropy(local(x[rows]), y[rows]).backward()
+                    with torch.autocast("cpu", torch.bfloat16, enabled=precision == "bf16"):
+                        loss = F.cross_entropy(local(x[rows]), y[rows])
+                    loss.backward()
                     optimizer.step()
             for k, v in local.state_dict().items():
                 change[k] += v - before[k]
@@ -60,10 +68,11 @@ def plain_fedavg(model, clients, weight_decay, momentum=0.0):
     return model.state_dict()
 
 
+@in_both_precisions
 @pytest.mark.parametrize("weight_decay", [0.0, 0.01])
-def test_fedavg_is_a_dozen_lines_of_plain_pytorch(net, toys, weight_decay):
-    expected = plain_fedavg(net(), toys(), weight_decay)
-    assert same(train(net, toys, "fedavg", weight_decay=weight_decay), expected)
+def test_fedavg_is_a_dozen_lines_of_plain_pytorch(net, toys, weight_decay, precision):
+    expected = plain_fedavg(net(), toys(), weight_decay, precision)
+    assert same(train(net, toys, "fedavg", weight_decay=weight_decay, precision=precision), expected)
 
 
 def test_fedavg_is_plain_pytorch_on_convolutions():

@@ -121,6 +121,17 @@ def test_another_device_is_part_of_the_command(tmp_path):
     assert mine != theirs
 
 
+def test_another_precision_is_part_of_the_command_and_of_each_run(tmp_path):
+    request = Request("smoke", tmp_path, machine=Machine(precision="bf16"))
+    assert request.command(ITEMS["figure8"]).endswith("--precision bf16")
+    plain, bf16 = (
+        engine.plan.seed_runs(ITEMS["figure8"].panels["smoke"][0], {"fedavg": {"lr": 0.01}}, 1, machine)[0][1]
+        for machine in (Machine(), Machine(precision="bf16"))
+    )
+    assert (plain.config.run.precision, bf16.config.run.precision) == ("fp32", "bf16")
+    assert plain.folder != bf16.folder
+
+
 def test_the_commit_is_that_of_this_project_or_unknown(tmp_path):
     """A copy within another repository is no checkout of this one; changed files are done."""
 

@@ -98,3 +98,22 @@ def test_a_pytorch_without_its_libraries(monkeypatch):
     assert "no fused SGD step" in text
     assert "no oneDNN" in text
     assert "AVX2 is not used" in text
+
+
+@pytest.mark.parametrize(
+    ("native", "ratio", "line"),
+    [
+        ("avx512_bf16", 0.25, "cpu: avx512_bf16; a matrix product is 4.0 times as fast as in float32"),
+        (
+            "",
+            3.0,
+            "cpu: not native; a matrix product takes 3.0 times as long as in float32, "
+            'so precision = "bf16" is slower here',
+        ),
+    ],
+)
+def test_what_bfloat16_costs_here(monkeypatch, native, ratio, line):
+    monkeypatch.setattr(doctor, "native_bf16", lambda device: native)
+    monkeypatch.setattr(doctor, "product_ratio", lambda device: ratio)
+    monkeypatch.setattr(doctor.torch.cuda, "device_count", lambda: 0)
+    assert doctor.inspect_machine()[0]["bfloat16"] == line

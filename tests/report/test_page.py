@@ -106,16 +106,26 @@ def test_a_federation_on_flower_is_a_run_too(tmp_path):
     folder = make(tmp_path / "flower", "fedbcgd", 3)
     (folder / "config.toml").unlink()
     summary = json.loads((folder / "summary.json").read_text())
-    summary |= {"backend": "flower", "options": {"blocks": 5}}
+    summary |= {"backend": "flower", "options": {"blocks": 5}, "precision": "bf16"}
     del summary["config"]
     (folder / "summary.json").write_text(json.dumps(summary))
     (run,), problems = collect(tmp_path)
     assert (run.algorithm, run.seed, run.options) == (
         "fedbcgd",
         3,
-        {"algorithm.blocks": 5, "algorithm.name": "fedbcgd"},
+        {"algorithm.blocks": 5, "algorithm.name": "fedbcgd", "run.precision": "bf16"},
     )
     assert problems == []
+
+
+def test_a_run_of_before_there_were_precisions_stands_with_those_in_fp32(tmp_path):
+    old, new = (make(tmp_path / name, "fedbcgd", seed) for seed, name in enumerate(("old", "new")))
+    assert "precision" not in (old / "config.toml").read_text()
+    text = (new / "config.toml").read_text()
+    (new / "config.toml").write_text(text.replace("[run]\n", '[run]\nprecision = "fp32"\n'))
+    assert "precision" in (new / "config.toml").read_text()
+    (only,) = shown(tmp_path)["groups"]
+    assert len(only["runs"]) == 2
 
 
 def test_what_is_no_number_and_very_long_runs(tmp_path):

@@ -14,6 +14,7 @@ from safetensors.torch import load_file
 from fedbcgd import UserError, algorithm_names
 from fedbcgd.engine import checkpoint
 from fedbcgd.engine.run_folder import RunFolder
+from fedbcgd.files import sealed
 from fedbcgd.runs import config as configuration
 from fedbcgd.runs.execute import execute
 
@@ -48,11 +49,19 @@ def test_the_same_file_in_process_and_on_one_two_and_three_workers(tmp_path, nam
     check_same_file(tmp_path, name)
 
 
-def check_same_file(tmp_path, name):
+@pytest.mark.parametrize("name", ["fedbcgd", "fedbcgd+"])
+def test_the_same_file_in_bf16_and_another_than_in_fp32(tmp_path, name):
+    """LeNet-5 in channels_last: convolutions too."""
+    check_same_file(tmp_path, name, precision="bf16")
+    execute(make(name, rounds=2, cohort=4), tmp_path / "fp32")
+    assert model_of(tmp_path / "fp32") != model_of(tmp_path / "0")
+
+
+def check_same_file(tmp_path, name, **run):
     files = set()
     for workers in (0, 1, 2, 3):
         path = tmp_path / str(workers)
-        execute(make(name, rounds=2, workers=workers, cohort=4), path)
+        execute(make(name, rounds=2, workers=workers, cohort=4, **run), path)
         files.add(model_of(path))
     assert len(files) == 1
 
@@ -287,6 +296,28 @@ def test_another_configuration_is_refused_and_the_difference_shown(tmp_path):
         execute(changed, tmp_path, resume=True)
     assert "algorithm.lr: 0.1 → 0.5" in str(error.value)
     assert "run.seed: 0 → 5" in str(error.value)
+
+
+def test_another_precision_is_refused_and_the_same_goes_on_to_the_same_bits(tmp_path):
+    execute(make("fedbcgd+", rounds=3, precision="bf16"), tmp_path / "whole")
+    cut = tmp_path / "cut"
+    execute(make("fedbcgd+", rounds=1, precision="bf16"), cut)
+    with pytest.raises(UserError, match=r'run\.precision: "bf16" → "fp32"'):
+        execute(make("fedbcgd+", rounds=3), cut, resume=True)
+    execute(make("fedbcgd+", rounds=3, precision="bf16"), cut, resume=True)
+    assert model_of(cut) == model_of(tmp_path / "whole")
+    assert json.loads((cut / "summary.json").read_text())["config"]["run"]["precision"] == "bf16"
+
+
+def test_a_run_of_before_there_were_precisions_goes_on_in_fp32(tmp_path):
+    execute(make("fedbcgd", rounds=2), tmp_path / "whole")
+    execute(make("fedbcgd", rounds=1), tmp_path / "old")
+    config = tmp_path / "old" / "config.toml"
+    text = configuration.complete(make("fedbcgd", rounds=1)).text()
+    assert 'precision = "fp32"\n' in text
+    config.write_text(sealed(text.replace('precision = "fp32"\n', "")))
+    execute(make("fedbcgd", rounds=2), tmp_path / "old", resume=True)
+    assert model_of(tmp_path / "old") == model_of(tmp_path / "whole")
 
 
 def test_a_folder_with_a_run_is_not_overwritten(tmp_path):

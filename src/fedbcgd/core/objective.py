@@ -2,8 +2,9 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal, TypeVar, get_args
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -11,6 +12,9 @@ from fedbcgd.errors import UserError
 
 Loss = Callable[[nn.Module, Any], Tensor]
 Metrics = Callable[[nn.Module, Any], Mapping[str, Any]]
+Precision = Literal["fp32", "bf16"]
+PRECISIONS: tuple[Precision, ...] = get_args(Precision)
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -19,6 +23,7 @@ class Objective:
 
     loss: Loss
     metrics: Metrics
+    precision: Precision = "fp32"  # in which the two compute
 
 
 def outputs(model: nn.Module, x: Any) -> Tensor:
@@ -85,20 +90,38 @@ def classification_metrics(model: nn.Module, batch: Any) -> dict[str, Tensor]:
     return {"loss": cross_entropy(logits, y), "accuracy": correct}
 
 
-def objective(loss: Loss | nn.Module | None = None, metrics: Metrics | None = None) -> Objective:
+def objective(
+    loss: Loss | nn.Module | None = None, metrics: Metrics | None = None, precision: Precision = "fp32"
+) -> Objective:
     """Return an objective with the defaults filled in.
 
     Args:
         loss: a function of (model, batch), or a criterion for (x, y) batches; default: classification.
         metrics: a function of (model, batch); default: loss and accuracy, or for a user's own loss that loss only.
+        precision: "fp32" leaves both as they are. With "bf16" they run under PyTorch's autocast: products of matrices and
+            convolutions take and give bfloat16, the usual losses are computed in float32, and the backward pass follows.
+            Parameters and gradients stay in float32, and so does all that is made of them.
     """
     if loss is None:
-        return Objective(
-            classification_loss, _with_loss(classification_loss, metrics) if metrics else classification_metrics
-        )
-    criterion = isinstance(loss, nn.Module) or getattr(loss, "__module__", None) == "torch.nn.functional"
-    chosen = supervised(loss) if criterion else loss  # type: ignore[arg-type]
-    return Objective(chosen, _with_loss(chosen, metrics or _no_metrics))
+        chosen: Loss = classification_loss
+        measured = _with_loss(chosen, metrics) if metrics else classification_metrics
+    else:
+        criterion = isinstance(loss, nn.Module) or getattr(loss, "__module__", None) == "torch.nn.functional"
+        chosen = supervised(loss) if criterion else loss  # type: ignore[arg-type]
+        measured = _with_loss(chosen, metrics or _no_metrics)
+    if precision == "bf16":
+        chosen, measured = _in_bf16(chosen), _in_bf16(measured)
+    return Objective(chosen, measured, precision)
+
+
+def _in_bf16(compute: Callable[[nn.Module, Any], T]) -> Callable[[nn.Module, Any], T]:
+    def computed(model: nn.Module, batch: Any) -> T:
+        # Steps change parameters in place: within a caller's own autocast, bfloat16 copies would outlive their step.
+        torch.clear_autocast_cache()
+        with torch.autocast(next(model.parameters()).device.type, torch.bfloat16):
+            return compute(model, batch)
+
+    return computed
 
 
 def _no_metrics(model: nn.Module, batch: Any) -> dict[str, Any]:

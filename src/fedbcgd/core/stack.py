@@ -161,6 +161,8 @@ def unbatchable_reason(rule: "LocalRule", layout: Layout, module: nn.Module, obj
     from fedbcgd.core.objective import classification_loss
 
     name = type(module).__name__
+    if objective.precision != "fp32":
+        return f'a stacked_gradient has no autocast, which precision = "{objective.precision}" needs'
     if stacked_gradient_of(module) is None:
         return f"{name} has no method stacked_gradient (logistic, binary-logistic and binary-sigmoid have one)"
     if objective.loss != getattr(module, "own_loss", classification_loss):

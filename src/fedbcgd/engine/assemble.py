@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from fedbcgd.core.algorithm import Algorithm
-from fedbcgd.core.objective import Loss, Metrics, Objective, objective
+from fedbcgd.core.objective import PRECISIONS, Loss, Metrics, Objective, Precision, objective
 from fedbcgd.core.onednn import has_faulty_kernel
 from fedbcgd.core.own_training import Train, check_own_training
 from fedbcgd.core.server import Server
@@ -146,6 +146,7 @@ def make_job(
     channels_last: bool | None = None,
     batch_clients: int | None = None,
     train: Train | None = None,
+    precision: Precision = "fp32",
 ) -> Job:
     """Return all that a process needs for the clients' work, with the model copied and laid out.
 
@@ -162,6 +163,7 @@ def make_job(
         channels_last: whether to compute in that memory format; None: if a trial shows that the model can.
         batch_clients: clients trained in one batch, at most; None: each by itself.
         train: see `fedbcgd.simulate`.
+        precision: see `fedbcgd.simulate`.
 
     Raises:
         UserError: the model, the data and the algorithm do not fit together.
@@ -180,7 +182,11 @@ def make_job(
         channels_last = bool(channels_last)  # the data cannot be tried out
         if batch_clients is not None:
             raise UserError("batch_clients: expected none with train, which has one client at a time: leave it out")
-    goal = objective(loss, metrics)
+        if precision != "fp32":
+            raise UserError("precision: expected 'fp32' with train: use torch.autocast in the function instead")
+    if precision not in PRECISIONS:
+        raise UserError(f"precision: expected {' or '.join(map(repr, PRECISIONS))}, got {precision!r}")
+    goal = objective(loss, metrics, precision)
     data = None if test is None else as_source(test, "test")
     if channels_last is None:
         examples = clients if len(clients) or data is None else [data]
@@ -193,6 +199,11 @@ def make_job(
     if channels_last:
         module = module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     layout = algorithm.uplink.layout(module)
+    if precision == "bf16" and layout.dtype != torch.float32:
+        raise UserError(
+            f"precision: expected 'fp32' for a model of {layout.dtype}, which computes in its own type, got 'bf16'; "
+            "model.float() makes one that takes both"
+        )
     if channels_last and train is None and takes_channels_last(module, clients, data, goal):
         clients = in_channels_last(clients)
         data = None if data is None else in_channels_last([data])[0]

@@ -26,7 +26,7 @@ class _LinearScore(nn.Module):
         nn.init.zeros_(self.fc.weight)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.fc(x.flatten(1)).squeeze(1)
+        return self.fc(x.flatten(1)).squeeze(1).to(self.fc.weight.dtype)  # of bfloat16 products too
 
     @staticmethod
     def criterion(margin: Tensor) -> Tensor:

@@ -32,6 +32,7 @@ def reproduce(
     ] = None,
     workers: Annotated[int | None, typer.Option(min=0, help="Processes; one per core if not given.")] = None,
     device: Annotated[str, typer.Option(help="Where clients compute: cpu, cuda, mps.")] = "cpu",
+    precision: Annotated[str, typer.Option(help="fp32, or bf16; Table 1 has float64 always.")] = "fp32",
     show: Annotated[bool, typer.Option("--show", help="Run nothing: write the tables from finished runs.")] = False,
     list_: Annotated[bool, typer.Option("--list", help="List the items and what each costs at this scale.")] = False,
     quiet: Quiet = False,
@@ -50,7 +51,7 @@ def reproduce(
     if list_ or not item:
         command.show_list(console, scale)
         return
-    request = command.make_request(scale, out, only, seeds, data or [], workers, device)
+    request = command.make_request(scale, out, only, seeds, data or [], workers, device, precision)
     names = command.item_names(item, scale, only)
     command.check(names, request, run=not show)
     with terminable():

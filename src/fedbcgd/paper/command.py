@@ -110,6 +110,7 @@ def make_request(
     data: Sequence[str] = (),
     workers: int | None = None,
     device: str = "cpu",
+    precision: str = "fp32",
 ) -> Request:
     """Return the request of these command-line options; `data` has texts such as "emnist-byclass=mine".
 
@@ -123,7 +124,7 @@ def make_request(
             raise UserError(f"--data: expected NAME=OTHER, such as emnist-byclass=my-emnist, got {pair}")
         replaced[name] = other
     folder = out or Path(f"runs/reproduce-{scale}")
-    return Request(check_scale(scale), folder, seeds, only, replaced, Machine(workers, device))
+    return Request(check_scale(scale), folder, seeds, only, replaced, Machine(workers, device, precision))
 
 
 def show_list(console: Console, scale: str) -> None:

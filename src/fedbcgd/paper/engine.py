@@ -56,6 +56,7 @@ class Request:
         used = {panel.data["name"] for panel in item.panels[self.scale]}
         parts += [f"--data {name}={other}" for name, other in self.data.items() if name in used]
         parts += [f"--device {self.machine.device}"] if self.machine.device != "cpu" else []
+        parts += [f"--precision {self.machine.precision}"] if self.machine.precision != "fp32" else []
         return " ".join(parts)
 
 

@@ -30,6 +30,7 @@ class Machine:
 
     workers: int | None = None  # does not change a run's folder
     device: str = "cpu"  # changes it: another device gives other bits
+    precision: str = "fp32"  # changes it
 
 
 class DataFacts(NamedTuple):
@@ -166,6 +167,8 @@ def _planned(
     run = {k: v for k, v in panel.run.items() if k != "workers"} | {"seed": seed, **stop}
     if machine.device != "cpu":
         run["device"] = machine.device
+    if machine.precision != "fp32":
+        run["precision"] = machine.precision
     raw: dict[str, Any] = {
         "data": {**panel.data, **data},
         "model": dict(panel.model),

@@ -151,6 +151,7 @@ def read(folder: Path, problems: list[Problem]) -> RunData | None:
         report("", "no file names the algorithm: the run is left out")
         return None
     options.setdefault("algorithm.name", algorithm)
+    options.setdefault("run.precision", str(summary.get("precision", "fp32")))  # which runs of earlier versions had
     seed = options.get("run.seed", summary.get("seed"))
     counts_file = "label_counts.json"
     if not os.path.lexists(folder / counts_file):

@@ -15,6 +15,7 @@ import torch
 
 from fedbcgd.backends.workers.processes import ENVIRONMENT, cores
 from fedbcgd.core.torch_private import has_fused_step
+from fedbcgd.engine.precision import SLOWER, native_bf16, product_ratio
 from fedbcgd.version import __version__
 
 EXTRAS = {"flower": "flwr", "ray": "ray", "hf": "transformers", "tensorboard": "tensorboard"}
@@ -37,6 +38,7 @@ def inspect_machine() -> tuple[dict[str, str], list[str]]:
         "memory": f"{_memory() / 2**30:.1f} GiB",
         "temporary space": f"{free / 2**30:.1f} GiB free in {tempfile.gettempdir()}",
         "devices": ", ".join(_devices()),
+        "bfloat16": "; ".join(map(_bf16, _torch_devices())),
         "a run would use": f"{usable} worker process{'es' if usable > 1 else ''} of one thread each, device cpu",
         "convolutions": f"channels_last, {'oneDNN' if torch.backends.mkldnn.is_available() else 'without oneDNN'}",
         "workers' settings": " ".join(f"{k}={v}" for k, v in ENVIRONMENT.items()),
@@ -115,6 +117,25 @@ def _quota(root: Path = Path("/sys/fs/cgroup"), membership: Path = Path("/proc/s
 def _swapped() -> bool:
     """Return whether more than a tenth of the memory's size has been swapped out."""
     return psutil.swap_memory().used > psutil.virtual_memory().total / 10
+
+
+def _bf16(device: torch.device) -> str:
+    """Say whether a device computes in bfloat16, and how fast."""
+    try:
+        native, ratio = native_bf16(device), product_ratio(device)
+    except (RuntimeError, AssertionError) as error:
+        return f"{device}: failed ({str(error).splitlines()[0]})"
+    measured = (
+        f"a matrix product takes {ratio:.1f} times as long as in float32"
+        if ratio > 1
+        else f"a matrix product is {1 / ratio:.1f} times as fast as in float32"
+    )
+    advice = ', so precision = "bf16" is slower here' if ratio > SLOWER else ""
+    return f"{device}: {native or 'not native'}; {measured}{advice}"
+
+
+def _torch_devices() -> list[torch.device]:
+    return [torch.device("cpu"), *(torch.device("cuda", k) for k in range(torch.cuda.device_count()))]
 
 
 def _devices() -> list[str]:

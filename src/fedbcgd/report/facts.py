@@ -74,6 +74,7 @@ SUMMARY = {
     "divider": _TEXT,
     "notes": _TEXTS,
     "backend": _NAME,
+    "precision": _NAME,
     "seed": _NUMBER,
     "blocks": _NUMBERS,
     "shared": _NUMBER,

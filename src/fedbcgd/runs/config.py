@@ -120,6 +120,11 @@ class Run(Section):
         "equal up to rounding",
     )
     device: str = Field("cpu", description="where clients compute: cpu, cuda, mps")
+    precision: Literal["fp32", "bf16"] = Field(
+        "fp32",
+        description="of forward and backward passes: fp32, or bf16, faster where the processor has it (`fedbcgd doctor`); "
+        "models, uploads and steps stay in float32",
+    )
     tensorboard: bool = Field(False, description="also write TensorBoard events (extra `tensorboard`)")
 
     @field_validator("backend")

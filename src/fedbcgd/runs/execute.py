@@ -14,10 +14,12 @@ import torch
 
 from fedbcgd.backends.registry import make_backend
 from fedbcgd.backends.workers.processes import cores
+from fedbcgd.core.objective import objective
 from fedbcgd.core.server import Server
 from fedbcgd.engine.assemble import Run, make_job
 from fedbcgd.engine.checkpoint import Checkpoints
 from fedbcgd.engine.loop import DIVERGED, Callback, Outcome, RoundInfo, Stop
+from fedbcgd.engine.precision import warn_if_slower
 from fedbcgd.engine.probe import try_out
 from fedbcgd.engine.run_folder import JsonlFile, RunFolder, exclusive_lock, sweep_up
 from fedbcgd.engine.signals import uninterrupted
@@ -84,6 +86,8 @@ def execute(
     if (path / "config.toml").exists():
         _refuse_foreign(RunFolder(path), config, resume)
     prepared = _Prepared(config)  # before anything is written
+    if config.run.precision != "fp32" and not config.placement.entry.device_is_remote:
+        warn_if_slower(prepared.run.job, objective(prepared.experiment.loss, prepared.experiment.metrics))
     if say is not None:
         for note in prepared.experiment.notes:
             say(note)
@@ -111,6 +115,7 @@ class _Prepared:
             *(model, clients, algorithm, experiment.test, settings.seed, experiment.loss, experiment.metrics),
             device=config.placement.home,
             batch_clients=settings.batch_clients,
+            precision=settings.precision,
         )
         if ":" in config.model.name + config.data.name:  # a user's own code
             try_out(job)

@@ -84,6 +84,32 @@ def test_a_model_with_convolutions_and_buffers():
     assert same(result.arrays, reference.module)
 
 
+@pytest.mark.parametrize("name", ["fedavg", "fedbcgd", "fedbcgd+", "qsgd+fedbcgd"])
+def test_clients_follow_the_servers_precision(name):
+    """The bits of a simulation in bfloat16, evaluation on server and clients too, though the clients were not told of it."""
+    grid = LocalGrid(app(load_test=lambda client: CLIENTS[client]), M)
+    federation, result = start(name, grid, precision="bf16", test=CLIENTS[0], evaluate_clients=1.0)
+    options = {"test": CLIENTS[0], **LOCAL} | ({"blocks": 2} if "fedbcgd" in name else {})
+    bf16, fp32 = (
+        simulate(make_model(), CLIENTS, name, rounds=3, cohort=4, seed=3, workers=0, precision=precision, **options)
+        for precision in ("bf16", "fp32")
+    )
+    assert same(result.arrays, bf16.module)
+    assert not same(result.arrays, fp32.module)
+    assert [row["test_loss"] for row in federation.rows] == [row["test_loss"] for row in bf16.rows]
+    _, other = start(name, LocalGrid(app(load_test=lambda client: CLIENTS[client]), M), evaluate_clients=1.0)
+    assert federation.rows[-1]["clients_loss"] != other.evaluate_metrics_clientapp[3]["loss"]
+
+
+def test_a_server_that_does_not_name_a_precision_means_fp32():
+    federation, _ = start("fedavg", LocalGrid(app(), M), rounds=1, precision="bf16")
+    task = fedbcgd.core.messages.Task(0, 0, 0)
+    message = federation._message(task, ArrayRecord(), "train", "token")
+    assert wire.Order.read(message.content).precision == "bf16"
+    del message.content[wire.TASK]["precision"]
+    assert wire.Order.read(message.content).precision == "fp32"
+
+
 def test_nodes_come_back_under_other_ids_with_a_folder_for_their_state(tmp_path):
     """A SuperNode restarted before every round has a new id and an empty context; its folder has the rest."""
     grid = LocalGrid(app(folder=tmp_path), M)
@@ -374,6 +400,17 @@ def test_a_folder_of_another_federation_is_refused(tmp_path):
     start("fedbcgd", LocalGrid(app(), M), rounds=1, folder=tmp_path)
     with pytest.raises(UserError, match="another algorithm, other options"):
         start("fedbcgd", LocalGrid(app(), M), rounds=2, folder=tmp_path, momentum=0.1)
+
+
+def test_another_precision_is_refused_and_the_same_goes_on_to_the_same_bits(tmp_path):
+    _, wanted = start("fedbcgd+", LocalGrid(app(), M), rounds=4, precision="bf16")
+    grid = LocalGrid(app(), M)
+    start("fedbcgd+", grid, rounds=2, folder=tmp_path, precision="bf16")
+    with pytest.raises(UserError, match="was begun with precision = 'bf16': it cannot go on with 'fp32'"):
+        start("fedbcgd+", grid, rounds=4, folder=tmp_path)
+    _, result = start("fedbcgd+", grid, rounds=4, folder=tmp_path, precision="bf16")
+    assert same(result.arrays, _module(wanted))
+    assert json.loads((tmp_path / "summary.json").read_text())["precision"] == "bf16"
 
 
 def test_another_algorithm_is_told_as_such(tmp_path):

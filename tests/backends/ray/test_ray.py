@@ -120,10 +120,13 @@ def test_who_is_late_or_gone_is_the_same_as_in_one_process(net, toys):
     assert alone.ledger.refused > 3
 
 
-@pytest.mark.parametrize("name", ["fedavg", "fedbcgd", "fedbcgd+", "qsgd+fedbcgd"])
-def test_the_same_bits_as_in_one_process(net, toys, name):
-    alone = go(net, toys, name, workers=0)
-    spread = go(net, toys, name, workers=2, backend="ray")
+@pytest.mark.parametrize(
+    ("name", "precision"),
+    [*((name, "fp32") for name in ("fedavg", "fedbcgd", "fedbcgd+", "qsgd+fedbcgd")), ("fedbcgd+", "bf16")],
+)
+def test_the_same_bits_as_in_one_process(net, toys, name, precision):
+    alone = go(net, toys, name, workers=0, precision=precision)
+    spread = go(net, toys, name, workers=2, backend="ray", precision=precision)
     assert same(spread.module, alone.module)
     assert rows(spread) == rows(alone)
     assert spread.ledger.totals() == alone.ledger.totals()

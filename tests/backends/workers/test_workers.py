@@ -34,15 +34,16 @@ from fedbcgd.network.simulator import NetworkSimulator
 from tests.backends.going import go, same, state
 
 
-def test_the_same_rows_on_any_number_of_workers(net, toys):
+@pytest.mark.parametrize(("name", "precision"), [("scaffold", "fp32"), ("scaffold", "bf16"), ("fedbcgd+", "bf16")])
+def test_the_same_rows_on_any_number_of_workers(net, toys, name, precision):
     """Metrics too: batches of the evaluation are summed in their order, whoever did them."""
 
     def rows(result):
         return [{k: v for k, v in row.items() if k != "seconds"} for row in result.rows]
 
-    alone = go(net, toys, workers=0)
+    alone = go(net, toys, name, workers=0, precision=precision)
     for workers in (1, 2):
-        spread = go(net, toys, workers=workers)
+        spread = go(net, toys, name, workers=workers, precision=precision)
         assert same(state(spread), state(alone))
         assert rows(spread) == rows(alone)
 

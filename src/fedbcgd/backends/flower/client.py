@@ -122,7 +122,7 @@ class _Site:
         if train is not None and not callable(train):
             raise UserError(f"train: expected a function of (model, data, config), got {train!r}")
         self._make_model, self._load_data, self._load_test = make_model, load_data, load_test
-        self._objective = objective(loss, metrics)
+        self._loss, self._metrics = loss, metrics
         self._index = index
         self._folder = None if folder is None else Path(folder)
         self._threads = threads
@@ -173,11 +173,11 @@ class _Site:
         data: Source = self._loaded("test", self._load_test, context)
         client.model.load(wire.read_broadcast(message.content, order, client.layout).x)
         with threads_used(self._threads):
-            batches = [evaluate_span(client.model.module, self._objective, data, *span) for span in spans(len(data))]
+            batches = [evaluate_span(client.model.module, client.objective, data, *span) for span in spans(len(data))]
         return wire.evaluation(len(data), combine(batches))
 
     def _client(self, order: Order, context: Context) -> Client:
-        key = (order.layout, order.channels_last, order.seed, repr(order.algorithm))
+        key = (order.layout, order.channels_last, order.precision, order.seed, repr(order.algorithm))
         if self._made is None or self._made[0] != key:
             module = _call(self._make_model, context).to(self._device)
             if not isinstance(module, nn.Module):
@@ -190,7 +190,8 @@ class _Site:
                     f"the client's model ({type(module).__name__}, d = {layout.dim:,}) is laid out differently from the "
                     "server's: both must make the same one"
                 )
-            self._made = key, Client(order.algorithm, layout, module, self._objective, order.seed, self._train)
+            goal = objective(self._loss, self._metrics, order.precision)
+            self._made = key, Client(order.algorithm, layout, module, goal, order.seed, self._train)
         return self._made[1]
 
     def _loaded(self, what: str, load: Callable[..., Any], context: Context) -> Any:

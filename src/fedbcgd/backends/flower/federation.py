@@ -31,7 +31,7 @@ from fedbcgd.backends.flower.roster import Roster, read_roster
 from fedbcgd.core.algorithm import Algorithm
 from fedbcgd.core.messages import Broadcast, Plan, RoundReport, Task
 from fedbcgd.core.metric_means import means_over_clients
-from fedbcgd.core.objective import Loss, Metrics
+from fedbcgd.core.objective import Loss, Metrics, Precision
 from fedbcgd.core.reading import APP, FUNCTION, MOST_STEPS, RULE, Evaluation, Malformed, shorten
 from fedbcgd.core.server import Server
 from fedbcgd.core.vector import Layout
@@ -93,6 +93,7 @@ class Federation(LegacyRounds, Strategy):
     checkpoint_every: rounds. callbacks: as in `fedbcgd.simulate`.
     channels_last: compute so; default: for convolutional models (tried out if `test` is given).
     flower: options of Flower's FedAvg; `fedbcgd.flower.strategy` takes them by their names.
+    precision: "fp32" or "bf16", of the forward and backward passes here and on every client; as in `fedbcgd.simulate`.
     """
 
     def __init__(
@@ -120,6 +121,7 @@ class Federation(LegacyRounds, Strategy):
         callbacks: Sequence[Callback] = (),
         channels_last: bool | None = None,
         flower: FlowerOptions = FlowerOptions(),  # noqa: B008 (frozen)
+        precision: Precision = "fp32",
     ):
         if algorithm.uplink.pooled:
             raise UserError(f"{algorithm.name} has all data in one place: there is nothing to federate")
@@ -145,7 +147,9 @@ class Federation(LegacyRounds, Strategy):
         if algorithm.max_norm is None:  # clients of a federation are not trusted
             algorithm = replace(algorithm, max_norm=MAX_NORM)
         self.algorithm = algorithm
-        self.job = make_job(model, (), algorithm, test, seed, loss, metrics, channels_last=channels_last)
+        self.job = make_job(
+            model, (), algorithm, test, seed, loss, metrics, channels_last=channels_last, precision=precision
+        )
         self.layout: Layout = self.job.layout
         asks = {"examples": algorithm.weighting == "examples", "test_examples": evaluate_clients > 0}
         self.roster = Roster(given, authenticated, max_examples, [what for what, asked in asks.items() if asked])
@@ -356,6 +360,7 @@ class Federation(LegacyRounds, Strategy):
             self.layout.digest,
             self.job.channels_last,
             self.algorithm,
+            self.job.objective.precision,
         )
         content[wire.TASK] = ConfigRecord({**order.record(), wire.TOKEN: token})
         return Message(content, self.roster.node[task.client], kind, ttl=self.timeout, group_id=str(task.round))

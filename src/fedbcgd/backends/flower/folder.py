@@ -65,7 +65,7 @@ class ServerFolder:
             The seconds that the run took until then.
 
         Raises:
-            UserError: the run in the folder has another algorithm or another number of clients.
+            UserError: the run in the folder has another algorithm, another precision or another number of clients.
         """
         self._run, server = run, run.server
         before = self._checkpoints.load()
@@ -75,6 +75,12 @@ class ServerFolder:
                 raise UserError(
                     f"{self._folder.path} was begun with another algorithm, other options or another number of clients "
                     f"({values['clients_in_all']}): it cannot go on with these; another folder begins a new run"
+                )
+            before_precision, precision = values.get("precision", "fp32"), federation.job.objective.precision
+            if before_precision != precision:
+                raise UserError(
+                    f"{self._folder.path} was begun with precision = {before_precision!r}: it cannot go on with "
+                    f"{precision!r}; another folder begins a new run"
                 )
         saved = run.restore(self._checkpoints)
         if saved is not None:
@@ -116,6 +122,7 @@ class ServerFolder:
             "claims": {str(client): claim for client, claim in federation.claims.items()},
             "roster": federation.roster.snapshot(),
             "algorithm": self._options(federation),
+            "precision": federation.job.objective.precision,
             "clients_in_all": federation.server.clients,
             "every": self._every,
         }
@@ -132,6 +139,7 @@ class ServerFolder:
             "cohort": server.cohort,
             "seed": server.seed,
             "options": federation.algorithm.options(),
+            "precision": federation.job.objective.precision,
         }
         write_text(self._folder.summary, add_checksum(as_json(summary, indent=1)) + "\n")
         if outcome.rows:

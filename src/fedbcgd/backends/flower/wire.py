@@ -13,6 +13,7 @@ from torch import Tensor
 from fedbcgd.algorithms.registry import make_algorithm
 from fedbcgd.core.algorithm import Algorithm
 from fedbcgd.core.messages import Broadcast, Task, Upload
+from fedbcgd.core.objective import Precision
 from fedbcgd.core.reading import (
     MOST_METRICS,
     MOST_TRAIN_METRICS,
@@ -52,6 +53,7 @@ class Order:
     layout: str  # the digest of the server's
     channels_last: bool
     algorithm: Algorithm
+    precision: Precision = "fp32"
 
     def record(self) -> ConfigRecord:
         t = self.task
@@ -59,6 +61,7 @@ class Order:
             {
                 "round": t.round, "client": t.client, "block": t.block, "epoch": self.epoch, "accepted": self.accepted,
                 "run": self.run, "seed": self.seed, "layout": self.layout, "channels_last": self.channels_last,
+                "precision": self.precision,
                 "algorithm": json.dumps(self.algorithm.options()),
             }
         )  # fmt: skip
@@ -75,6 +78,7 @@ class Order:
             r["layout"],
             r["channels_last"],
             make_algorithm(**json.loads(r["algorithm"])),
+            r.get("precision", "fp32"),  # which servers of earlier versions do not send
         )
 
 
