@@ -64,4 +64,5 @@ def test_links_and_files_in_the_readme_exist():
 
 def test_no_placeholder_is_left():
     for path in [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]:
-        assert "@@" not in path.read_text()
+        text = re.sub(r"^@@ -\d+,\d+ \+\d+,\d+ @@$", "", path.read_text(), flags=re.M)  # of a diff
+        assert "@@" not in text

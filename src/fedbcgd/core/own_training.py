@@ -143,12 +143,22 @@ def check_own_training(train: Any, algorithm: Algorithm) -> None:
         )
     if algorithm.uplink.pooled:
         raise UserError(f"train: {algorithm.name} trains on the data of all clients at once: leave train out")
-    for option, advice in (
-        ("clip_norm", "clip in the function, before optimizer.step()"),
-        ("client_momentum", "give your optimiser its momentum"),
-    ):
-        if value := getattr(rule, option, None):
-            raise UserError(f"{option}: expected none together with train, got {value}: {advice}")
+    for option, advice in own_options(algorithm):
+        raise UserError(f"{option}: expected none together with train, got {getattr(rule, option)}: {advice}")
+
+
+def own_options(algorithm: Algorithm) -> list[tuple[str, str]]:
+    """Return the options that only the algorithm's own steps can honour, if they are set, and what to do instead."""
+    advice = {
+        "clip_norm": "clip in the function, before optimizer.step()",
+        "client_momentum": "give your optimiser its momentum",
+    }
+    return [(option, what) for option, what in advice.items() if getattr(algorithm.local, option, None)]
+
+
+def training_seed(seed: int, task: Task) -> int:
+    """Return the seed of the global generators while this client trains by a user's code."""
+    return int(stream(seed, "train", task.round, task.client).integers(2**32))
 
 
 class OwnTraining:
@@ -186,7 +196,7 @@ class OwnTraining:
             UserError: what the function did cannot be uploaded; the message says why.
         """
         rule, module = self._algorithm.local, self._copy()
-        seed = int(stream(self._seed, "train", task.round, task.client).integers(2**32))
+        seed = training_seed(self._seed, task)
         refuse = Refusal(self._algorithm.name, task)
         corrections = None
         if needs(rule) != "free":

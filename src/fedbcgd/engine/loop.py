@@ -123,6 +123,12 @@ class Outcome:
         return cls(names[0], rows, ledger, summary["rounds"], summary["seconds"], names[1])
 
 
+def train_columns(report: RoundReport) -> Row:
+    """Return the metrics of a round's training by the names that they have in a row: `train_…`."""
+    metrics = {f"train_{name.removeprefix('train_')}": value for name, value in report.metrics.items()}
+    return {**metrics, "train_loss": report.train_loss}
+
+
 def cost(server: Server) -> float:
     """Return the mean upload of a round, in d."""
     return server.algorithm.upload_d(server.layout)
@@ -259,8 +265,7 @@ class Loop:
         ledger = self.server.ledger
         return {
             "round": self.server.round,
-            **{f"train_{name}": value for name, value in report.metrics.items()},
-            "train_loss": report.train_loss,
+            **train_columns(report),
             "upload_d": ledger.upload_d,
             "upload_bytes": ledger.upload_bytes,
             "upload_max_bytes": ledger.upload_max_bytes,

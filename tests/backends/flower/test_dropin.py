@@ -224,6 +224,34 @@ def test_an_app_that_steps_as_our_rule_ends_where_a_simulation_does(name):
     assert ours.lost == ours.refused == 0
 
 
+@pytest.mark.parametrize("name", ["fedavg", "fedbcgd", "topk", "qsgd+fedbcgd"])
+def test_an_app_gives_the_bits_of_its_function_in_a_simulation(name):
+    """The same function as simulate(train=…), with draws of its own."""
+
+    def noisy_step(module, client):
+        loss = step(module, client, 0.05)
+        with torch.no_grad():
+            for p in module.parameters():
+                p += 0.01 * torch.randn_like(p)
+        return loss
+
+    def function(message, context):
+        module, client = make_model(), context.node_config["partition-id"]
+        module.load_state_dict(state(message.content["arrays"]))
+        metrics = {"train_loss": noisy_step(module, client), "num-examples": 12}
+        content = RecordDict({"arrays": ArrayRecord(module.state_dict()), "metrics": MetricRecord(metrics)})
+        return Message(content, reply_to=message)
+
+    federation, result = run(name, LocalGrid(dropin(function), M), rounds=3, fraction_train=0.7)
+    blocks = {"blocks": 2} if "fedbcgd" in name else {}
+    reference = simulate(
+        make_model(), CLIENTS, name, rounds=3, cohort=4, seed=3, workers=0, **blocks,
+        train=lambda module, data, config: noisy_step(module, config.client),
+    )  # fmt: skip
+    assert same(result.arrays, reference.module)
+    assert [row["train_loss"] for row in federation.rows] == [row["train_loss"] for row in reference.rows]
+
+
 def test_convolutions_buffers_and_what_is_not_trained():
     """Frozen weights and counters come from initial_arrays; statistics are averaged; memory formats do not matter."""
 
@@ -462,6 +490,12 @@ def test_a_residual_survives_a_restart_in_a_folder(tmp_path):
 def test_what_corrects_gradients_is_refused_at_the_start(name):
     with pytest.raises(UserError, match=r"corrects every gradient.*config\.optimizer"):
         run(name)
+
+
+@pytest.mark.parametrize("options", [{"clip_norm": 1.0}, {"client_momentum": 0.9}])
+def test_options_of_our_own_steps_are_refused(options):
+    with pytest.raises(UserError, match=f"{next(iter(options))}: expected none"):
+        run("fedavg", **options)
 
 
 def test_a_single_client_that_says_so_cannot_end_the_run():
@@ -735,6 +769,21 @@ def test_settings_that_say_the_same_are_taken_and_unknown_ones_are_told_of(caplo
     assert federation.server.last.accepted == 6
     assert "'flavour' reaches nobody" in caplog.text
     assert "batch-size" not in caplog.text
+
+
+def test_settings_reach_a_function_of_client_app():
+    """client_app(train=…): nothing is refused, since the function may read anything."""
+    seen = []
+
+    def train(module, data, config):
+        seen.append((config.round, config["lr"], config["flavour"], config["server-round"]))
+        return {"loss": 1.0, "accuracy": 0.5}
+
+    app = fedbcgd.flower.client_app(make_model, lambda client: CLIENTS[client], train=train)
+    _, result = run("fedavg", LocalGrid(app, 3), 2, {"lr": 7.0, "flavour": "sour"}, **LOCAL)
+    assert seen == [(1, 7.0, "sour", 1)] * 3 + [(2, 7.0, "sour", 2)] * 3
+    metrics = result.train_metrics_clientapp[2]
+    assert (metrics["train_loss"], metrics["train_accuracy"], metrics["accuracy"]) == (1.0, 0.5, 0.5)
 
 
 def test_evaluate_fn_is_in_log_result_and_rows(tmp_path, caplog):

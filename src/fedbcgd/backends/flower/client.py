@@ -28,8 +28,6 @@ from fedbcgd.errors import UserError
 
 log = logging.getLogger("flwr.fedbcgd")  # shown where Flower shows its own
 
-CONFIG = "config"  # the record of Flower's `train_config`
-
 
 def client_app(
     make_model: Callable[..., nn.Module],
@@ -136,11 +134,8 @@ class _Site:
 
     def hello(self, message: Message, context: Context) -> RecordDict:
         task: Any = message.content[wire.TASK]
-        told: dict[str, Any] = {
-            "client": self._index(context),
-            "of": int(context.node_config.get("num-partitions", 0)),
-            "trains": RULE if self._train is None else FUNCTION,
-        }
+        told: dict[str, Any] = {"client": self._index(context), "of": int(context.node_config.get("num-partitions", 0))}
+        told["trains"] = RULE if self._train is None else FUNCTION
         if "examples" in task["ask"]:
             told["examples"] = self._examples(context)
         if "test_examples" in task["ask"] and self._load_test is not None:
@@ -151,7 +146,7 @@ class _Site:
         order = Order.read(message.content)
         client = self._client(order, context)
         data = self._loaded("train", self._load_data, context)
-        config = message.content.get(CONFIG)
+        config = message.content.get(wire.CONFIG)
         values = dict(config) if isinstance(config, ConfigRecord) else {}
         broadcast = wire.read_broadcast(message.content, order, client.layout)
         names = order.algorithm.state_names

@@ -26,14 +26,15 @@ from fedbcgd.backends.flower.plain import Form
 from fedbcgd.backends.flower.privacy import refuse_mods
 from fedbcgd.backends.flower.wire import Order
 from fedbcgd.core.algorithm import RESIDUAL, Algorithm
-from fedbcgd.core.client import seeded
+from fedbcgd.core.corrections import needs
 from fedbcgd.core.encoding import encode
+from fedbcgd.core.generators import generators_restored, seed_generators
 from fedbcgd.core.messages import Broadcast, StateUpdate, Upload
+from fedbcgd.core.own_training import own_options, training_seed
 from fedbcgd.core.reading import APP, LONGEST_NAME, MOST_TRAIN_METRICS
 from fedbcgd.core.vector import Layout
 from fedbcgd.core.work import Progress
 from fedbcgd.errors import UserError
-from fedbcgd.rng import torch_seed
 
 log = logging.getLogger("flwr.fedbcgd")  # shown where Flower shows its own
 
@@ -129,15 +130,17 @@ def wrap(
     return outer
 
 
-def gradient_reason(algorithm: Algorithm) -> str:
+def unfit_reason(algorithm: Algorithm) -> str:
     """Return why an app's own training cannot serve this algorithm; empty if it can."""
-    if algorithm.local.registered_name() == "sgd":
-        return ""
-    return (
-        f"{algorithm.name} corrects every gradient on the client, and the app's own training does not let it. Take an "
-        "algorithm that needs only the trained model (fedavg, fedavgm, fedadam, fedyogi, fedpaq, topk, fedbcgd, "
-        "qsgd+fedbcgd), or fedbcgd.flower.client_app(…, train=…), whose function steps with config.optimizer"
-    )
+    if needs(algorithm.local) != "free":
+        return (
+            f"{algorithm.name} corrects every gradient on the client, and the app's own training does not let it. Take an "
+            "algorithm that needs only the trained model (fedavg, fedavgm, fedadam, fedyogi, fedpaq, topk, fedbcgd, "
+            "qsgd+fedbcgd), or fedbcgd.flower.client_app(…, train=…), whose function steps with config.optimizer"
+        )
+    for option, advice in own_options(algorithm):
+        return f"{option}: expected none where clients train in an app of their own: {advice}"
+    return ""
 
 
 def _with_mods(function: TrainFunction, mods: Sequence[Mod]) -> TrainFunction:
@@ -241,7 +244,7 @@ class _Site:
     def train(self, message: Message, context: Context, app: _MessageApp | _NumPyApp) -> RecordDict:
         order, form = Order.read(message.content), Form.read(message.content)
         task, algorithm = order.task, order.algorithm
-        if why := gradient_reason(algorithm):
+        if why := unfit_reason(algorithm):
             raise UserError(why)
         layout = plain.read_layout(message.content, order.layout)
         arrays, config = _of(message.content, form)
@@ -252,7 +255,8 @@ class _Site:
             memory.begin_anew(order)  # residuals that are lost are only lost
         # The function sees what Flower's own strategies would send.
         message.content = RecordDict({form.arrays: arrays, form.config: config})
-        with seeded(torch_seed(order.seed, "model", task.round, task.client), torch.device("cpu")):
+        with generators_restored():
+            seed_generators(training_seed(order.seed, task), None)
             trained = app.train(message, context, form)
         y = _vector(layout, trained.state, "the reply of the training function")
         if trained.examples is None and algorithm.weighting == "examples":

@@ -21,22 +21,22 @@ from torch import nn
 from fedbcgd.algorithms.registry import make_algorithm
 from fedbcgd.backends.flower import wire
 from fedbcgd.backends.flower.backend import GridBackend, GridHooks, evaluate_fn_names
-from fedbcgd.backends.flower.dropin import gradient_reason
+from fedbcgd.backends.flower.dropin import unfit_reason
 from fedbcgd.backends.flower.flower_options import FlowerOptions, check_train_config
 from fedbcgd.backends.flower.folder import ServerFolder
 from fedbcgd.backends.flower.legacy import LegacyRounds
-from fedbcgd.backends.flower.plain import read_evaluation
+from fedbcgd.backends.flower.plain import ROUND, read_evaluation
 from fedbcgd.backends.flower.privacy import refuse_changed, refuse_wrapper
 from fedbcgd.backends.flower.roster import Roster, read_roster
 from fedbcgd.core.algorithm import Algorithm
 from fedbcgd.core.messages import Broadcast, Plan, RoundReport, Task
 from fedbcgd.core.metric_means import means_over_clients
 from fedbcgd.core.objective import Loss, Metrics
-from fedbcgd.core.reading import APP, MOST_STEPS, RULE, Evaluation, Malformed, shorten
+from fedbcgd.core.reading import APP, FUNCTION, MOST_STEPS, RULE, Evaluation, Malformed, shorten
 from fedbcgd.core.server import Server
 from fedbcgd.core.vector import Layout
 from fedbcgd.engine.assemble import Run, make_job, make_target
-from fedbcgd.engine.loop import Callback, Outcome, RoundInfo, Row, Stop
+from fedbcgd.engine.loop import Callback, Outcome, RoundInfo, Row, Stop, train_columns
 from fedbcgd.errors import UserError
 from fedbcgd.rng import stream
 
@@ -274,7 +274,7 @@ class Federation(LegacyRounds, Strategy):
     def _check_clients(self) -> None:
         """Refuse settings and algorithms that do not fit the way in which most clients train."""
         trains = [self.roster.trains[client] for client in self.roster.node]
-        if 2 * trains.count(APP) > len(trains) and (why := gradient_reason(self.algorithm)):
+        if 2 * trains.count(APP) > len(trains) and (why := unfit_reason(self.algorithm)):
             raise UserError(why)
         if 2 * trains.count(RULE) > len(trains):
             check_train_config(self.train_config, self.algorithm)
@@ -329,8 +329,12 @@ class Federation(LegacyRounds, Strategy):
         vectors, arrays = cache(lambda: wire.vectors(broadcast)), cache(self._app_arrays)
         for task in tasks:
             token = secrets.token_hex(16)
-            if self.roster.trains[task.client] != APP:
-                message = self._message(task, RecordDict({wire.BROADCAST: vectors()}), kind, token)
+            trains = self.roster.trains[task.client]
+            if trains != APP:
+                content = RecordDict({wire.BROADCAST: vectors()})
+                if trains == FUNCTION and kind == MessageType.TRAIN:
+                    content[wire.CONFIG] = ConfigRecord({**self.train_config, ROUND: task.round + 1})
+                message = self._message(task, content, kind, token)
             elif kind == MessageType.TRAIN:
                 content = self.form.content(arrays(), self.train_config, task.round + 1, self.layout)
                 message = self._message(task, content, kind, token)
@@ -474,7 +478,7 @@ class Federation(LegacyRounds, Strategy):
                 answers[task.client] = self._evaluation(reply, task.client)
             except Exception as error:  # a client's message must never end the run
                 log.warning("client %d did not evaluate: %s", task.client, shorten(str(error)))
-        means = means_over_clients([(answers[c].examples, answers[c].metrics) for c in sorted(answers)])
+        means = means_over_clients([(answer.examples, answer.metrics) for _, answer in sorted(answers.items())])
         return MetricRecord(dict(means)) if means else None
 
     def _evaluation(self, reply: Message, client: int) -> Evaluation:
@@ -511,7 +515,7 @@ def _put(records: dict[int, MetricRecord], round: int, values: Mapping[str, Any]
 def _metrics(report: RoundReport, server: Server) -> MetricRecord:
     return MetricRecord(
         {
-            "train_loss": report.train_loss,
+            **train_columns(report),  # as in the rows, and under their own names, as Flower's strategies have them
             **report.metrics,
             "accepted": report.accepted,
             "refused": len(report.refused),

@@ -27,6 +27,7 @@ from fedbcgd.core.reading import (
 from fedbcgd.core.vector import Layout
 
 BROADCAST, TASK, UPLOAD, TOLD, METRICS = "broadcast", "task", "upload", "told", "metrics"  # records by name
+CONFIG = "config"  # the record of `train_config`, for clients that train by a function of their own
 HELLO_ACTION = "fedbcgd"
 HELLO = f"query.{HELLO_ACTION}"  # the message type by which a client says who it is
 X = "x"
