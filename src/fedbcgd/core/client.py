@@ -118,7 +118,7 @@ class Client:
         )
         self._training_mode()
         if self._own is None:
-            with seeded(torch_seed(self.seed, "model", *at), self._device):  # for dropout and the like
+            with _seeded(torch_seed(self.seed, "model", *at), self._device):  # for dropout and the like
                 rule.train(work)
             self.model.gather_buffers()
             trained = Trained(len(data), work.mean_loss)
@@ -204,7 +204,7 @@ class Client:
 
 
 @contextmanager
-def seeded(seed: int, device: torch.device) -> Iterator[None]:
+def _seeded(seed: int, device: torch.device) -> Iterator[None]:
     """Seed torch's own generators, and restore their states afterwards."""
     cpu_state = torch.default_generator.get_state()
     gpu_state = torch.cuda.get_rng_state(device) if device.type == "cuda" else None
