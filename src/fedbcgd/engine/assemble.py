@@ -157,7 +157,8 @@ def make_job(
         metrics: see `fedbcgd.simulate`.
         weights: a state_dict that replaces the model's values.
         device: where the model computes.
-        channels_last: whether to compute in that memory format; None: if a trial shows that the model can.
+        channels_last: whether to compute in that memory format; None: if a trial on clients' or test data shows that the
+            model can.
         together: clients computed in one multiplication, at most; None: each on its own.
 
     Raises:
@@ -175,8 +176,7 @@ def make_job(
     goal = objective(loss, metrics)
     data = None if test is None else as_source(test, "test")
     if channels_last is None:
-        examples = clients if len(clients) or data is None else [data]
-        channels_last = computes_in_channels_last(module, examples, goal)
+        channels_last = computes_in_channels_last(module, clients, data, goal)
     elif channels_last and any(map(writes_astray, module.modules())):
         raise UserError(
             "channels_last: expected False, since the model has a 1×1 convolution with a stride and fewer than 8 input "

@@ -77,11 +77,39 @@ def test_a_model_with_convolutions_and_buffers():
 
     g = torch.Generator().manual_seed(0)
     clients = [(torch.randn(8, 1, 8, 8, generator=g), torch.randint(3, (8,), generator=g)) for _ in range(4)]
-    federation = fedbcgd.flower.strategy("fedbcgd", conv(), blocks=2, cohort=4, **LOCAL)
-    result = federation.start(LocalGrid(fedbcgd.flower.client_app(conv, lambda k: clients[k]), 4), num_rounds=2)
     reference = simulate(conv(), clients, "fedbcgd", blocks=2, cohort=4, rounds=2, workers=0, **LOCAL)
-    assert federation.job.channels_last
-    assert same(result.arrays, reference.module)
+    for options in ({"test": clients[0]}, {"channels_last": True}):
+        federation = fedbcgd.flower.strategy("fedbcgd", conv(), blocks=2, cohort=4, **options, **LOCAL)
+        grid = LocalGrid(fedbcgd.flower.client_app(conv, lambda k: clients[k]), 4)
+        result = federation.start(grid, num_rounds=2)
+        assert federation.job.channels_last
+        assert same(result.arrays, reference.module)
+
+
+class Viewing(nn.Module):
+    """`.view` after a convolution: it cannot compute in channels_last."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv, self.fc = nn.Conv2d(1, 4, 3), nn.Linear(4 * 36, 3)
+
+    def forward(self, x):
+        return self.fc(self.conv(x).view(len(x), -1))
+
+
+@pytest.mark.parametrize("test", [None, "images", "of another kind"])
+def test_channels_last_is_chosen_only_after_a_trial(test):
+    """Without test data, or with such as the server's loss does not take, nothing was tried."""
+    g = torch.Generator().manual_seed(0)
+    clients = [(torch.randn(8, 1, 8, 8, generator=g), torch.randint(3, (8,), generator=g)) for _ in range(4)]
+    data = {None: None, "images": clients[0], "of another kind": {"pixels": clients[0][0], "digit": clients[0][1]}}
+    federation = fedbcgd.flower.strategy(
+        "fedbcgd", Viewing(), blocks=2, cohort=4, test=data[test], metrics=lambda m, b: {"loss": torch.tensor(0.0)},
+        **LOCAL,
+    )  # fmt: skip
+    federation.start(LocalGrid(fedbcgd.flower.client_app(Viewing, lambda k: clients[k]), 4), num_rounds=2)
+    assert not federation.job.channels_last
+    assert federation.server.last.accepted == 4
 
 
 def test_nodes_come_back_under_other_ids_with_a_folder_for_their_state(tmp_path):

@@ -68,7 +68,7 @@ class Federation(Strategy):
     budget, target: further ends of the run, beside the number of rounds.
     folder: checkpoints, metrics, summary and model are kept there, and a run that is there goes on.
     checkpoint_every: rounds. callbacks: as in `fedbcgd.simulate`.
-    channels_last: compute so; default: for convolutional models (tried out if `test` is given).
+    channels_last: compute so; default: if a trial on `test` shows that the model can; without `test`, no.
     """
 
     def __init__(
