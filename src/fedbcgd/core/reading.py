@@ -45,6 +45,8 @@ class Hello(Message):
     of: int = Field(0, ge=0, le=MOST_CLIENTS)  # how many clients there are, as far as the node knows; 0: not said
     examples: int | None = Field(None, ge=1, le=MOST_STEPS)
     test_examples: int | None = Field(None, ge=1, le=MOST_STEPS)
+    wire_format: int = Field(1, ge=0, lt=2**31)  # of its messages; earlier versions did not say it
+    version: str = Field("", max_length=LONGEST_NAME)  # of its package
 
 
 class Failure(Message):

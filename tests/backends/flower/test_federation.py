@@ -281,7 +281,7 @@ def test_a_client_with_another_model_says_so():
     other = fedbcgd.flower.client_app(lambda: nn.Linear(4, 3), lambda client: CLIENTS[client])
     federation, _ = start("fedavg", LocalGrid(other, M), rounds=1)
     assert federation.server.last.accepted == 0
-    assert "laid out differently" in federation.server.last.lost[0]
+    assert "the server's model has trained parameter '0.weight'" in federation.server.last.lost[0]
 
 
 def test_a_client_whose_code_fails_is_lost_with_its_words():

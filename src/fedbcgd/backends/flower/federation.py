@@ -20,6 +20,7 @@ from torch import nn
 from fedbcgd.algorithms.registry import make_algorithm
 from fedbcgd.backends.flower import wire
 from fedbcgd.backends.flower.backend import GridBackend, GridHooks
+from fedbcgd.backends.flower.definition import Definition
 from fedbcgd.backends.flower.folder import ServerFolder
 from fedbcgd.backends.flower.roster import Roster, read_roster
 from fedbcgd.core.algorithm import Algorithm
@@ -122,6 +123,7 @@ class Federation(Strategy):
         self.algorithm = algorithm
         self.job = make_job(model, (), algorithm, test, seed, loss, metrics, channels_last=channels_last)
         self.layout: Layout = self.job.layout
+        self.definition = Definition.of(self.job.module)
         asks = {"examples": algorithm.weighting == "examples", "test_examples": evaluate_clients > 0}
         self.roster = Roster(given, authenticated, max_examples, [what for what, asked in asks.items() if asked])
         self.run_id = uuid.uuid4().hex
@@ -268,8 +270,9 @@ class Federation(Strategy):
             self.job.channels_last,
             self.algorithm,
         )
-        record = ConfigRecord({**order.record(), wire.TOKEN: token})
-        content = RecordDict({wire.BROADCAST: vectors, wire.TASK: record})
+        record = ConfigRecord({**order.record(), **wire.versions(), wire.TOKEN: token})
+        model = ConfigRecord({"definition": self.definition.packed})
+        content = RecordDict({wire.BROADCAST: vectors, wire.TASK: record, wire.MODEL: model})
         return Message(content, self.roster.node[task.client], kind, ttl=self.timeout, group_id=str(task.round))
 
     def take(self, reply: Message) -> None:

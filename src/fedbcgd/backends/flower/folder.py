@@ -76,6 +76,11 @@ class ServerFolder:
                     f"{self._folder.path} was begun with another algorithm, other options or another number of clients "
                     f"({values['clients_in_all']}): it cannot go on with these; another folder begins a new run"
                 )
+            if values.get("model", federation.definition.digest) != federation.definition.digest:
+                raise UserError(
+                    f"{self._folder.path} was begun with another model: its frozen weights, names, shapes or types are "
+                    "not those of this one; another folder begins a new run"
+                )
         saved = run.restore(self._checkpoints)
         if saved is not None:
             log.info("going on after round %d, from %s", server.round, self._folder.path)
@@ -116,6 +121,7 @@ class ServerFolder:
             "claims": {str(client): claim for client, claim in federation.claims.items()},
             "roster": federation.roster.snapshot(),
             "algorithm": self._options(federation),
+            "model": federation.definition.digest,
             "clients_in_all": federation.server.clients,
             "every": self._every,
         }

@@ -15,8 +15,12 @@ from fedbcgd.core.algorithm import Algorithm
 from fedbcgd.core.messages import Broadcast, Task, Upload
 from fedbcgd.core.reading import MOST_METRICS, Evaluation, Failure, Hello, Malformed, UploadValues, read, shorten
 from fedbcgd.core.vector import Layout
+from fedbcgd.errors import UserError
+from fedbcgd.version import __version__
 
+FORMAT = 2  # of all messages; server and clients must have the same. 1: versions that did not say it
 BROADCAST, TASK, UPLOAD, TOLD, METRICS = "broadcast", "task", "upload", "told", "metrics"  # records by name
+MODEL = "model"  # the record with the definition of the server's model
 HELLO = "query.fedbcgd"  # the message type by which a client says who it is
 X = "x"
 STYPE = "fedbcgd"  # how the bytes of our arrays came about, in Flower's terms
@@ -38,6 +42,7 @@ class Order:
     layout: str  # the digest of the server's
     channels_last: bool
     algorithm: Algorithm
+    model: bytes = b""  # the definition of the server's, packed; in a record of its own, which Flower stores once
 
     def record(self) -> ConfigRecord:
         t = self.task
@@ -52,6 +57,7 @@ class Order:
     @classmethod
     def read(cls, content: RecordDict) -> "Order":
         r: Any = content[TASK]
+        model: Any = content[MODEL]
         return cls(
             Task(r["round"], r["client"], r["block"]),
             r["epoch"],
@@ -61,7 +67,35 @@ class Order:
             r["layout"],
             r["channels_last"],
             make_algorithm(**json.loads(r["algorithm"])),
+            model["definition"],
         )
+
+
+def versions() -> dict[str, int | str]:
+    """Return the values by which server and client tell each other what they speak."""
+    return {"wire_format": FORMAT, "version": __version__}
+
+
+def format_problem(theirs: int, version: str, whose: str) -> str:
+    """Say why two that speak these formats do not understand each other; empty if they do."""
+    if theirs == FORMAT:
+        return ""
+    release = f" (fedbcgd {shorten(version, 60)})" if version else " (an earlier fedbcgd)"
+    return (
+        f"{whose} speaks wire format {theirs}{release}, this one {FORMAT} (fedbcgd {__version__}): install the same "
+        "version on both"
+    )
+
+
+def check_server(content: RecordDict) -> None:
+    """Refuse a server that speaks another format.
+
+    Raises:
+        UserError: it does; the message names both versions.
+    """
+    task: Any = content[TASK]
+    if problem := format_problem(task.get("wire_format", 1), task.get("version", ""), "the server"):
+        raise UserError(problem)
 
 
 def array(t: Tensor) -> Array:
