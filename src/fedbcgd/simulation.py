@@ -19,7 +19,7 @@ from fedbcgd.core.algorithm import Algorithm
 from fedbcgd.core.objective import Loss, Metrics
 from fedbcgd.data.sources import as_source
 from fedbcgd.display.progress import single
-from fedbcgd.engine.assemble import Run, check_integer, make_job, make_target
+from fedbcgd.engine.assemble import DEFAULT_COHORT, Run, check_integer, make_job, make_target
 from fedbcgd.engine.loop import Callback, Outcome, Stop
 from fedbcgd.errors import Diverged, UserError
 from fedbcgd.network.settings import Network, as_network
@@ -148,6 +148,7 @@ def simulate(
     if conditions is not None and conditions.crash and (problem := where.crash_problem()):
         raise UserError(f"network.{problem}")
     where.entry.start_early()
+    algorithm = algorithm.for_cohort(min(DEFAULT_COHORT, len(clients)) if cohort is None else cohort)
     algorithm = fit_to_links(algorithm, conditions, model, clients, cohort, seed)
     job = make_job(model, clients, algorithm, test, seed, loss, metrics, weights, where.home, channels_last, together)
     hooks = None if conditions is None else NetworkSimulator(job, conditions)

@@ -1,6 +1,6 @@
 """What an uplink is: it divides the vector, and says which coordinates each client sends."""
 
-from typing import ClassVar
+from typing import ClassVar, Self
 
 import numpy as np
 from torch import nn
@@ -16,6 +16,10 @@ class Uplink(Part):
 
     def layout(self, model: nn.Module) -> Layout:
         raise NotImplementedError
+
+    def for_cohort(self, cohort: int) -> Self:
+        """Return this uplink with what it leaves to the size of the cohort settled."""
+        return self
 
     def turn(self, round: int) -> tuple[str, int]:
         """The turn in which the blocks of this round are dealt out, by its name, and how many rounds it had before."""

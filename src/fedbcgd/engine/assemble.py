@@ -1,6 +1,7 @@
 """What a run is put together from: `make_job` makes the clients' work, `Run` the server, state, backend and loop."""
 
 import copy
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from types import TracebackType
@@ -25,6 +26,8 @@ from fedbcgd.engine.job import Job
 from fedbcgd.engine.loop import Loop, Outcome, Stop
 from fedbcgd.engine.probe import computes_in_channels_last, takes_channels_last
 from fedbcgd.errors import UserError
+
+log = logging.getLogger("fedbcgd")
 
 DEFAULT_COHORT = 10
 
@@ -229,6 +232,11 @@ def make_server(
     if cohort is None or algorithm.uplink.pooled:
         cohort = min(DEFAULT_COHORT, count)
     check_integer("cohort", cohort, 1)
+    if layout.blocks > cohort and not algorithm.uplink.pooled:
+        log.warning(
+            "blocks: %d blocks and %d clients in a round: in each round %d blocks stand still. blocks='auto' takes no "
+            "more blocks than clients", layout.blocks, cohort, layout.blocks - cohort
+        )  # fmt: skip
     sampled = cohort if cohort > count else hooks.sampled(cohort, count)
     conditions = hooks.conditions(cohort, sampled, layout)
     if not reliable:

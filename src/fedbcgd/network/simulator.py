@@ -19,6 +19,7 @@ from fedbcgd.core.messages import Plan, Task
 from fedbcgd.core.objective import objective
 from fedbcgd.core.server import Conditions, Server
 from fedbcgd.core.vector import Layout
+from fedbcgd.engine.assemble import DEFAULT_COHORT
 from fedbcgd.engine.backend import Backend, Inbox
 from fedbcgd.engine.hooks import RoundHooks
 from fedbcgd.engine.job import Job
@@ -40,10 +41,12 @@ def fit_to_links(
     seed: int,
 ) -> Algorithm:
     """Return the algorithm with blocks of the sizes that fit the links, if its uplink asks for that."""
-    uplink = algorithm.uplink
+    asked = min(DEFAULT_COHORT, len(clients)) if cohort is None else cohort
+    uplink = algorithm.uplink.for_cohort(asked)
     if network is None or not isinstance(uplink, Matched) or not uplink.fits_links:
         return algorithm
-    sampled = network.sampled(min(10, len(clients)) if cohort is None else cohort, len(clients))
+    assert isinstance(uplink.blocks, int)
+    sampled = network.sampled(asked, len(clients))
     links = network.links(len(clients), seed)
     even = replace(algorithm, uplink=uplink.fitted([1.0] * uplink.blocks))
     layout = even.uplink.layout(model)

@@ -482,3 +482,24 @@ def test_damaged_state_of_a_client_is_lost_state(tmp_path, place, caplog):
     federation.start(grid, num_rounds=3, timeout=5)
     assert federation.server.epoch == 1
     assert "the client's state is lost" in caplog.text
+
+
+@pytest.mark.parametrize(("options", "wanted"), [({}, 3), ({"clients": 4, "cohort": 2}, 2), ({"blocks": 5}, 5)])
+def test_without_a_number_of_blocks_there_are_no_more_than_clients(options, wanted, tmp_path):
+    """Also where the clients are counted only when the run begins; a run that goes on keeps its number."""
+    for rounds in (1, 2):
+        federation = fedbcgd.flower.strategy("fedbcgd", make_model(), folder=tmp_path, **LOCAL, **options)
+        federation.start(LocalGrid(app(), 3), num_rounds=rounds, timeout=5)
+        assert federation.server.round == rounds
+        assert (
+            federation.layout.blocks == federation.server.layout.blocks == federation.algorithm.uplink.blocks == wanted
+        )
+        assert federation.server.last.accepted == min(3, options.get("cohort", 3))
+
+
+def test_a_folder_of_five_blocks_goes_on_with_five(tmp_path):
+    """Earlier versions had five, whatever the cohort."""
+    for options in ({"blocks": 5}, {}):
+        federation = fedbcgd.flower.strategy("fedbcgd", make_model(), clients=3, folder=tmp_path, **LOCAL, **options)
+        federation.start(LocalGrid(app(), 3), num_rounds=2 if options else 3, timeout=5)
+    assert (federation.server.round, federation.layout.blocks) == (3, 5)

@@ -103,4 +103,4 @@ def _entry(kind: str, tensor: Tensor, is_sent: bool) -> Item:
 
 def _hash(tensor: Tensor) -> str:
     data = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
-    return hashlib.sha256(data.numpy()).hexdigest()[:16]
+    return hashlib.sha256(data.numpy().data).hexdigest()[:16]

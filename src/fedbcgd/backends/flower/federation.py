@@ -120,7 +120,9 @@ class Federation(Strategy):
             raise UserError(f"evaluate_clients: expected a share from 0 to 1, got {evaluate_clients!r}")
         if algorithm.max_norm is None:  # clients of a federation are not trusted
             algorithm = replace(algorithm, max_norm=MAX_NORM)
-        self.algorithm = algorithm
+        self._asked = algorithm  # perhaps with blocks="auto", to be settled when it is known how many clients there are
+        known = min(filter(None, (cohort, clients or len(given))), default=None)
+        self.algorithm = algorithm = algorithm if known is None else algorithm.for_cohort(known)
         self.job = make_job(model, (), algorithm, test, seed, loss, metrics, channels_last=channels_last)
         self.layout: Layout = self.job.layout
         self.definition = Definition.of(self.job.module)
@@ -141,6 +143,7 @@ class Federation(Strategy):
         self._folder = None if folder is None else Path(folder)
         self._checkpoint_every, self._callbacks = checkpoint_every, callbacks
         self._run: Run | None = None
+        self._begun_blocks: int | None = None  # N of the run in the folder
         self._plan: Plan | None = None
         self._accepted_now: dict[int, int] = {}  # those of the open round
         self._sent: dict[str, tuple[Message, Task]] = {}  # questions without an answer yet, by their token
@@ -165,7 +168,7 @@ class Federation(Strategy):
         folder = ServerFolder(self._folder, self._checkpoint_every) if self._folder is not None else None
         with folder or contextlib.nullcontext():
             if folder is not None:
-                begun_with = folder.peek(self)
+                begun_with, self._begun_blocks = folder.peek(self)
                 self._clients = self._clients or begun_with
             stop = Stop(num_rounds, self._budget, self.target)
             run = self._open(grid, initial_arrays, stop)
@@ -208,6 +211,7 @@ class Federation(Strategy):
             self.roster.wait(grid, least, self._patience)
             count = self._clients or len(self.roster.node)
             self.roster.settle(count)
+            self.settle_blocks(self._begun_blocks or min(self._cohort or count, count))
             self._run = Run(
                 self.job,
                 stop or Stop(),
@@ -218,6 +222,13 @@ class Federation(Strategy):
                 keeps_state=False,
             )
         return self._run
+
+    def settle_blocks(self, cohort: int) -> None:
+        """Take as many blocks as a cohort of this size can serve, if the user left that open."""
+        algorithm = self._asked.for_cohort(cohort)
+        if algorithm != self.algorithm:
+            self.algorithm, self.layout = algorithm, algorithm.uplink.layout(self.job.module)
+            self.job = replace(self.job, algorithm=algorithm, layout=self.layout)
 
     @property
     def server(self) -> Server:

@@ -1,6 +1,7 @@
 """What a federation's server leaves on disk: the same files as a simulated run, and a checkpoint to go on from."""
 
 import contextlib
+import json
 import logging
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -44,19 +45,19 @@ class ServerFolder:
     def __exit__(self, *_: object) -> None:
         self._stack.close()
 
-    def peek(self, federation: "Federation") -> int | None:
+    def peek(self, federation: "Federation") -> tuple[int | None, int | None]:
         """Restore what is needed before the clients are counted: which node is which, and how often state was lost.
 
         Returns:
-            How many clients the run in the folder has; None if there is no run.
+            How many clients and how many blocks the run in the folder has; None if there is no run, or no blocks.
         """
         saved = self._checkpoints.load()
         if saved is None:
-            return None
+            return None, None
         values = saved[1]
         federation.roster.restore(values.get("roster", {}))
         federation.claims = {int(client): (last, times) for client, (last, times) in values.get("claims", {}).items()}
-        return int(values["clients_in_all"])
+        return int(values["clients_in_all"]), json.loads(values["algorithm"]).get("blocks")
 
     def restore(self, federation: "Federation", run: Run) -> float:
         """Put the federation back to its last checkpoint, if there is one.
