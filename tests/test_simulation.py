@@ -211,7 +211,7 @@ def test_an_error_in_the_users_loss_says_where_it_happened(net, toys):
 
     with pytest.raises(ZeroDivisionError) as error:
         go(net, toys, loss=loss)
-    assert "trained in round 0" in error.value.__notes__[0]
+    assert "trained in round 1" in error.value.__notes__[0]
 
 
 def test_progress_lines_without_a_terminal(net, toys, capsys):

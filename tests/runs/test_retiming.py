@@ -8,8 +8,8 @@ import pytest
 
 from fedbcgd import UserError
 from fedbcgd.engine.run_folder import RunFolder
+from fedbcgd.engine.traffic import Round
 from fedbcgd.network.links import Links
-from fedbcgd.network.traffic import Round
 from fedbcgd.report import reach
 from fedbcgd.report.network import first_bias, hours_table, measure, networks, told
 from fedbcgd.runs import config as configuration

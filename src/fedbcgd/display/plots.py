@@ -90,6 +90,8 @@ def bands(groups: Mapping[str, Sequence[Sequence[Row]]], path: Path, title: str 
                 shared = set.intersection(*({row["round"] for row in rows if metric in row} for rows in runs))
                 x = np.array([[row[axis] for row in rows if row["round"] in shared] for rows in runs]).mean(0)
                 y = np.array([[row[metric] for row in rows if row["round"] in shared] for rows in runs])
+                if not np.isfinite(y).any():  # nothing was accepted; matplotlib cannot place markers on no points
+                    continue
                 panel.plot(x, y.mean(0), label=name, **line(styles[name]))
                 if len(runs) > 1:
                     spread = y.std(0, ddof=1)
@@ -101,7 +103,8 @@ def bands(groups: Mapping[str, Sequence[Sequence[Row]]], path: Path, title: str 
             panel.grid(True)
         panels[0].set_ylabel(metric.replace("_", " "))
         if len(groups) <= 5:
-            panels[0].legend()
+            if panels[0].lines:
+                panels[0].legend()
         else:
             columns = max(1, min(6, int(PAGE / (0.55 + 0.075 * max(map(len, groups))))))  # what fits the page
             figure.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=columns)

@@ -43,6 +43,11 @@ class RunFolder:
         return self.path / "config.toml"
 
     @property
+    def federation(self) -> Path:
+        """What a federation on Flower has instead of a configuration."""
+        return self.path / "federation.json"
+
+    @property
     def metrics(self) -> Path:
         return self.path / "metrics.jsonl"
 
@@ -236,6 +241,7 @@ def sweep_up(folder: RunFolder) -> None:
             ("traffic", ".jsonl"),
             ("clients", ".bin"),
             ("holdings", ".json"),
+            ("federation", ".json"),
             *((figure, kind) for figure in ("curve", "holdings") for kind in (".png", ".svg")),
         ):
             for path in place.glob(f".{stem}-*{suffix}"):

@@ -23,12 +23,12 @@ from fedbcgd.engine.assemble import DEFAULT_COHORT
 from fedbcgd.engine.backend import Backend, Inbox
 from fedbcgd.engine.hooks import RoundHooks
 from fedbcgd.engine.job import Job
+from fedbcgd.engine.traffic import Round
 from fedbcgd.errors import UserError
 from fedbcgd.network.closing import Closing, close
 from fedbcgd.network.faults import FaultInjector, crashes, dropped, spoilt
 from fedbcgd.network.links import Links
 from fedbcgd.network.settings import Network
-from fedbcgd.network.traffic import Round
 from fedbcgd.rng import stream
 
 

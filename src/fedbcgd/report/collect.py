@@ -15,7 +15,7 @@ from fedbcgd.report import facts
 from fedbcgd.runs.config import flat, read_table
 from fedbcgd.runs.secrets import mask_command, mask_config
 
-FILES = ("config.toml", "metrics.jsonl", "summary.json", "holdings.json")
+FILES = ("config.toml", "federation.json", "metrics.jsonl", "summary.json", "holdings.json")
 FRESH = 120.0  # seconds after which a run that writes nothing is no longer called running
 MOST_ROWS = 2000  # of one run on the page; of more, every so many and the last
 MOST_BLOCKS = facts.MOST_ITEMS
@@ -126,7 +126,7 @@ def read(folder: Path, problems: list[Problem]) -> Found | None:
     summary = facts.summary(load("summary.json"), lambda what: wrong("summary.json", what))
     if "command" in summary:
         summary["command"] = " ".join(mask_command(re.split(" (?=--)", summary["command"])))
-    config = facts.option(load("config.toml"))
+    config = facts.option(load("config.toml") or load("federation.json"))
     rows = _rows(folder / "metrics.jsonl", wrong)
     written = flat(mask_config(config or summary.get("config") or {"algorithm": summary.get("options", {})}))
     options = dict(list(written.items())[: facts.MOST_ENTRIES])
@@ -169,7 +169,7 @@ def _hours(folder: Path, rows: list[dict[str, float]]) -> dict[str, list[float]]
 
 def _block_bytes(path: Path) -> list[int]:
     """As the ledger counts them, in the rounds that are written."""
-    from fedbcgd.network import traffic
+    from fedbcgd.engine import traffic
 
     sent: dict[int, int] = {}
     try:

@@ -14,7 +14,7 @@ from fedbcgd.errors import UserError
 from fedbcgd.network.profiles import PROFILES
 from fedbcgd.network.settings import Network
 from fedbcgd.runs.bias import Lean
-from fedbcgd.runs.retiming import Tied, bias, check_target, configuration_of, hours, to_reach
+from fedbcgd.runs.retiming import Tied, bias, check_target, conditions_of, hours, to_reach
 
 OWN = "own"
 Networks = dict[str, Network | str | None]  # by the name they are shown under; None: the run's own
@@ -25,7 +25,7 @@ def networks(folder: Path, names: str | None, csv: Path | None) -> Networks:
     come first, then the run's own network."""
     place = RunFolder(folder)
     if names is None:
-        own = place.config.exists() and configuration_of(place).network is not None
+        own = place.config.exists() and conditions_of(place).network is not None
         chosen = [*([OWN] if own else []), *PROFILES]
     else:
         chosen = [name.strip() for name in names.split(",") if name.strip()]

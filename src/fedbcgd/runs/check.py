@@ -42,6 +42,7 @@ class _Check:
         flower = "clients_in_all" in saved or "flower" in [(summary or {}).get(key) for key in ("backend", "carrier")]
         begun = bool(saved or summary)
         self._try(folder.config, lambda path: vouched(read_regular(path, LARGEST)), begun and not flower)
+        self._try(folder.federation, self._object)
         self._try(folder.label_counts, self._object)
         for file, needed in (
             (folder.metrics, bool(saved.get("metrics"))),

@@ -6,23 +6,35 @@ own network did more than watch is tied to it: elsewhere others would have been 
 
 from array import array
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from fedbcgd.engine.loop import Row
-from fedbcgd.engine.run_folder import RunFolder
+from fedbcgd.engine.run_folder import LARGEST, RunFolder
+from fedbcgd.engine.traffic import Round, read
 from fedbcgd.errors import UserError
+from fedbcgd.files import read_regular, unsealed
 from fedbcgd.network.links import Links
 from fedbcgd.network.settings import Network, as_network
-from fedbcgd.network.traffic import Round, read
 from fedbcgd.runs import config as configuration
 from fedbcgd.runs.bias import Lean, leans
-from fedbcgd.runs.config import Config
 
 LARGEST_CSV = 1 << 26  # bytes of measurements
 MOST_CLIENTS = 1_000_000  # whose links are drawn afterwards, for a configuration that may come from anywhere
 
 Given = str | Mapping[str, Any] | Network | Links
+
+
+@dataclass(frozen=True)
+class RunConditions:
+    """How a run was run, as far as its time on a network depends on that."""
+
+    clients: int
+    seed: int
+    network: Network | None
+    algorithm: Mapping[str, Any]
+    closed_early: bool = False  # on Flower: rounds closed before all uploads were there
 
 
 class Tied(UserError):
@@ -50,10 +62,10 @@ def hours_under(folder: Path, networks: Mapping[str, Given | None], rounds: Sequ
     networks: by name; None: the profile of that name.
     """
     place = RunFolder(folder)
-    config = configuration_of(place)
-    links = {name: _links(config, name if network is None else network) for name, network in networks.items()}
+    run = conditions_of(place)
+    links = {name: _links(run, name if network is None else network) for name, network in networks.items()}
     for made in links.values():
-        _refuse_tied(place, config, made)
+        _refuse_tied(place, run, made)
     at = {name: array("d", [0.0]) for name in links}
     for sent in _rounds(place, min(map(len, links.values()))):
         for name, made in links.items():
@@ -67,7 +79,7 @@ def hours_under(folder: Path, networks: Mapping[str, Given | None], rounds: Sequ
 def bias(folder: Path | str, network: Given | None = None) -> list[Lean]:
     """Who served each block of a run, by the speed of its uplink in `network` (None: the run's own)."""
     place = RunFolder(Path(folder))
-    links = _links(configuration_of(place), own_network(place) if network is None else network)
+    links = _links(conditions_of(place), own_network(place) if network is None else network)
     return leans(_rounds(place, len(links)), links)
 
 
@@ -82,15 +94,20 @@ def check_target(target: float | None) -> None:
         raise UserError(f"target: an accuracy above 0 and at most 1 is wanted, such as 0.8; given {target:g}")
 
 
-def _refuse_tied(place: RunFolder, config: Config, links: Links) -> None:
-    own, algorithm = config.network, config.algorithm
+def _refuse_tied(place: RunFolder, run: RunConditions, links: Links) -> None:
+    own, algorithm = run.network, run.algorithm
+    if run.closed_early:
+        raise Tied(
+            f"{place.path}: close_at: who was in time depended on its real network, so that its hours on another one "
+            "would mislead"
+        )
     if own is None:
         return
     ties = [name for name in ("deadline", "minimum", "absences", "dropout") if getattr(own, name)]
     ties += ["oversample"] if own.oversample > 1 else []
     if algorithm.get("uplink") == "matched" and (algorithm["haste"] or algorithm["divider"] == "links"):
         ties.append("uplink = 'matched'")
-    if ties and _drawn(own, len(links), config.run.seed).digest() != links.digest():
+    if ties and _drawn(own, len(links), run.seed).digest() != links.digest():
         raise Tied(
             f"{place.path}: {', '.join(ties)}: who was asked, in time, or had which block depended on its own network, so "
             "that its hours on another one would mislead; run it with that one"
@@ -98,30 +115,48 @@ def _refuse_tied(place: RunFolder, config: Config, links: Links) -> None:
 
 
 def own_network(place: RunFolder) -> Network:
-    network = configuration_of(place).network
+    network = conditions_of(place).network
     if network is None:
         raise UserError(f"{place.path} was run without a network: name one, such as 4g")
     return network
 
 
-def configuration_of(place: RunFolder) -> Config:
+def conditions_of(place: RunFolder) -> RunConditions:
+    """Read how a run was run: from its configuration, or, on Flower, from what the strategy wrote."""
+    if place.federation.exists() and not place.config.exists():
+        return _conditions_on_flower(place.federation)
     try:
         config = configuration.check(configuration.read_table(place.config), str(place.config))
     except FileNotFoundError:
-        raise UserError(f"{place.path} is no folder of a run: it has no {place.config.name}") from None
+        raise UserError(
+            f"{place.path} is no folder of a run: it has no {place.config.name}, and no {place.federation.name}"
+        ) from None
     except OSError as error:
         raise UserError(f"{place.config} cannot be read: {error.strerror}") from None
     if config.data.clients > MOST_CLIENTS:
         raise UserError(f"{place.config}: data.clients: expected at most {MOST_CLIENTS:,}, got {config.data.clients}")
-    return config
+    return RunConditions(config.data.clients, config.run.seed, config.network, config.algorithm)
 
 
-def _links(config: Config, network: Given) -> Links:
+def _conditions_on_flower(path: Path) -> RunConditions:
+    try:
+        values = unsealed(read_regular(path, LARGEST))[0]
+        clients, seed, early = values["data"]["clients"], values["run"]["seed"], values["run"]["close_at"] < 1
+        if not isinstance(clients, int) or not 1 <= clients <= MOST_CLIENTS or not isinstance(seed, int):
+            raise ValueError(f"clients: expected 1 to {MOST_CLIENTS:,}")
+        return RunConditions(clients, seed, None, {}, early)
+    except OSError as error:
+        raise UserError(f"{path} cannot be read: {error.strerror}") from None
+    except (ValueError, KeyError, TypeError) as error:
+        raise UserError(f"{path} is damaged: {error}") from None
+
+
+def _links(run: RunConditions, network: Given) -> Links:
     if isinstance(network, Links):
         return network
     settings = as_network(network)
     assert settings is not None
-    return _drawn(settings, config.data.clients, config.run.seed)
+    return _drawn(settings, run.clients, run.seed)
 
 
 def _drawn(network: Network, clients: int, seed: int) -> Links:

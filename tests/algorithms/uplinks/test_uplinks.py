@@ -110,5 +110,5 @@ def test_auto_follows_the_divider_and_is_five_without_a_cohort():
 
 @pytest.mark.parametrize("blocks", [0, -1, "many", 1.5])
 def test_other_numbers_of_blocks_are_refused(blocks):
-    with pytest.raises(UserError, match="blocks: .*an integer ≥ 1"):
+    with pytest.raises(UserError, match=r"blocks: .*an integer ≥ 1"):
         make_algorithm("fedbcgd", blocks=blocks)

@@ -56,14 +56,15 @@ class GridBackend:
     def carry(self, inbox: Inbox, plan: Plan) -> None:
         """Send the tasks, and take replies until the timeout. Clients that have not answered then are lost."""
         federation = self._federation
-        replies = exchange(self._grid, federation.messages(plan), federation.timeout)
+        replies = exchange(self._grid, federation.messages(plan), federation.timeout, federation.monitor.waiting)
         while True:
             with self.clock.timing("waiting"):
                 reply = next(replies, None)
             if reply is None:
-                return
+                break
             with self.clock.timing("sums"):
                 federation.take(reply)
+        federation.give_up_missing()
 
     def evaluate(self, x: Tensor) -> dict[str, float]:
         """Return the metrics on the test data here, and those of the clients, which are named `clients_…`."""

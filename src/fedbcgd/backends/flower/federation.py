@@ -22,6 +22,7 @@ from fedbcgd.backends.flower import wire
 from fedbcgd.backends.flower.backend import GridBackend, GridHooks
 from fedbcgd.backends.flower.definition import Definition
 from fedbcgd.backends.flower.folder import ServerFolder
+from fedbcgd.backends.flower.monitor import Monitor
 from fedbcgd.backends.flower.roster import Roster, read_roster
 from fedbcgd.core.algorithm import Algorithm
 from fedbcgd.core.messages import Plan, RoundReport, Task
@@ -32,6 +33,7 @@ from fedbcgd.core.vector import Layout
 from fedbcgd.engine.assemble import Run, make_job, make_target
 from fedbcgd.engine.evaluation import total
 from fedbcgd.engine.loop import Callback, Outcome, RoundInfo, Row, Stop
+from fedbcgd.engine.traffic import Round
 from fedbcgd.errors import UserError
 from fedbcgd.rng import stream
 
@@ -69,6 +71,9 @@ class Federation(Strategy):
     budget, target: further ends of the run, beside the number of rounds.
     folder: checkpoints, metrics, summary and model are kept there, and a run that is there goes on.
     checkpoint_every: rounds. callbacks: as in `fedbcgd.simulate`.
+    max_empty_rounds: rounds in a row without an accepted upload after which the run fails with the reasons; None: never.
+    progress_seconds: between two lines in the log about a round that goes on.
+    metrics_file: OpenMetrics text about the run, written after each round.
     channels_last: compute so; default: if a trial on `test` shows that the model can; without `test`, no.
     """
 
@@ -96,6 +101,9 @@ class Federation(Strategy):
         checkpoint_every: int = 1,
         callbacks: Sequence[Callback] = (),
         channels_last: bool | None = None,
+        max_empty_rounds: int | None = 3,
+        progress_seconds: float = 30.0,
+        metrics_file: str | Path | None = None,
     ):
         if algorithm.uplink.pooled:
             raise UserError(f"{algorithm.name} has all data in one place: there is nothing to federate")
@@ -110,6 +118,7 @@ class Federation(Strategy):
         counts |= {
             "clients": 1 if clients is None else clients,
             "max_examples": 1 if max_examples is None else max_examples,
+            "max_empty_rounds": 1 if max_empty_rounds is None else max_empty_rounds,
         }
         for name, value in counts.items():
             if not isinstance(value, int) or value < 1:
@@ -142,9 +151,12 @@ class Federation(Strategy):
         self._budget = budget
         self._folder = None if folder is None else Path(folder)
         self._checkpoint_every, self._callbacks = checkpoint_every, callbacks
+        file = None if metrics_file is None else Path(metrics_file)
+        self.monitor = Monitor(max_empty_rounds, progress_seconds, file)
         self._run: Run | None = None
         self._begun_blocks: int | None = None  # N of the run in the folder
         self._plan: Plan | None = None
+        self.traffic: Round | None = None  # what was sent in the last round
         self._accepted_now: dict[int, int] = {}  # those of the open round
         self._sent: dict[str, tuple[Message, Task]] = {}  # questions without an answer yet, by their token
 
@@ -187,12 +199,16 @@ class Federation(Strategy):
                 if evaluate_fn is not None:
                     _put(result.evaluate_metrics_serverapp, now, evaluate_fn(now, self.arrays()))
                 log.info("round %d: %s", now, _line(info.row, info.report, server))
+                self.monitor.write(info, len(self.roster.node))
+
+            def check(info: RoundInfo) -> None:
+                self.monitor.check(info.report)
 
             loop = run.start(
                 lambda job, store, cohort: GridBackend(self, grid, job, store),
                 stop=stop,
                 every=self._every,
-                callbacks=[record, *self._callbacks, *([folder.after(self)] if folder is not None else [])],
+                callbacks=[record, *self._callbacks, *([folder.after(self)] if folder is not None else []), check],
                 rows=self.rows,
                 seconds=seconds,
             )
@@ -242,8 +258,10 @@ class Federation(Strategy):
         return self._run.server
 
     def arrays(self) -> ArrayRecord:
-        """Return the model as an ordinary state_dict, in Flower's form."""
-        return ArrayRecord(self.state_dict())
+        """Return the model as an ordinary state_dict, in Flower's form; what is bfloat16 becomes float32."""
+        # NumPy, in which Flower keeps arrays, has no bfloat16; float32 holds every value of it.
+        wide = {n: t.float() if t.dtype == torch.bfloat16 else t for n, t in self.state_dict().items()}
+        return ArrayRecord(wide)
 
     def state_dict(self) -> dict[str, torch.Tensor]:
         """Return the model as an ordinary state_dict."""
@@ -258,8 +276,9 @@ class Federation(Strategy):
     def messages(self, plan: Plan) -> list[Message]:
         """One for each client of the cohort: the same vectors, a task of its own."""
         self._plan, self._accepted_now = plan, {}
-        vectors = wire.vectors(plan.broadcast)
-        return self._send(filter(self.server.expects, plan.tasks), vectors, MessageType.TRAIN)
+        messages = self._send(filter(self.server.expects, plan.tasks), wire.vectors(plan.broadcast), MessageType.TRAIN)
+        self.monitor.opened(plan.broadcast.round + 1, len(messages))
+        return messages
 
     def _send(self, tasks: Iterable[Task], vectors: ArrayRecord, kind: str) -> list[Message]:
         """Make the questions, and remember who was asked what."""
@@ -292,18 +311,29 @@ class Federation(Strategy):
         if task is None:
             log.warning("a reply came that answers no open question: passed over")
             return
+        nbytes = 0 if reply.has_error() else wire.counted(reply)
+        self.monitor.answered(nbytes)
         try:
-            why = self._take(reply, task)
+            why = self._take(reply, task, nbytes)
         except Malformed as error:
             why = f"its reply is refused: {error}"
         except Exception as error:  # a client's message must never end the run
             why = f"its reply is refused: {type(error).__name__}: {error}"
         if why:
-            why = shorten(why)
-            log.warning("client %d: %s", task.client, why)
-            self.server.lost(task, why)
+            self.give_up(task, shorten(why))
 
-    def _take(self, reply: Message, task: Task) -> str:
+    def give_up(self, task: Task, why: str) -> None:
+        """Count a client as lost for this round."""
+        self.monitor.lost(task, why)
+        self.server.lost(task, why)
+
+    def give_up_missing(self) -> None:
+        """Count all that have not answered as lost."""
+        for _, task in self._sent.values():
+            self.give_up(task, f"no answer within {self.monitor.elapsed:.0f} s")
+        self._sent = {}
+
+    def _take(self, reply: Message, task: Task, nbytes: int) -> str:
         """Hand an upload to the server; else say why there is none."""
         server = self.server
         if reply.has_error():
@@ -317,7 +347,7 @@ class Federation(Strategy):
         most = self.roster.most["examples"].get(task.client)
         if most is not None and isinstance(upload.examples, int) and most < upload.examples <= MOST_STEPS:
             upload = replace(upload, examples=most)
-        server.ledger.wire_bytes += wire.counted(reply)
+        server.ledger.wire_bytes += nbytes
         if server.receive(upload, sender=task.client).accepted:
             self._accepted_now[task.client] = task.round
         return ""
@@ -326,7 +356,7 @@ class Federation(Strategy):
         """Whether a client may set all controls back now: once in 10 rounds at first, then half as often each time."""
         last, times = self.claims.get(task.client, (0, 0))
         if times and task.round - last < CLAIM_ROUNDS * 2 ** (times - 1):
-            log.warning("client %d: it said so in round %d already; the controls stay", task.client, last)
+            log.warning("client %d: it said so in round %d already; the controls stay", task.client, last + 1)
             return False
         self.claims[task.client] = task.round, times + 1
         return True
@@ -343,7 +373,10 @@ class Federation(Strategy):
 
     def committed(self) -> None:
         """After a commit: what was accepted now holds, unless all controls began again."""
+        assert self.server.last is not None
+        self.monitor.closed(self.server.last)
         if self._plan is not None:
+            self.traffic = Round.of(self.server, self._plan.tasks, waited=0.0)
             same = self.server.epoch == self._plan.broadcast.epoch
             self.accepted = self.accepted | self._accepted_now if same else {}
         self._plan, self._accepted_now, self._sent = None, {}, {}
@@ -363,8 +396,10 @@ class Federation(Strategy):
         server = self.server
         for reply in replies:
             self.take(reply)
+        self.give_up_missing()
         report = server.commit()
         self.committed()
+        self.monitor.check(report)
         return self.arrays(), _metrics(report, server)
 
     def configure_evaluate(
@@ -392,6 +427,9 @@ class Federation(Strategy):
                 answers[task.client] = self._evaluation(reply, task.client)
             except Exception as error:  # a client's message must never end the run
                 log.warning("client %d did not evaluate: %s", task.client, shorten(str(error)))
+        if self._sent:
+            silent = ", ".join(str(task.client) for _, task in list(self._sent.values())[:20])
+            log.warning("%d clients did not answer to the evaluation: %s", len(self._sent), silent)
         means: dict[str, float] = {}
         for name in {name: None for client in sorted(answers) for name in answers[client].metrics}:
             those = [answers[client] for client in sorted(answers) if name in answers[client].metrics]

@@ -33,6 +33,7 @@ class ServerFolder:
         self._every = every
         self._stack = contextlib.ExitStack()
         self._checkpoints = Checkpoints(self._folder.checkpoint, every)
+        self._traffic: JsonlFile | None = None
 
     def __enter__(self) -> "ServerFolder":
         make_folder(self._folder.path)
@@ -92,14 +93,29 @@ class ServerFolder:
                 server.reset_controls()
                 federation.accepted = {}
         self._metrics = self._stack.enter_context(JsonlFile.resumed(self._folder.metrics, saved))
+        if saved is None or "traffic" in saved:  # earlier versions wrote none: it must begin with round 1
+            self._traffic = self._stack.enter_context(JsonlFile.resumed(self._folder.traffic, saved))
+        self._write_conditions(federation)
         federation.rows[:] = self._metrics.rows
         remove(self._folder.summary)
         return 0.0 if saved is None else float(saved["seconds"])
+
+    def _write_conditions(self, federation: "Federation") -> None:
+        """Write what `report` and `hours` must know of the run, while it goes on too."""
+        server = federation.server
+        values = {
+            "algorithm": federation.algorithm.options(),
+            "data": {"clients": server.clients},
+            "run": {"backend": "flower", "seed": server.seed, "cohort": server.cohort, "close_at": 1.0},
+        }
+        write_text(self._folder.federation, sealed(as_json(values, indent=1)) + "\n")
 
     def after(self, federation: "Federation") -> Callback:
         """Return a callback that writes metrics and checkpoints."""
 
         def write(info: RoundInfo) -> None:
+            if self._traffic is not None and federation.traffic is not None:
+                self._traffic.append(federation.traffic.row())
             if info.row and len(federation.rows) > self._metrics.written:
                 self._metrics.append(info.row)
             if info.reason or self._checkpoints.due(info.server):
@@ -116,6 +132,7 @@ class ServerFolder:
         assert store is not None
         more = {
             **self._metrics.kept(),
+            **({} if self._traffic is None else self._traffic.kept()),
             "seconds": seconds,
             "run": federation.run_id,
             "accepted": {str(client): round for client, round in federation.accepted.items()},
@@ -127,6 +144,8 @@ class ServerFolder:
             "every": self._every,
         }
         self._metrics.sync()
+        if self._traffic is not None:
+            self._traffic.sync()
         self._checkpoints.save(federation.server, store, more)
 
     def finish(self, federation: "Federation", outcome: Outcome) -> None:
