@@ -10,6 +10,7 @@ from pydantic import Field, ValidationError, ValidationInfo, field_validator, mo
 from pydantic_core import PydanticCustomError
 
 from fedbcgd.core.parts import Section, explain_error
+from fedbcgd.engine.closing import share_of
 from fedbcgd.errors import UserError
 from fedbcgd.network.links import COLUMNS, Links, read_csv
 from fedbcgd.network.profiles import Distribution, Profile, draw
@@ -19,7 +20,7 @@ _DEFAULT: Profile = "mix"
 
 
 class Network(Section):
-    """Without any of `deadline`, `oversample`, `minimum`, `absences`, `dropout`, `corrupt` it only watches."""
+    """Without any of `deadline`, `oversample`, `minimum`, `close_at`, `absences`, `dropout`, `corrupt` it only watches."""
 
     profile: Profile = Field(_DEFAULT, description="4g, broadband, datacentre, or mix of the three")
     csv: str | None = Field(None, description="your measurements instead: uplink_mbit, downlink_mbit, latency_ms, …")
@@ -42,6 +43,9 @@ class Network(Section):
         ge=1,
         description="a round closes when each block has so many uploads; with oversample: cohort / blocks, rounded up",
     )
+    close_at: float = Field(
+        1.0, gt=0, le=1, description="a round closes when each block has this share of its clients' uploads, rounded up"
+    )
     dropout: float = Field(0.0, ge=0, lt=1, description="share of the asked clients that vanish in a round")
     corrupt: float = Field(0.0, ge=0, lt=1, description="share of the uploads that arrive damaged")
     crash: float = Field(0.0, ge=0, le=1, description="share of the rounds in which a worker process is killed")
@@ -59,6 +63,8 @@ class Network(Section):
     def _consistent(self) -> "Network":
         if self.csv is not None and (own := [name for name in COLUMNS if getattr(self, name) is not None]):
             raise ValueError(f"{own[0]}: with csv the links are those of the file; leave one of the two out")
+        if self.minimum is not None and self.close_at < 1:
+            raise ValueError("close_at: minimum says how many uploads are enough; leave one of the two out")
         if self.csv is not None and "profile" in self.model_fields_set and self.profile != _DEFAULT:
             raise ValueError("profile: with csv the links are those of the file; leave one of the two out")
         return self
@@ -71,11 +77,11 @@ class Network(Section):
     @property
     def times(self) -> bool:
         """Whether somebody may be late."""
-        return self.deadline is not None or self.minimum is not None or self.oversample > 1
+        return self.deadline is not None or self.minimum is not None or self.oversample > 1 or self.close_at < 1
 
     def sampled(self, cohort: int, clients: int) -> int:
         """How many clients are asked, so that `cohort` of them can be waited for."""
-        return min(clients, int(-(-round(cohort * self.oversample, 6) // 1)))
+        return min(clients, share_of(cohort, self.oversample))
 
     def links(self, clients: int, seed: int) -> Links:
         if self.csv is not None:

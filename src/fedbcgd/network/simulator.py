@@ -101,7 +101,7 @@ class NetworkSimulator(RoundHooks):
         if self.network is None:
             return Conditions()
         self._minimum = self.network.minimum
-        if self._minimum is None and self.network.oversample > 1:
+        if self._minimum is None and self.network.oversample > 1 and self.network.close_at == 1:
             # Rounded up: then no fewer uploads arrive than if the cohort alone had been sampled.
             self._minimum = -(-cohort // layout.blocks)
         if self._minimum is not None and self._minimum > sampled:
@@ -148,7 +148,8 @@ class NetworkSimulator(RoundHooks):
         bad = spoilt(tasks, self.network.corrupt, self._seed)
         blocks = [task.block for task in tasks]
         moments = self.costs[[task.client for task in tasks], blocks] * np.where(gone, when, 1.0)
-        return close(moments, blocks, gone, self._minimum, self.network.deadline, bad), gone, moments
+        network = self.network
+        return close(moments, blocks, gone, self._minimum, network.deadline, bad, network.close_at), gone, moments
 
     def inbox(self, server: Server, backend: Backend) -> Inbox:
         """Return where backends hand in uploads: the server, or what damages uploads before it."""
@@ -193,7 +194,7 @@ def _refuse_unknown_sizes(job: Job) -> None:
     unknown = [client for client in range(len(job.clients)) if not job.examples(client)]
     if len(counts) > 1 and unknown:
         raise UserError(
-            "network: deadline, minimum and oversample need to know how long each client computes, but client "
+            "network: deadline, minimum, close_at and oversample need to know how long each client computes, but client "
             f"{unknown[0]} is loaded lazily, so its number of examples is not known. Give the clients as a list, or set "
             "local_steps (which is enough for all rules but SVRG)"
         )

@@ -105,6 +105,7 @@ def _refuse_tied(place: RunFolder, run: RunConditions, links: Links) -> None:
         return
     ties = [name for name in ("deadline", "minimum", "absences", "dropout") if getattr(own, name)]
     ties += ["oversample"] if own.oversample > 1 else []
+    ties += ["close_at"] if own.close_at < 1 else []
     if algorithm.get("uplink") == "matched" and (algorithm["haste"] or algorithm["divider"] == "links"):
         ties.append("uplink = 'matched'")
     if ties and _drawn(own, len(links), run.seed).digest() != links.digest():

@@ -47,11 +47,16 @@ def pull(grid: Grid, key: str, question: Message) -> Message | None:
 
 
 def exchange(
-    grid: Grid, messages: Sequence[Message], timeout: float, on_wait: Callable[[], None] = lambda: None
+    grid: Grid,
+    messages: Sequence[Message],
+    timeout: float,
+    on_wait: Callable[[], None] = lambda: None,
+    enough: Callable[[], bool] = lambda: False,
 ) -> Iterator[Message]:
     """Send questions, and give each reply as it comes, until all are there or `timeout` seconds have passed.
 
-    `on_wait` is called at each look for replies.
+    After each look for replies `on_wait` is called, and `enough` says whether to go on. So all that have come by then
+    are given.
     """
     deadline = time.monotonic() + timeout
     waiting = push(grid, messages)
@@ -64,7 +69,7 @@ def exchange(
                 yield reply
         on_wait()
         left = deadline - time.monotonic()
-        if left <= 0:
+        if left <= 0 or enough():
             break
         if waiting:
             time.sleep(min(pause, left))

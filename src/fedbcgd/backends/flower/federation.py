@@ -22,6 +22,7 @@ from fedbcgd.backends.flower import wire
 from fedbcgd.backends.flower.backend import GridBackend, GridHooks
 from fedbcgd.backends.flower.definition import Definition
 from fedbcgd.backends.flower.folder import ServerFolder
+from fedbcgd.backends.flower.late import LateReplies
 from fedbcgd.backends.flower.monitor import Monitor
 from fedbcgd.backends.flower.roster import Roster, read_roster
 from fedbcgd.core.algorithm import Algorithm
@@ -71,6 +72,8 @@ class Federation(Strategy):
     budget, target: further ends of the run, beside the number of rounds.
     folder: checkpoints, metrics, summary and model are kept there, and a run that is there goes on.
     checkpoint_every: rounds. callbacks: as in `fedbcgd.simulate`.
+    close_at: a round closes when each block has this share of its clients' uploads, rounded up; 1: all are waited for.
+    oversample: so many times the cohort is asked, so that enough are there although some are slow.
     max_empty_rounds: rounds in a row without an accepted upload after which the run fails with the reasons; None: never.
     progress_seconds: between two lines in the log about a round that goes on.
     metrics_file: OpenMetrics text about the run, written after each round.
@@ -101,6 +104,8 @@ class Federation(Strategy):
         checkpoint_every: int = 1,
         callbacks: Sequence[Callback] = (),
         channels_last: bool | None = None,
+        close_at: float = 1.0,
+        oversample: float = 1.0,
         max_empty_rounds: int | None = 3,
         progress_seconds: float = 30.0,
         metrics_file: str | Path | None = None,
@@ -127,6 +132,10 @@ class Federation(Strategy):
             raise UserError(f"clients: expected {len(given)}, as in the roster, got {clients}")
         if not 0 <= evaluate_clients <= 1:
             raise UserError(f"evaluate_clients: expected a share from 0 to 1, got {evaluate_clients!r}")
+        if not 0 < close_at <= 1:
+            raise UserError(f"close_at: expected a share above 0 and at most 1, got {close_at!r}")
+        if not 1 <= oversample <= 100:
+            raise UserError(f"oversample: expected a number from 1 to 100, got {oversample!r}")
         if algorithm.max_norm is None:  # clients of a federation are not trusted
             algorithm = replace(algorithm, max_norm=MAX_NORM)
         self._asked = algorithm  # perhaps with blocks="auto", to be settled when it is known how many clients there are
@@ -153,6 +162,8 @@ class Federation(Strategy):
         self._checkpoint_every, self._callbacks = checkpoint_every, callbacks
         file = None if metrics_file is None else Path(metrics_file)
         self.monitor = Monitor(max_empty_rounds, progress_seconds, file)
+        self.close_at, self.oversample = close_at, oversample
+        self.late = LateReplies()
         self._run: Run | None = None
         self._begun_blocks: int | None = None  # N of the run in the folder
         self._plan: Plan | None = None
@@ -271,7 +282,10 @@ class Federation(Strategy):
 
     def online(self, grid: Grid) -> Sequence[int]:
         least = min(self._min_clients, self.server.clients)
-        return self.roster.wait(grid, least, self._patience)
+        connected = self.roster.wait(grid, least, self._patience)
+        self.late.drop_arrived(grid)
+        busy = self.late.busy(self.roster.node)
+        return [client for client in connected if client not in busy] or connected
 
     def messages(self, plan: Plan) -> list[Message]:
         """One for each client of the cohort: the same vectors, a task of its own."""
@@ -305,12 +319,16 @@ class Federation(Strategy):
         content = RecordDict({wire.BROADCAST: vectors, wire.TASK: record, wire.MODEL: model})
         return Message(content, self.roster.node[task.client], kind, ttl=self.timeout, group_id=str(task.round))
 
-    def take(self, reply: Message) -> None:
-        """Take one reply: it is checked like any upload, or counts as lost; it raises nothing, whatever it is."""
+    def take(self, reply: Message) -> tuple[Task, bool] | None:
+        """Take one reply: it is checked like any upload, or counts as lost; it raises nothing, whatever it is.
+
+        Returns:
+            The task that it answers, and whether the upload was accepted; None if it answers no open question.
+        """
         task = self._task_of(reply)
         if task is None:
             log.warning("a reply came that answers no open question: passed over")
-            return
+            return None
         nbytes = 0 if reply.has_error() else wire.counted(reply)
         self.monitor.answered(nbytes)
         try:
@@ -321,16 +339,22 @@ class Federation(Strategy):
             why = f"its reply is refused: {type(error).__name__}: {error}"
         if why:
             self.give_up(task, shorten(why))
+        return task, task.client in self._accepted_now
 
     def give_up(self, task: Task, why: str) -> None:
         """Count a client as lost for this round."""
         self.monitor.lost(task, why)
         self.server.lost(task, why)
 
-    def give_up_missing(self) -> None:
+    def give_up_missing(self, closed_early: bool = False) -> None:
         """Count all that have not answered as lost."""
-        for _, task in self._sent.values():
-            self.give_up(task, f"no answer within {self.monitor.elapsed:.0f} s")
+        seconds = self.monitor.elapsed
+        for question, task in self._sent.values():
+            if closed_early:
+                self.late.add(question, task, self.timeout - seconds)
+                self.give_up(task, f"late: enough uploads of each block were in after {seconds:.0f} s")
+            else:
+                self.give_up(task, f"no answer within {seconds:.0f} s")
         self._sent = {}
 
     def _take(self, reply: Message, task: Task, nbytes: int) -> str:

@@ -106,7 +106,7 @@ class ServerFolder:
         values = {
             "algorithm": federation.algorithm.options(),
             "data": {"clients": server.clients},
-            "run": {"backend": "flower", "seed": server.seed, "cohort": server.cohort, "close_at": 1.0},
+            "run": {"backend": "flower", "seed": server.seed, "cohort": server.cohort, "close_at": federation.close_at},
         }
         write_text(self._folder.federation, sealed(as_json(values, indent=1)) + "\n")
 
