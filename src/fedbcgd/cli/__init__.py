@@ -92,6 +92,7 @@ def main() -> None:
             network,
             paper,
             report,
+            rollback,
             run,
         )  # fmt: skip
 

@@ -503,3 +503,22 @@ def test_a_folder_of_five_blocks_goes_on_with_five(tmp_path):
         federation = fedbcgd.flower.strategy("fedbcgd", make_model(), clients=3, folder=tmp_path, **LOCAL, **options)
         federation.start(LocalGrid(app(), 3), num_rounds=2 if options else 3, timeout=5)
     assert (federation.server.round, federation.layout.blocks) == (3, 5)
+
+
+@pytest.mark.parametrize(("name", "epoch"), [("fedbcgd", 0), ("fedbcgd+", 1)])
+def test_a_server_that_was_rolled_back_goes_on(name, epoch, tmp_path):
+    """The clients are ahead of it: their controls begin again from zero, and nothing else is lost."""
+    from fedbcgd.runs.rollback import roll_back
+
+    grid = LocalGrid(app(), M)
+    start(name, grid, rounds=3, cohort=M, folder=tmp_path)
+    assert len(roll_back(tmp_path, 2)) == 2
+    federation, _ = start(name, grid, rounds=5, cohort=M, folder=tmp_path)
+    assert (federation.server.round, federation.server.epoch) == (5, epoch)
+    assert federation.server.ledger.lost == 0
+    if epoch:
+        mean = controls(federation, grid).mean(0)
+        assert torch.allclose(mean, federation.server.controls["c"], atol=1e-6)
+        assert mean.any()
+    rows = [json.loads(line) for line in (tmp_path / "traffic.jsonl").read_text().splitlines()]
+    assert [row["round"] for row in rows] == [1, 2, 3, 4, 5]
