@@ -23,6 +23,8 @@ INTEGRATION = (
     "backends/workers/",
     "backends/ray/",
     "backends/flower/test_deployment",
+    "backends/flower/test_faults",
+    "backends/flower/test_operations",
     "report/test_browser",
     "report/test_serve",
 )

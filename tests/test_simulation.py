@@ -212,7 +212,7 @@ def test_an_error_in_the_users_loss_says_where_it_happened(net, toys):
 
     with pytest.raises(ZeroDivisionError) as error:
         go(net, toys, loss=loss)
-    assert "trained in round 0" in error.value.__notes__[0]
+    assert "trained in round 1" in error.value.__notes__[0]
 
 
 def test_progress_lines_without_a_terminal(net, toys, capsys):
@@ -270,3 +270,14 @@ def test_the_earlier_name_of_batch_clients_still_works(caplog):
         models.append(torch.cat([p.detach().flatten() for p in result.module.parameters()]))
     assert torch.equal(*models)
     assert "together is called batch_clients now" in caplog.text
+
+
+def test_without_a_number_of_blocks_none_stands_still(net, toys, caplog):
+    """Five blocks, or the cohort if that is smaller; who says five has five, and a warning."""
+    three = simulate(net(), toys(), rounds=1, cohort=3, workers=0)
+    assert len(three.ledger.block_bytes) == 3
+    assert "stand still" not in caplog.text
+    five = simulate(net(), toys(), rounds=1, cohort=3, workers=0, blocks=5)
+    assert len(five.ledger.block_bytes) == 5
+    assert "5 blocks and 3 clients in a round: in each round 2 blocks stand still" in caplog.text
+    assert len(simulate(net(), toys(), rounds=1, cohort=6, workers=0).ledger.block_bytes) == 5

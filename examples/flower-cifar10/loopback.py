@@ -122,12 +122,13 @@ class Federation:
             )
         return process
 
-    def superlink(self) -> None:
+    def superlink(self, *options: str) -> None:
         how = ["--insecure"]
         if self.secure:
             how = ["--ssl-ca-certfile", str(self.folder / "ca.pem"), "--ssl-certfile", str(self.folder / "server.pem")]
             how += ["--ssl-keyfile", str(self.folder / "server.key"), "--enable-supernode-auth"]
-        process = self.start("superlink", "flower-superlink", *how, "--host", "127.0.0.1", "--port", str(self.port))
+        where = ["--host", "127.0.0.1", "--port", str(self.port)]
+        process = self.start("superlink", "flower-superlink", *how, *where, *options)
         deadline = time.monotonic() + 60
         while time.monotonic() < deadline and process.poll() is None:
             with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", self.port), 1):
@@ -140,16 +141,19 @@ class Federation:
         make_node_key(self.folder, name)
         self.flwr("supernode", "register", str(self.folder / f"{name}.pub"), "loopback")
 
-    def supernode(self, client: int, of: int, name: str | None = None) -> subprocess.Popen[bytes]:
+    def supernode(
+        self, client: int, of: int, name: str | None = None, port: int | None = None, **environment: str
+    ) -> subprocess.Popen[bytes]:
+        """Start a SuperNode; `port` is where it finds the SuperLink, if not at its own."""
         name = name or f"node-{client}"
         how = ["--insecure"]
         if self.secure:
             how = ["--root-certificates", str(self.folder / "ca.pem")]
             how += ["--auth-supernode-private-key", str(self.folder / f"{name}.key")]
         return self.start(
-            name, "flower-supernode", *how, "--superlink", f"127.0.0.1:{self.port}", "--port", str(free_port()),
+            name, "flower-supernode", *how, "--superlink", f"127.0.0.1:{port or self.port}", "--port", str(free_port()),
             "--node-config", f"partition-id={client} num-partitions={of}",
-            environment={"FEDBCGD_STATE": str(self.folder / f"state-{client}")},
+            environment={"FEDBCGD_STATE": str(self.folder / f"state-{client}"), **environment},
         )  # fmt: skip
 
     def flwr(self, *arguments: str) -> str:

@@ -20,6 +20,10 @@ class Diverged(RuntimeError):
     result: Any = None
 
 
+class NothingAccepted(RuntimeError):
+    """No upload was accepted in several rounds in a row, on Flower: going on cannot help."""
+
+
 class WorkerLost(RuntimeError):
     """One task ended several worker processes."""
 

@@ -20,7 +20,7 @@ from fedbcgd.core.objective import Loss, Metrics, Precision, objective
 from fedbcgd.core.own_training import Train
 from fedbcgd.data.sources import as_source
 from fedbcgd.display.progress import single_run_display
-from fedbcgd.engine.assemble import Run, check_integer, make_job, make_target
+from fedbcgd.engine.assemble import DEFAULT_COHORT, Run, check_integer, make_job, make_target
 from fedbcgd.engine.loop import Callback, Outcome, Stop
 from fedbcgd.engine.precision import warn_if_slower
 from fedbcgd.errors import Diverged, UserError
@@ -165,6 +165,7 @@ def simulate(
     if conditions is not None and conditions.crash and (problem := where.crash_problem()):
         raise UserError(f"network.{problem}")
     where.entry.start_early()
+    algorithm = algorithm.for_cohort(min(DEFAULT_COHORT, len(clients)) if cohort is None else cohort)
     algorithm = fit_to_links(algorithm, conditions, model, clients, cohort, seed)
     job = make_job(
         model,

@@ -95,7 +95,7 @@ def test_json(place):
         (["sweep", "run.toml", "--grid", "lr=0.1,-1", "--out", "x"], "greater than 0"),
         (["sweep", "run.toml", "--grid", "blocks=2", "--grid", "blocks=3", "--out", "x"], "expected each option once"),
         (["blocks", "lenet"], "Did you mean 'lenet5'"),
-        (["blocks", "lenet5", "--blocks", "0"], "greater than or equal to 1"),
+        (["blocks", "lenet5", "--blocks", "0"], "an integer ≥ 1"),
         (
             ["blocks", "lenet5", "--divider", "1,2", "--blocks", "3"],
             "expected sizes of 3 blocks, as blocks says, got 2",

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fedbcgd.engine.closing import share_of
 from fedbcgd.network.closing import close
 
 NOBODY = np.zeros(4, bool)
@@ -66,3 +67,21 @@ def test_properties(data):
         in_block = np.array(blocks) == block
         need = n if minimum is None else minimum
         assert (without.in_time & in_block & ~damaged).sum() >= min(need, (in_block & ~gone & ~damaged).sum())
+
+
+@pytest.mark.parametrize(
+    ("close_at", "seconds", "kept"), [(0.5, 2.0, [1, 2]), (0.51, 4.0, [0, 1, 2, 3]), (0.01, 2.0, [1, 2])]
+)
+def test_a_share_of_each_block_is_enough(close_at, seconds, kept):
+    """Rounded up: of the two clients of a block, one with 0.5, both with 0.51, and always one at least."""
+    closing = close(MOMENTS, BLOCKS, NOBODY, None, None, close_at=close_at)
+    assert closing.seconds == seconds
+    assert np.flatnonzero(closing.in_time).tolist() == kept
+
+
+@given(st.integers(1, 1000), st.floats(0.001, 1))
+def test_a_share_is_rounded_up(count, share):
+    assert share_of(count, share) in (math.ceil(count * share), math.ceil(count * share) - 1, 1)
+    assert 1 <= share_of(count, share) <= count
+    assert share_of(10, 0.7) == 7  # 0.7 · 10 is a little more than 7 in binary
+    assert share_of(10, 1.25) == 13

@@ -406,3 +406,19 @@ def test_mistakes_in_the_section_are_named(network, words):
         make(**network)
     for word in words:
         assert word in str(error.value)
+
+
+def test_close_at_closes_as_the_share_says(net, toys):
+    """FedAvg, four of six clients asked: with close_at = 0.5 two uploads of each round count, and the hours are fewer."""
+    found = {}
+    for close_at in (1.0, 0.5):
+        network = {"profile": "mix", "close_at": close_at}
+        result = simulate(net(), toys(), "fedavg", rounds=4, cohort=4, workers=0, network=network)
+        found[close_at] = result
+    assert (found[1.0].ledger.lost, found[0.5].ledger.lost) == (0, 8)
+    assert found[0.5].final["hours"] < found[1.0].final["hours"]
+
+
+def test_close_at_and_minimum_are_two_rules(net, toys):
+    with pytest.raises(UserError, match="leave one of the two out"):
+        simulate(net(), toys(), "fedavg", rounds=1, workers=0, network={"close_at": 0.5, "minimum": 2})

@@ -8,8 +8,8 @@ import pytest
 
 from fedbcgd import UserError
 from fedbcgd.engine.run_folder import RunFolder
+from fedbcgd.engine.traffic import Round
 from fedbcgd.network.links import Links
-from fedbcgd.network.traffic import Round
 from fedbcgd.report import reach
 from fedbcgd.report.network import first_bias, format_hours, hours_table, measure_hours, select_networks
 from fedbcgd.runs import config as configuration

@@ -95,6 +95,7 @@ def main() -> None:
             network,
             paper,
             report,
+            rollback,
             run,
         )  # fmt: skip
 

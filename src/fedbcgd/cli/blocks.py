@@ -34,7 +34,6 @@ def blocks(
 ) -> None:
     """Show the division of a model into blocks: layers, parameters, share of d, bytes per upload."""
     from fedbcgd.algorithms.registry import make_algorithm
-    from fedbcgd.core.blocks import paper_blocks
     from fedbcgd.display.progress import wide_console
     from fedbcgd.models.make import make_model
     from fedbcgd.report.division import table
@@ -45,8 +44,7 @@ def blocks(
     outputs = classes or (2 if model.startswith("binary-") else 10)
     module = make_model(model, parse_shape(shape or default), outputs, options=options).module
     sizes = _numbers(divider)
-    default_count = len(sizes) if sizes else paper_blocks(module) if divider == "paper" else 5
-    count = default_count if blocks is None else blocks
+    count = "auto" if blocks is None else blocks
     patterns = shared if shared in ("last", "none") else [p.strip() for p in shared.split(",")]
     algorithm = make_algorithm("fedbcgd", blocks=count, divider=sizes or divider, shared=patterns, codec=codec)
     wide_console().print(table(algorithm, algorithm.uplink.layout(module), model))

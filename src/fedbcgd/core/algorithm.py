@@ -1,6 +1,6 @@
 """A federated algorithm is four independent choices: uplink, local rule, server rule, codec."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, get_args
 
 from torch import nn
@@ -51,6 +51,10 @@ class Algorithm:
                 "derived: expected false with a codec that keeps residuals (topk), got true: the change that arrives "
                 "has parts of earlier rounds, so the control change cannot be derived from it"
             )
+
+    def for_cohort(self, cohort: int) -> "Algorithm":
+        """Return the algorithm as it is where so many clients are asked in a round: see `blocks="auto"`."""
+        return replace(self, uplink=self.uplink.for_cohort(cohort))
 
     def check(self, model: nn.Module) -> None:
         """Check that this algorithm can train a model.

@@ -67,6 +67,8 @@ class Hello(Message):
     examples: int | None = Field(None, ge=1, le=MOST_STEPS)
     test_examples: int | None = Field(None, ge=1, le=MOST_STEPS)
     trains: Trains = RULE
+    wire_format: int = Field(1, ge=0, lt=2**31)  # of its messages; earlier versions did not say it
+    version: str = Field("", max_length=LONGEST_NAME)  # of its package
 
 
 class Failure(Message):

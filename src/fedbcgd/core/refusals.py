@@ -10,6 +10,7 @@ from fedbcgd.core.reading import shorten
 log = logging.getLogger("fedbcgd")
 
 MOSTLY_REFUSED_ROUNDS = 3  # in a row, in which at least two of three answers were refused: training stops
+MOST_LOGGED = 20  # refusals of a round that are logged one by one; the others are counted
 STRIKES = 3  # steps rolled back because of a client, after which it is no longer sampled
 OUTLIER = 10  # times the median norm: such an upload is to blame if a step has to be rolled back
 
@@ -32,8 +33,9 @@ class Refusals:
     def add(self, reason: str, client: int | None) -> str:
         """Record a refused upload; return its reason, shortened."""
         reason = shorten(reason)
-        log.warning("upload refused: %s", reason)
         self.reasons.append(reason)
+        if len(self.reasons) <= MOST_LOGGED:
+            log.warning("upload refused: %s", reason)
         if client is not None:
             self.clients.add(client)
         return reason
@@ -46,7 +48,7 @@ class Refusals:
 
         Args:
             norms: the norm of each client's upload that went into the step.
-            round: the round of the step.
+            round: the round of the step, counted from 1.
             why: what was wrong with it, and what was done.
         """
         middle = median_low(norms.values())
@@ -70,6 +72,8 @@ class Refusals:
             counted: the clients whose uploads were counted in; an upload that was counted in may be hostile, too.
             sampled: the clients of the round.
         """
+        if len(self.reasons) > MOST_LOGGED:
+            log.warning("and %d more uploads of this round were refused", len(self.reasons) - MOST_LOGGED)
         if not self.clients or len(self.clients) < 2 * len(counted - self.clients):
             self._rounds, self._refused_clients, self._sampled_clients = 0, set(), set()
             return

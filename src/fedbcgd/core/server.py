@@ -258,7 +258,7 @@ class Server:
         )
         if accepted is None:
             name = "unknown" if client is None else client
-            reason = self.refusals.add(f"round {self.round}, client {name}: {reason}", client)
+            reason = self.refusals.add(f"round {self.round + 1}, client {name}: {reason}", client)
         if first is not None:  # a refused upload settles the client's position, too
             self._answers[first] = accepted
             self._advance()
@@ -280,7 +280,7 @@ class Server:
         if sender is not None and values.client != sender:
             raise Malformed(f"client: expected {sender}, which sent it, got {values.client}")
         if values.round != self.round:
-            raise Malformed(f"round: expected {self.round}, got {values.round}")
+            raise Malformed(f"round: expected {self.round + 1}, got {values.round + 1}")
         position = self._position.get(values.client)
         if position is None:
             raise Malformed("this client is not in the cohort of this round")
@@ -295,7 +295,8 @@ class Server:
         plan = self._open_plan()
         position = self._position.get(task.client)
         if task.round != self.round or position is None:
-            log.warning("client %d of round %d is given up, but this is round %d", task.client, task.round, self.round)
+            late, now = task.round + 1, self.round + 1
+            log.warning("client %d of round %d is given up, but this is round %d", task.client, late, now)
         elif position not in self._answers:
             self._answers[position] = None
             self._lost.append(f"client {task.client}: {shorten(why)}")
@@ -328,7 +329,7 @@ class Server:
                 self._add(upload)
                 continue
             client = upload.values.client
-            reason = f"round {self.round}, client {client}: its norms are far larger than the others' in this round"
+            reason = f"round {self.round + 1}, client {client}: its norms are far larger than the others' in this round"
             self.refusals.add(reason, client)
             self.ledger.refused += 1
             # The client was told that its upload is accepted, and keeps its new state.
@@ -370,7 +371,7 @@ class Server:
         idle = [j for j in sorted({task.block for task in plan.tasks}) if j not in moved]
         if idle:
             numbers = ", ".join(str(j + 1) for j in idle)
-            log.warning("round %d: no upload counts for block %s, which keeps its values", self.round, numbers)
+            log.warning("round %d: no upload counts for block %s, which keeps its values", self.round + 1, numbers)
         mean_loss = sum(self._losses) / len(self._losses) if self._losses else math.nan
         self.last = report = RoundReport(
             self.round,
@@ -426,7 +427,7 @@ class Server:
         self._sums.weights[k] = 0
         norms = {u.values.client: u.norms["dx", k] for u in self._counted if ("dx", k) in u.norms}
         part = "the shared block" if k == self.layout.blocks else f"block {k + 1}"
-        self.refusals.blame(norms, self.round, f"{why}, so {part} keeps its value")
+        self.refusals.blame(norms, self.round + 1, f"{why}, so {part} keeps its value")
 
     def _move_buffers(self) -> None:
         if self._sums.weights[BUFFER_OWNER]:
@@ -454,7 +455,7 @@ class Server:
             for name, control in moved.items():
                 self.controls[name].copy_(control)
         elif moved:
-            log.warning("round %d: all control variates begin again from zero: %s", self.round, why)
+            log.warning("round %d: all control variates begin again from zero: %s", self.round + 1, why)
             self.reset_controls()
 
     def reset_controls(self) -> None:

@@ -1,6 +1,6 @@
 """What an uplink does: it divides the vector into blocks, and assigns a block to each client of a round."""
 
-from typing import ClassVar
+from typing import ClassVar, Self
 
 import numpy as np
 from torch import nn
@@ -17,6 +17,10 @@ class Uplink(Part):
     def layout(self, model: nn.Module) -> Layout:
         """Return the layout of the model's vector, with its blocks."""
         raise NotImplementedError
+
+    def for_cohort(self, cohort: int) -> Self:
+        """Return this uplink with what it leaves to the size of the cohort settled."""
+        return self
 
     def turn(self, round: int) -> tuple[str, int]:
         """Return the sequence of rounds that this round belongs to, by name, and how many rounds of it came before.

@@ -133,7 +133,8 @@ def bands(groups: Mapping[str, Sequence[Sequence[Row]]], path: Path, title: str 
             panel.grid(True)
         panels[0].set_ylabel(metric.replace("_", " "))
         if len(groups) <= 5:
-            panels[0].legend()
+            if panels[0].lines:
+                panels[0].legend()
         else:
             columns = max(1, min(6, int(PAGE / (0.55 + 0.075 * max(map(len, groups))))))  # what fits the page
             figure.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=columns)

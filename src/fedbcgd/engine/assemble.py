@@ -1,6 +1,7 @@
 """What a run is put together from: `make_job` makes the clients' work, `Run` the server, state, backend and loop."""
 
 import copy
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from types import TracebackType
@@ -26,6 +27,8 @@ from fedbcgd.engine.job import Job
 from fedbcgd.engine.loop import Loop, Outcome, Stop
 from fedbcgd.engine.probe import computes_in_channels_last, takes_channels_last
 from fedbcgd.errors import UserError
+
+log = logging.getLogger("fedbcgd")
 
 DEFAULT_COHORT = 10
 
@@ -160,7 +163,8 @@ def make_job(
         metrics: see `fedbcgd.simulate`.
         weights: a state_dict that replaces the model's values.
         device: where the model computes.
-        channels_last: whether to compute in that memory format; None: if a trial shows that the model can.
+        channels_last: whether to compute in that memory format; None: if a trial on clients' or test data shows that the
+            model can.
         batch_clients: clients trained in one batch, at most; None: each by itself.
         train: see `fedbcgd.simulate`.
         precision: see `fedbcgd.simulate`.
@@ -189,8 +193,7 @@ def make_job(
     goal = objective(loss, metrics, precision)
     data = None if test is None else as_source(test, "test")
     if channels_last is None:
-        examples = clients if len(clients) or data is None else [data]
-        channels_last = computes_in_channels_last(module, examples, goal)
+        channels_last = computes_in_channels_last(module, clients, data, goal)
     elif channels_last and any(map(has_faulty_kernel, module.modules())):
         raise UserError(
             "channels_last: expected False, since the model has a 1×1 convolution with a stride and fewer than 8 input "
@@ -248,6 +251,11 @@ def make_server(
     if cohort is None or algorithm.uplink.pooled:
         cohort = min(DEFAULT_COHORT, count)
     check_integer("cohort", cohort, 1)
+    if layout.blocks > cohort and not algorithm.uplink.pooled:
+        log.warning(
+            "blocks: %d blocks and %d clients in a round: in each round %d blocks stand still. blocks='auto' takes no "
+            "more blocks than clients", layout.blocks, cohort, layout.blocks - cohort
+        )  # fmt: skip
     sampled = cohort if cohort > count else hooks.sampled(cohort, count)
     conditions = hooks.conditions(cohort, sampled, layout)
     if not reliable:

@@ -90,7 +90,7 @@ class Job:
                     f"client {task.client} has a minibatch of one example (batch_size = {size}), and BatchNorm cannot "
                     "train on one: choose a batch_size that leaves no rest of one, or GroupNorm"
                 ) from error
-            error.add_note(f"while client {task.client} trained in round {task.round}")
+            error.add_note(f"while client {task.client} trained in round {task.round + 1}")
             raise
 
     def _data(self, task: Task) -> Any:

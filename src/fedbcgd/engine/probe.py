@@ -54,28 +54,33 @@ def with_line(error: Exception) -> str:
     return f"{type(error).__name__}: {error}{line}"
 
 
-def computes_in_channels_last(module: nn.Module, clients: Sequence[Any], goal: Objective) -> bool:
-    """Whether a model has convolutions and can compute in channels_last. `.view` after a convolution, for one, cannot."""
+def computes_in_channels_last(module: nn.Module, clients: Sequence[Any], test: Source | None, goal: Objective) -> bool:
+    """Whether a model has convolutions, and a trial shows that it computes in channels_last.
+
+    `.view` after a convolution, for one, does not. The trial is made on a client's data, else on `test`; without any
+    data there is none, and the answer is no.
+    """
     convolutions = [m for m in module.modules() if isinstance(m, nn.Conv2d)]
     if not convolutions:
         return False
     if any(map(has_faulty_kernel, convolutions)):
         log.info("the model has a narrow 1×1 convolution with a stride, so it is not computed in channels_last")
         return False
-    if not len(clients):
-        return True
+    if not len(clients) and test is None:
+        log.info("there is no data to try channels_last on, so it is not used; pass test=…, or channels_last=True")
+        return False
     probe = copy.deepcopy(module).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-    data = as_source(clients[0], "client 0")
+    data = as_source(clients[0] if len(clients) else test, "client 0")
     device = next(module.parameters()).device
     try:
         with torch.random.fork_rng([]), one_thread():
             goal.loss(probe, to_device(_small_batch(data), device)).backward()
-    except RuntimeError as error:
-        if "view size is not compatible" in str(error):
+    except Exception as error:
+        if isinstance(error, RuntimeError) and "view size is not compatible" in str(error):
             log.info("the model uses .view after a convolution, so it is not computed in channels_last; use .reshape")
             return False
-    except Exception:
-        pass  # training will show and explain any other error
+        # Where the clients are here, training will show and explain any other error. Elsewhere nothing was tried.
+        return len(clients) > 0
     return True
 
 

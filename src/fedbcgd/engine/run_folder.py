@@ -43,6 +43,11 @@ class RunFolder:
         return self.path / "config.toml"
 
     @property
+    def federation(self) -> Path:
+        """What a federation on Flower has instead of a configuration."""
+        return self.path / "federation.json"
+
+    @property
     def metrics(self) -> Path:
         return self.path / "metrics.jsonl"
 
@@ -254,6 +259,7 @@ def sweep_up(folder: RunFolder) -> None:
             ("traffic", ".jsonl"),
             ("clients", ".bin"),
             ("label_counts", ".json"),
+            ("federation", ".json"),
             *((figure, kind) for figure in ("curve", "label_counts") for kind in (".png", ".svg")),
         ):
             for path in place.glob(f".{stem}-*{suffix}"):

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from fedbcgd.engine.closing import Quorum
+
 
 @dataclass(frozen=True)
 class Closing:
@@ -29,33 +31,33 @@ def close(
     minimum: int | None,
     deadline: float | None,
     damaged: np.ndarray | None = None,
+    close_at: float = 1.0,
 ) -> Closing:
-    """Decide when a round closes.
+    """Decide when a round closes: when each block has enough valid uploads, and at the deadline at the latest.
 
-    A block is complete as soon as it has `minimum` valid uploads. Without a minimum, or if it cannot get that many, it
-    is complete when each of its clients has answered or is known to be gone. The round closes when all blocks are
-    complete, and at the deadline at the latest.
+    `Quorum` decides what is enough for a block.
 
     Args:
         moments: for each task, after how many seconds its upload arrives or, if its client is gone, the server notices
             that the connection broke.
         blocks: of each task.
         gone: for each task, whether its client drops out.
-        minimum: valid uploads that complete a block; None waits for all.
+        minimum: valid uploads that complete a block; None: `close_at` decides.
         deadline: in seconds, if there is one.
-        damaged: for each task, whether its upload arrives damaged, and so does not count towards the minimum.
+        damaged: for each task, whether its upload arrives damaged, and so does not count.
+        close_at: the share of a block's clients that completes it.
 
     Returns:
         When the round closes, and which uploads are in time.
     """
-    block_of = np.asarray(blocks)
-    valid = ~gone if damaged is None else ~(gone | damaged)
-    complete = 0.0
-    for block in np.unique(block_of):
-        in_block = block_of == block
-        arrivals = np.sort(moments[in_block & valid])
-        last = float(moments[in_block].max())
-        complete = max(complete, last if minimum is None or len(arrivals) < minimum else float(arrivals[minimum - 1]))
-    seconds = min(complete, math.inf if deadline is None else deadline)
+    whole = ~gone if damaged is None else ~(gone | damaged)
+    quorum = Quorum(blocks, minimum, close_at)
+    done = 0.0
+    for k in np.argsort(moments, kind="stable"):
+        if quorum.done:
+            break
+        quorum.answered(blocks[k], bool(whole[k]))
+        done = float(moments[k])
+    seconds = min(done, math.inf if deadline is None else deadline)
     in_time = (moments <= seconds) & ~gone
     return Closing(seconds, in_time, seconds > float(moments[in_time].max(initial=0.0)))

@@ -11,6 +11,7 @@ from pydantic import Field, ValidationError, ValidationInfo, field_validator, mo
 from pydantic_core import PydanticCustomError
 
 from fedbcgd.core.parts import Section, explain_error
+from fedbcgd.engine.closing import share_of
 from fedbcgd.errors import UserError
 from fedbcgd.network.links import COLUMNS, Links, read_csv
 from fedbcgd.network.profiles import Distribution, Profile, draw
@@ -22,7 +23,8 @@ _DEFAULT: Profile = "mix"
 class Network(Section):
     """The simulated network of a run.
 
-    Without any of `deadline`, `oversample`, `minimum`, `absences`, `dropout` and `corrupt` it only measures time, and
+    Without any of `deadline`, `oversample`, `minimum`, `close_at`, `absences`, `dropout` and `corrupt` it only measures
+    time, and
     training is the same as without a network.
     """
 
@@ -47,6 +49,9 @@ class Network(Section):
         ge=1,
         description="a round closes when each block has so many uploads; with oversample: cohort / blocks, rounded up",
     )
+    close_at: float = Field(
+        1.0, gt=0, le=1, description="a round closes when each block has this share of its clients' uploads, rounded up"
+    )
     dropout: float = Field(0.0, ge=0, lt=1, description="share of the sampled clients that drop out of a round")
     corrupt: float = Field(0.0, ge=0, lt=1, description="share of the uploads that arrive damaged")
     crash: float = Field(0.0, ge=0, le=1, description="share of the rounds in which a worker process is killed")
@@ -64,6 +69,8 @@ class Network(Section):
     def _consistent(self) -> "Network":
         if self.csv is not None and (own := [name for name in COLUMNS if getattr(self, name) is not None]):
             raise ValueError(f"{own[0]}: expected only without csv, whose file has all links; leave one of the two out")
+        if self.minimum is not None and self.close_at < 1:
+            raise ValueError("close_at: expected only without minimum, which says how many uploads are enough")
         if self.csv is not None and "profile" in self.model_fields_set and self.profile != _DEFAULT:
             raise ValueError("profile: expected only without csv, whose file has all links; leave one of the two out")
         return self
@@ -76,11 +83,11 @@ class Network(Section):
     @property
     def may_be_late(self) -> bool:
         """Whether a round may close before all uploads have arrived."""
-        return self.deadline is not None or self.minimum is not None or self.oversample > 1
+        return self.deadline is not None or self.minimum is not None or self.oversample > 1 or self.close_at < 1
 
     def sampled(self, cohort: int, clients: int) -> int:
         """Compute how many of all clients are sampled in a round: `oversample` times the cohort, rounded up."""
-        return min(clients, math.ceil(round(cohort * self.oversample, 6)))
+        return min(clients, share_of(cohort, self.oversample))
 
     def links(self, clients: int, seed: int) -> Links:
         """Make the links of all clients.

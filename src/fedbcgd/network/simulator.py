@@ -19,15 +19,16 @@ from fedbcgd.core.messages import Plan, Task
 from fedbcgd.core.objective import objective
 from fedbcgd.core.server import Conditions, Server
 from fedbcgd.core.vector import Layout
+from fedbcgd.engine.assemble import DEFAULT_COHORT
 from fedbcgd.engine.backend import Backend, Inbox
 from fedbcgd.engine.hooks import RoundHooks
 from fedbcgd.engine.job import Job
+from fedbcgd.engine.traffic import Round
 from fedbcgd.errors import UserError
 from fedbcgd.network.closing import Closing, close
 from fedbcgd.network.faults import FaultInjector, draw_crash, draw_damage, draw_dropouts
 from fedbcgd.network.links import Links
 from fedbcgd.network.settings import Network
-from fedbcgd.network.traffic import Round
 from fedbcgd.rng import stream
 
 
@@ -40,10 +41,12 @@ def fit_to_links(
     seed: int,
 ) -> Algorithm:
     """Return the algorithm with blocks of the sizes that fit the links, if its uplink asks for that."""
-    uplink = algorithm.uplink
+    asked = min(DEFAULT_COHORT, len(clients)) if cohort is None else cohort
+    uplink = algorithm.uplink.for_cohort(asked)
     if network is None or not isinstance(uplink, Matched) or not uplink.fits_links:
         return algorithm
-    sampled = network.sampled(min(10, len(clients)) if cohort is None else cohort, len(clients))
+    assert isinstance(uplink.blocks, int)
+    sampled = network.sampled(asked, len(clients))
     links = network.links(len(clients), seed)
     even = replace(algorithm, uplink=uplink.fitted([1.0] * uplink.blocks))
     layout = even.uplink.layout(model)
@@ -98,7 +101,7 @@ class NetworkSimulator(RoundHooks):
         if self.network is None:
             return Conditions()
         self._minimum = self.network.minimum
-        if self._minimum is None and self.network.oversample > 1:
+        if self._minimum is None and self.network.oversample > 1 and self.network.close_at == 1:
             # Rounded up: then no fewer uploads arrive than if the cohort alone had been sampled.
             self._minimum = -(-cohort // layout.blocks)
         if self._minimum is not None and self._minimum > sampled:
@@ -145,7 +148,8 @@ class NetworkSimulator(RoundHooks):
         bad = draw_damage(tasks, self.network.corrupt, self._seed)
         blocks = [task.block for task in tasks]
         moments = self.costs[[task.client for task in tasks], blocks] * np.where(gone, when, 1.0)
-        return close(moments, blocks, gone, self._minimum, self.network.deadline, bad), gone, moments
+        network = self.network
+        return close(moments, blocks, gone, self._minimum, network.deadline, bad, network.close_at), gone, moments
 
     def inbox(self, server: Server, backend: Backend) -> Inbox:
         """Return where backends hand in uploads: the server, or what damages uploads before it."""
@@ -190,7 +194,7 @@ def _refuse_unknown_sizes(job: Job) -> None:
     unknown = [client for client in range(len(job.clients)) if not job.examples(client)]
     if len(counts) > 1 and unknown:
         raise UserError(
-            "network: deadline, minimum and oversample need to know how long each client computes, but client "
+            "network: deadline, minimum, close_at and oversample need to know how long each client computes, but client "
             f"{unknown[0]} is loaded lazily, so its number of examples is not known. Give the clients as a list, or set "
             "local_steps (which is enough for all rules but SVRG)"
         )

@@ -16,7 +16,7 @@ from fedbcgd.report import facts
 from fedbcgd.runs.config import flat, read_table
 from fedbcgd.runs.secrets import mask_command, mask_config
 
-FILES = ("config.toml", "metrics.jsonl", "summary.json", "label_counts.json", "holdings.json")
+FILES = ("config.toml", "federation.json", "metrics.jsonl", "summary.json", "label_counts.json", "holdings.json")
 RUNNING_SECONDS = 120.0  # a run that wrote nothing for so long is "unfinished", no longer "running"
 MAX_ROWS = 2000  # of a run on the page; of more rows, every k-th and the last are shown
 MAX_BLOCKS = facts.MAX_ITEMS
@@ -142,7 +142,7 @@ def read(folder: Path, problems: list[Problem]) -> RunData | None:
     summary = facts.summary(load("summary.json"), lambda what: report("summary.json", what))
     if "command" in summary:
         summary["command"] = " ".join(mask_command(re.split(" (?=--)", summary["command"])))
-    config = facts.bounded(load("config.toml"))
+    config = facts.bounded(load("config.toml") or load("federation.json"))
     rows = _rows(folder / "metrics.jsonl", report)
     written = flat(mask_config(config or summary.get("config") or {"algorithm": summary.get("options", {})}))
     options = dict(list(written.items())[: facts.MAX_ENTRIES])
@@ -193,7 +193,7 @@ def _hours(folder: Path, rows: list[dict[str, float]]) -> dict[str, list[float]]
 
 def _block_bytes(path: Path) -> list[int]:
     """Return the bytes uploaded for each block in the recorded rounds, counted as the ledger does."""
-    from fedbcgd.network import traffic
+    from fedbcgd.engine import traffic
 
     sent: dict[int, int] = {}
     try:

@@ -15,7 +15,7 @@ from fedbcgd.errors import UserError
 from fedbcgd.network.profiles import PROFILES
 from fedbcgd.network.settings import Network
 from fedbcgd.runs.bias import BlockBias
-from fedbcgd.runs.retiming import Tied, bias, check_target, configuration_of, hours, to_reach
+from fedbcgd.runs.retiming import Tied, bias, check_target, conditions_of, hours, to_reach
 
 OWN = "own"
 Networks = dict[str, Network | str | None]  # by shown name: a network, a profile, or None for the run's own
@@ -34,7 +34,7 @@ def select_networks(folder: Path, names: str | None, csv: Path | None) -> Networ
     """
     run = RunFolder(folder)
     if names is None:
-        own = run.config.exists() and configuration_of(run).network is not None
+        own = run.config.exists() and conditions_of(run).network is not None
         chosen = [*([OWN] if own else []), *PROFILES]
     else:
         chosen = [name.strip() for name in names.split(",") if name.strip()]

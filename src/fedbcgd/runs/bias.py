@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from fedbcgd.engine.traffic import Round
 from fedbcgd.network.links import Links
-from fedbcgd.network.traffic import Round
 
 CLASSES = 5  # fifths of the clients, the slowest first
 

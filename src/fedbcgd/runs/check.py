@@ -58,6 +58,7 @@ class _Check:
         flower = "clients_in_all" in saved or "flower" in [(summary or {}).get(key) for key in ("backend", "carrier")]
         was_begun = bool(saved or summary)
         self._try(folder.config, lambda path: verify_checksum(read_regular(path, LARGEST)), was_begun and not flower)
+        self._try(folder.federation, self._object)
         earlier = folder.path / "holdings.json"  # the name of label_counts.json in earlier versions
         self._try(folder.label_counts if folder.label_counts.exists() else earlier, self._object)
         for file in (folder.metrics, folder.traffic):

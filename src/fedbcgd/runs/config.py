@@ -290,7 +290,7 @@ def algorithm_of(config: Config, where: str) -> Any:
     from fedbcgd.algorithms.registry import make_algorithm
 
     try:
-        return make_algorithm(**config.algorithm)
+        return make_algorithm(**config.algorithm).for_cohort(config.run.cohort)
     except UserError as error:
         raise UserError(f"{where}: algorithm: {error}") from None
 

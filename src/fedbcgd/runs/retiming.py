@@ -7,23 +7,35 @@ clients would have been late, or had other blocks.
 
 from array import array
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from fedbcgd.engine.loop import Row
-from fedbcgd.engine.run_folder import RunFolder
+from fedbcgd.engine.run_folder import LARGEST, RunFolder
+from fedbcgd.engine.traffic import Round, read
 from fedbcgd.errors import UserError
+from fedbcgd.files import parse_json_object, read_regular
 from fedbcgd.network.links import Links
 from fedbcgd.network.settings import Network, as_network
-from fedbcgd.network.traffic import Round, read
 from fedbcgd.runs import config as configuration
 from fedbcgd.runs.bias import BlockBias, block_biases
-from fedbcgd.runs.config import Config
 
 LARGEST_CSV = 1 << 26  # bytes of measurements
 MOST_CLIENTS = 1_000_000  # for a configuration that may come from anywhere
 
 NetworkLike = str | Mapping[str, Any] | Network | Links  # the name of a profile, settings as in `[network]`, or links
+
+
+@dataclass(frozen=True)
+class RunConditions:
+    """How a run was run, as far as its time on a network depends on that."""
+
+    clients: int
+    seed: int
+    network: Network | None
+    algorithm: Mapping[str, Any]
+    closed_early: bool = False  # on Flower: rounds closed before all uploads were there
 
 
 class Tied(UserError):
@@ -72,10 +84,10 @@ def hours_under(
         UserError: the folder has no run, or a file in it is damaged.
     """
     run = RunFolder(folder)
-    config = configuration_of(run)
-    links_of = {name: _links(config, name if network is None else network) for name, network in networks.items()}
+    conditions = conditions_of(run)
+    links_of = {name: _links(conditions, name if network is None else network) for name, network in networks.items()}
     for links in links_of.values():
-        _refuse_tied(run, config, links)
+        _refuse_tied(run, conditions, links)
     clocks = {name: array("d", [0.0]) for name in links_of}
     for sent in _rounds(run, min(map(len, links_of.values()))):
         for name, links in links_of.items():
@@ -100,7 +112,7 @@ def bias(folder: Path | str, network: NetworkLike | None = None) -> list[BlockBi
         UserError: the folder has no run, or a file in it is damaged.
     """
     run = RunFolder(Path(folder))
-    links = _links(configuration_of(run), own_network(run) if network is None else network)
+    links = _links(conditions_of(run), own_network(run) if network is None else network)
     return block_biases(_rounds(run, len(links)), links)
 
 
@@ -130,15 +142,21 @@ def check_target(target: float | None) -> None:
         raise UserError(f"target: expected an accuracy > 0 and ≤ 1, such as 0.8, got {target:g}")
 
 
-def _refuse_tied(run: RunFolder, config: Config, links: Links) -> None:
-    own, algorithm = config.network, config.algorithm
+def _refuse_tied(run: RunFolder, conditions: RunConditions, links: Links) -> None:
+    own, algorithm = conditions.network, conditions.algorithm
+    if conditions.closed_early:
+        raise Tied(
+            f"{run.path}: close_at: which clients were in time depended on its real network, so that its hours on another "
+            "one would mislead"
+        )
     if own is None:
         return
     ties = [name for name in ("deadline", "minimum", "absences", "dropout") if getattr(own, name)]
     ties += ["oversample"] if own.oversample > 1 else []
+    ties += ["close_at"] if own.close_at < 1 else []
     if algorithm.get("uplink") == "matched" and (algorithm["haste"] or algorithm["divider"] == "links"):
         ties.append("uplink = 'matched'")
-    if ties and _drawn(own, len(links), config.run.seed).digest() != links.digest():
+    if ties and _drawn(own, len(links), conditions.seed).digest() != links.digest():
         raise Tied(
             f"{run.path}: {', '.join(ties)}: which clients were sampled, in time, or had which block depended on the "
             "run's own network, so that hours on another one would mislead; repeat the run with that network"
@@ -151,35 +169,52 @@ def own_network(run: RunFolder) -> Network:
     Raises:
         UserError: it was done without one, or its configuration cannot be read.
     """
-    network = configuration_of(run).network
+    network = conditions_of(run).network
     if network is None:
         raise UserError(f"{run.path} was run without a network: name one, such as 4g")
     return network
 
 
-def configuration_of(run: RunFolder) -> Config:
-    """Read the configuration of a run that may come from anywhere.
+def conditions_of(run: RunFolder) -> RunConditions:
+    """Read how a run was run: from its configuration or, on Flower, from what the strategy wrote.
 
     Raises:
         UserError: it cannot be read, or is wrong.
     """
+    if run.federation.exists() and not run.config.exists():
+        return _conditions_on_flower(run.federation)
     try:
         config = configuration.check(configuration.read_table(run.config), str(run.config))
     except FileNotFoundError:
-        raise UserError(f"{run.path} is not the folder of a run: it has no {run.config.name}") from None
+        raise UserError(
+            f"{run.path} is not the folder of a run: it has no {run.config.name}, and no {run.federation.name}"
+        ) from None
     except OSError as error:
         raise UserError(f"{run.config} cannot be read: {error.strerror}") from None
     if config.data.clients > MOST_CLIENTS:
         raise UserError(f"{run.config}: data.clients: expected at most {MOST_CLIENTS:,}, got {config.data.clients}")
-    return config
+    return RunConditions(config.data.clients, config.run.seed, config.network, config.algorithm)
 
 
-def _links(config: Config, network: NetworkLike) -> Links:
+def _conditions_on_flower(path: Path) -> RunConditions:
+    try:
+        values = parse_json_object(read_regular(path, LARGEST))[0]
+        clients, seed, early = values["data"]["clients"], values["run"]["seed"], values["run"]["close_at"] < 1
+        if not isinstance(clients, int) or not 1 <= clients <= MOST_CLIENTS or not isinstance(seed, int):
+            raise ValueError(f"clients: expected 1 to {MOST_CLIENTS:,}")
+        return RunConditions(clients, seed, None, {}, early)
+    except OSError as error:
+        raise UserError(f"{path} cannot be read: {error.strerror}") from None
+    except (ValueError, KeyError, TypeError) as error:
+        raise UserError(f"{path} is damaged: {error}") from None
+
+
+def _links(conditions: RunConditions, network: NetworkLike) -> Links:
     if isinstance(network, Links):
         return network
     settings = as_network(network)
     assert settings is not None
-    return _drawn(settings, config.data.clients, config.run.seed)
+    return _drawn(settings, conditions.clients, conditions.seed)
 
 
 def _drawn(network: Network, clients: int, seed: int) -> Links:

@@ -7,9 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedbcgd import make_algorithm
+from fedbcgd import UserError, make_algorithm
 from fedbcgd.algorithms.uplinks import Blocks, Matched
 from fedbcgd.core.server import Conditions
+from fedbcgd.models import LeNet5
 
 
 @given(st.integers(1, 30), st.integers(1, 12), st.integers(0, 50))
@@ -91,3 +92,23 @@ def test_a_checkpoint_without_the_count_goes_on_as_it_was_made(federation, net, 
     again.restore(tensors, values)
     assert next_round(again, 5) == next_round(server, 5) == [2, 0, 1, 2, 0]  # from 4·5 = 20 on
     assert next_round(again, 4) == next_round(server, 4) == [1, 2, 0, 1]  # and from then on it counts
+
+
+@pytest.mark.parametrize(("cohort", "wanted"), [(2, 2), (4, 4), (5, 5), (50, 5)])
+def test_auto_takes_no_more_blocks_than_clients(cohort, wanted):
+    assert Blocks().for_cohort(cohort).blocks == wanted
+    assert Blocks(blocks=5).for_cohort(cohort) == Blocks(blocks=5)
+    assert Blocks(divider=[1, 2, 3]).for_cohort(cohort).blocks == 3
+
+
+def test_auto_follows_the_divider_and_is_five_without_a_cohort():
+    model = LeNet5(10, (3, 32, 32))
+    assert Blocks().layout(model) == Blocks(blocks=5).layout(model)
+    assert Blocks(divider="paper").for_cohort(2).layout(model) == Blocks(blocks=4, divider="paper").layout(model)
+    assert Blocks(divider=[1, 2, 3]).layout(model).blocks == 3
+
+
+@pytest.mark.parametrize("blocks", [0, -1, "many", 1.5])
+def test_other_numbers_of_blocks_are_refused(blocks):
+    with pytest.raises(UserError, match=r"blocks: .*an integer ≥ 1"):
+        make_algorithm("fedbcgd", blocks=blocks)

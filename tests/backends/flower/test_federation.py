@@ -77,11 +77,39 @@ def test_a_model_with_convolutions_and_buffers():
 
     g = torch.Generator().manual_seed(0)
     clients = [(torch.randn(8, 1, 8, 8, generator=g), torch.randint(3, (8,), generator=g)) for _ in range(4)]
-    federation = fedbcgd.flower.strategy("fedbcgd", conv(), blocks=2, cohort=4, **LOCAL)
-    result = federation.start(LocalGrid(fedbcgd.flower.client_app(conv, lambda k: clients[k]), 4), num_rounds=2)
     reference = simulate(conv(), clients, "fedbcgd", blocks=2, cohort=4, rounds=2, workers=0, **LOCAL)
-    assert federation.job.channels_last
-    assert same(result.arrays, reference.module)
+    for options in ({"test": clients[0]}, {"channels_last": True}):
+        federation = fedbcgd.flower.strategy("fedbcgd", conv(), blocks=2, cohort=4, **options, **LOCAL)
+        grid = LocalGrid(fedbcgd.flower.client_app(conv, lambda k: clients[k]), 4)
+        result = federation.start(grid, num_rounds=2)
+        assert federation.job.channels_last
+        assert same(result.arrays, reference.module)
+
+
+class Viewing(nn.Module):
+    """`.view` after a convolution: it cannot compute in channels_last."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv, self.fc = nn.Conv2d(1, 4, 3), nn.Linear(4 * 36, 3)
+
+    def forward(self, x):
+        return self.fc(self.conv(x).view(len(x), -1))
+
+
+@pytest.mark.parametrize("test", [None, "images", "of another kind"])
+def test_channels_last_is_chosen_only_after_a_trial(test):
+    """Without test data, or with such as the server's loss does not take, nothing was tried."""
+    g = torch.Generator().manual_seed(0)
+    clients = [(torch.randn(8, 1, 8, 8, generator=g), torch.randint(3, (8,), generator=g)) for _ in range(4)]
+    data = {None: None, "images": clients[0], "of another kind": {"pixels": clients[0][0], "digit": clients[0][1]}}
+    federation = fedbcgd.flower.strategy(
+        "fedbcgd", Viewing(), blocks=2, cohort=4, test=data[test], metrics=lambda m, b: {"loss": torch.tensor(0.0)},
+        **LOCAL,
+    )  # fmt: skip
+    federation.start(LocalGrid(fedbcgd.flower.client_app(Viewing, lambda k: clients[k]), 4), num_rounds=2)
+    assert not federation.job.channels_last
+    assert federation.server.last.accepted == 4
 
 
 @pytest.mark.parametrize("name", ["fedavg", "fedbcgd", "fedbcgd+", "qsgd+fedbcgd"])
@@ -279,7 +307,7 @@ def test_a_client_with_another_model_says_so():
     other = fedbcgd.flower.client_app(lambda: nn.Linear(4, 3), lambda client: CLIENTS[client])
     federation, _ = start("fedavg", LocalGrid(other, M), rounds=1)
     assert federation.server.last.accepted == 0
-    assert "laid out differently" in federation.server.last.lost[0]
+    assert "the server's model has trained parameter '0.weight'" in federation.server.last.lost[0]
 
 
 def test_a_client_whose_code_fails_is_lost_with_its_words():
@@ -491,3 +519,43 @@ def test_damaged_state_of_a_client_is_lost_state(tmp_path, place, caplog):
     federation.start(grid, num_rounds=3, timeout=5)
     assert federation.server.epoch == 1
     assert "the client's state is lost" in caplog.text
+
+
+@pytest.mark.parametrize(("options", "wanted"), [({}, 3), ({"clients": 4, "cohort": 2}, 2), ({"blocks": 5}, 5)])
+def test_without_a_number_of_blocks_there_are_no_more_than_clients(options, wanted, tmp_path):
+    """Also where the clients are counted only when the run begins; a run that goes on keeps its number."""
+    for rounds in (1, 2):
+        federation = fedbcgd.flower.strategy("fedbcgd", make_model(), folder=tmp_path, **LOCAL, **options)
+        federation.start(LocalGrid(app(), 3), num_rounds=rounds, timeout=5)
+        assert federation.server.round == rounds
+        assert (
+            federation.layout.blocks == federation.server.layout.blocks == federation.algorithm.uplink.blocks == wanted
+        )
+        assert federation.server.last.accepted == min(3, options.get("cohort", 3))
+
+
+def test_a_folder_of_five_blocks_goes_on_with_five(tmp_path):
+    """Earlier versions had five, whatever the cohort."""
+    for options in ({"blocks": 5}, {}):
+        federation = fedbcgd.flower.strategy("fedbcgd", make_model(), clients=3, folder=tmp_path, **LOCAL, **options)
+        federation.start(LocalGrid(app(), 3), num_rounds=2 if options else 3, timeout=5)
+    assert (federation.server.round, federation.layout.blocks) == (3, 5)
+
+
+@pytest.mark.parametrize(("name", "epoch"), [("fedbcgd", 0), ("fedbcgd+", 1)])
+def test_a_server_that_was_rolled_back_goes_on(name, epoch, tmp_path):
+    """The clients are ahead of it: their controls begin again from zero, and nothing else is lost."""
+    from fedbcgd.runs.rollback import roll_back
+
+    grid = LocalGrid(app(), M)
+    start(name, grid, rounds=3, cohort=M, folder=tmp_path)
+    assert len(roll_back(tmp_path, 2)) == 2
+    federation, _ = start(name, grid, rounds=5, cohort=M, folder=tmp_path)
+    assert (federation.server.round, federation.server.epoch) == (5, epoch)
+    assert federation.server.ledger.lost == 0
+    if epoch:
+        mean = controls(federation, grid).mean(0)
+        assert torch.allclose(mean, federation.server.controls["c"], atol=1e-6)
+        assert mean.any()
+    rows = [json.loads(line) for line in (tmp_path / "traffic.jsonl").read_text().splitlines()]
+    assert [row["round"] for row in rows] == [1, 2, 3, 4, 5]

@@ -111,7 +111,7 @@ def test_an_error_in_the_users_code_comes_back_as_itself(net, toys):
     with pytest.raises(Mine, match="from a worker") as error:
         go(net, toys, loss=loss)
     notes = "\n".join(error.value.__notes__)
-    assert "trained in round 0" in notes
+    assert "trained in round 1" in notes
     assert "in loss" in notes  # the worker's own traceback
 
 

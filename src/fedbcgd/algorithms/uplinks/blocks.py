@@ -1,20 +1,26 @@
 """FedBCGD's uplink (Liu et al. 2024): each client sends one block and the shared block."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, field_validator
 from torch import nn
 
-from fedbcgd.core.blocks import divide
+from fedbcgd.core.blocks import divide, paper_blocks
 from fedbcgd.core.uplink import Uplink
 from fedbcgd.core.vector import Layout
+
+BLOCKS = 5  # N, unless somebody says another or the cohort is smaller
 
 
 class Blocks(Uplink):
     """Each client sends one of N blocks and the shared block: about 1/N of the model."""
 
-    blocks: int = Field(5, ge=1, description="N: parameter blocks, the shared block not counted")
+    blocks: Annotated[int, Field(ge=1)] | Literal["auto"] = Field(
+        "auto",
+        description="N, an integer ≥ 1: parameter blocks, the shared block not counted; auto: as many as the divider has, "
+        "else 5, or the cohort if that is smaller, so that each round serves every block",
+    )
     divider: str | Sequence[str | Sequence[str]] | Sequence[float] = Field(
         "auto",
         description="layers, even, auto, paper (its table for its networks), relative sizes of the blocks, or name "
@@ -34,5 +40,13 @@ class Blocks(Uplink):
     def _allow_none(cls, value: Any) -> Any:
         return "none" if value is None else value  # TOML has no null
 
+    def for_cohort(self, cohort: int) -> Self:
+        if self.blocks != "auto" or self.divider == "paper":
+            return self
+        count = min(BLOCKS, cohort) if isinstance(self.divider, str) else len(self.divider)
+        return self.model_copy(update={"blocks": count})
+
     def layout(self, model: nn.Module) -> Layout:
-        return Layout.of(model, divide(model, self.blocks, self.divider, self.shared))
+        blocks = self.for_cohort(BLOCKS).blocks
+        count = paper_blocks(model) if blocks == "auto" else blocks
+        return Layout.of(model, divide(model, count, self.divider, self.shared))

@@ -15,6 +15,7 @@ from fedbcgd.core.vector import Layout
 from fedbcgd.engine.backend import Inbox
 from fedbcgd.engine.client_state import StateStore
 from fedbcgd.engine.clock import Clock
+from fedbcgd.engine.closing import Quorum, share_of
 from fedbcgd.engine.hooks import RoundHooks
 from fedbcgd.engine.job import Job
 
@@ -48,6 +49,9 @@ class GridHooks(RoundHooks):
     def conditions(self, cohort: int, sampled: int, layout: Layout) -> Conditions:
         return Conditions(available=lambda round: self._online, reliable=False)
 
+    def sampled(self, cohort: int, clients: int) -> int:
+        return min(clients, share_of(cohort, self._federation.oversample))
+
     def prepare(self) -> None:
         assert self._federation.grid is not None
         self._online = self._federation.online(self._federation.grid)
@@ -67,16 +71,23 @@ class GridBackend:
         self._job = job
 
     def carry(self, inbox: Inbox, plan: Plan) -> None:
-        """Send the tasks, and take replies until the timeout. Clients that have not answered then are lost."""
+        """Send the tasks, and take replies until each block has enough, or the timeout.
+
+        Clients that have not answered then are lost.
+        """
         federation = self._federation
-        replies = exchange(self._grid, federation.messages(plan), federation.timeout)
+        quorum = Quorum((task.block for task in plan.tasks), close_at=federation.close_at)
+        messages, on_wait = federation.messages(plan), federation.monitor.waiting
+        replies = exchange(self._grid, messages, federation.timeout, on_wait, lambda: quorum.done)
         while True:
             with self.clock.timing("waiting"):
                 reply = next(replies, None)
             if reply is None:
-                return
+                break
             with self.clock.timing("sums"):
-                federation.take(reply)
+                if (answer := federation.take(reply)) is not None:
+                    quorum.answered(answer[0].block, whole=answer[1])
+        federation.give_up_missing(closed_early=quorum.done)
 
     def evaluate(self, x: Tensor) -> dict[str, float]:
         """Return the metrics on the test data, the numbers of `evaluate_fn`, and those of the clients as `clients_…`."""

@@ -13,6 +13,7 @@ from flwr.clientapp import ClientApp
 from torch import nn
 
 from fedbcgd.backends.flower import wire
+from fedbcgd.backends.flower.definition import Definition
 from fedbcgd.backends.flower.memory import InContext, InFolder
 from fedbcgd.backends.flower.privacy import refuse_mods
 from fedbcgd.backends.flower.wire import Order
@@ -94,6 +95,7 @@ def answer(work: Callable[[Message, Context], RecordDict], message: Message, con
     task: Any = message.content[wire.TASK]
     token = task[wire.TOKEN]
     try:
+        wire.check_server(message.content)
         content = work(message, context)
     except UserError as error:
         log.error("%s", error)
@@ -134,7 +136,8 @@ class _Site:
 
     def hello(self, message: Message, context: Context) -> RecordDict:
         task: Any = message.content[wire.TASK]
-        told: dict[str, Any] = {"client": self._index(context), "of": int(context.node_config.get("num-partitions", 0))}
+        told: dict[str, Any] = {"client": self._index(context), **wire.versions()}
+        told["of"] = int(context.node_config.get("num-partitions", 0))
         told["trains"] = RULE if self._train is None else FUNCTION
         if "examples" in task["ask"]:
             told["examples"] = self._examples(context)
@@ -177,11 +180,16 @@ class _Site:
         return wire.evaluation(len(data), combine(batches))
 
     def _client(self, order: Order, context: Context) -> Client:
-        key = (order.layout, order.channels_last, order.precision, order.seed, repr(order.algorithm))
+        key = (
+            *(order.layout, order.model, order.channels_last, order.precision, order.seed),
+            repr(order.algorithm),
+        )
         if self._made is None or self._made[0] != key:
             module = _call(self._make_model, context).to(self._device)
             if not isinstance(module, nn.Module):
                 raise UserError(f"make_model gives {type(module).__name__}; wanted is an nn.Module")
+            if found := Definition.of(module).differences(Definition.unpacked(order.model)):
+                raise UserError(f"the client's model differs from the server's: {found}; both must make the same one")
             if order.channels_last:
                 module = module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
             layout = order.algorithm.uplink.layout(module)

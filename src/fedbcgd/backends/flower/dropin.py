@@ -239,7 +239,8 @@ class _Site:
 
     def hello(self, message: Message, context: Context) -> RecordDict:
         of = int(context.node_config.get("num-partitions", 0))
-        return RecordDict({wire.TOLD: ConfigRecord({"client": self._index(context), "of": of, "trains": APP})})
+        told: dict[str, Any] = {"client": self._index(context), "of": of, "trains": APP, **wire.versions()}
+        return RecordDict({wire.TOLD: ConfigRecord(told)})
 
     def train(self, message: Message, context: Context, app: _MessageApp | _NumPyApp) -> RecordDict:
         order, form = Order.read(message.content), Form.read(message.content)

@@ -2,7 +2,7 @@
 
 import logging
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from flwr.app import Error, Message
 from flwr.serverapp import Grid
@@ -46,8 +46,18 @@ def pull(grid: Grid, key: str, question: Message) -> Message | None:
         return Message(Error(code=UNREADABLE, reason=reason), reply_to=question)
 
 
-def exchange(grid: Grid, messages: Sequence[Message], timeout: float) -> Iterator[Message]:
-    """Send questions, and give each reply as it comes, until all are there or `timeout` seconds have passed."""
+def exchange(
+    grid: Grid,
+    messages: Sequence[Message],
+    timeout: float,
+    on_wait: Callable[[], None] = lambda: None,
+    enough: Callable[[], bool] = lambda: False,
+) -> Iterator[Message]:
+    """Send questions, and give each reply as it comes, until all are there or `timeout` seconds have passed.
+
+    After each look for replies `on_wait` is called, and `enough` says whether to go on. So all that have come by then
+    are given.
+    """
     deadline = time.monotonic() + timeout
     waiting = push(grid, messages)
     pause = SHORTEST
@@ -57,8 +67,9 @@ def exchange(grid: Grid, messages: Sequence[Message], timeout: float) -> Iterato
             if reply is not None:
                 del waiting[key]
                 yield reply
+        on_wait()
         left = deadline - time.monotonic()
-        if left <= 0:
+        if left <= 0 or enough():
             break
         if waiting:
             time.sleep(min(pause, left))

@@ -21,10 +21,13 @@ from torch import nn
 from fedbcgd.algorithms.registry import make_algorithm
 from fedbcgd.backends.flower import wire
 from fedbcgd.backends.flower.backend import GridBackend, GridHooks, evaluate_fn_names
+from fedbcgd.backends.flower.definition import Definition
 from fedbcgd.backends.flower.dropin import unfit_reason
 from fedbcgd.backends.flower.flower_options import FlowerOptions, check_train_config
 from fedbcgd.backends.flower.folder import ServerFolder
+from fedbcgd.backends.flower.late import LateReplies
 from fedbcgd.backends.flower.legacy import LegacyRounds
+from fedbcgd.backends.flower.monitor import Monitor
 from fedbcgd.backends.flower.plain import ROUND, read_evaluation
 from fedbcgd.backends.flower.privacy import refuse_changed, refuse_wrapper
 from fedbcgd.backends.flower.roster import Roster, read_roster
@@ -37,6 +40,7 @@ from fedbcgd.core.server import Server
 from fedbcgd.core.vector import Layout
 from fedbcgd.engine.assemble import Run, make_job, make_target
 from fedbcgd.engine.loop import Callback, Outcome, RoundInfo, Row, Stop, train_columns
+from fedbcgd.engine.traffic import Round
 from fedbcgd.errors import UserError
 from fedbcgd.rng import stream
 
@@ -91,9 +95,14 @@ class Federation(LegacyRounds, Strategy):
     budget, target: further ends of the run, beside the number of rounds.
     folder: checkpoints, metrics, summary and model are kept there, and a run that is there goes on.
     checkpoint_every: rounds. callbacks: as in `fedbcgd.simulate`.
-    channels_last: compute so; default: for convolutional models (tried out if `test` is given).
     flower: options of Flower's FedAvg; `fedbcgd.flower.strategy` takes them by their names.
     precision: "fp32" or "bf16", of the forward and backward passes here and on every client; as in `fedbcgd.simulate`.
+    close_at: a round closes when each block has this share of its clients' uploads, rounded up; 1: all are waited for.
+    oversample: so many times the cohort is asked, so that enough are there although some are slow.
+    max_empty_rounds: rounds in a row without an accepted upload after which the run fails with the reasons; None: never.
+    progress_seconds: between two lines in the log about a round that goes on.
+    metrics_file: OpenMetrics text about the run, written after each round.
+    channels_last: compute so; default: if a trial on `test` shows that the model can; without `test`, no.
     """
 
     def __init__(
@@ -122,6 +131,11 @@ class Federation(LegacyRounds, Strategy):
         channels_last: bool | None = None,
         flower: FlowerOptions = FlowerOptions(),  # noqa: B008 (frozen)
         precision: Precision = "fp32",
+        close_at: float = 1.0,
+        oversample: float = 1.0,
+        max_empty_rounds: int | None = 3,
+        progress_seconds: float = 30.0,
+        metrics_file: str | Path | None = None,
     ):
         if algorithm.uplink.pooled:
             raise UserError(f"{algorithm.name} has all data in one place: there is nothing to federate")
@@ -136,6 +150,7 @@ class Federation(LegacyRounds, Strategy):
         counts |= {
             "clients": 1 if clients is None else clients,
             "max_examples": 1 if max_examples is None else max_examples,
+            "max_empty_rounds": 1 if max_empty_rounds is None else max_empty_rounds,
         }
         for name, value in counts.items():
             if not isinstance(value, int) or value < 1:
@@ -144,13 +159,20 @@ class Federation(LegacyRounds, Strategy):
             raise UserError(f"clients: expected {len(given)}, as in the roster, got {clients}")
         if not 0 <= evaluate_clients <= 1:
             raise UserError(f"evaluate_clients: expected a share from 0 to 1, got {evaluate_clients!r}")
+        if not 0 < close_at <= 1:
+            raise UserError(f"close_at: expected a share above 0 and at most 1, got {close_at!r}")
+        if not 1 <= oversample <= 100:
+            raise UserError(f"oversample: expected a number from 1 to 100, got {oversample!r}")
         if algorithm.max_norm is None:  # clients of a federation are not trusted
             algorithm = replace(algorithm, max_norm=MAX_NORM)
-        self.algorithm = algorithm
+        self._asked = algorithm  # perhaps with blocks="auto", to be settled when it is known how many clients there are
+        known = min(filter(None, (cohort, clients or len(given))), default=None)
+        self.algorithm = algorithm = algorithm if known is None else algorithm.for_cohort(known)
         self.job = make_job(
             model, (), algorithm, test, seed, loss, metrics, channels_last=channels_last, precision=precision
         )
         self.layout: Layout = self.job.layout
+        self.definition = Definition.of(self.job.module)
         asks = {"examples": algorithm.weighting == "examples", "test_examples": evaluate_clients > 0}
         self.roster = Roster(given, authenticated, max_examples, [what for what, asked in asks.items() if asked])
         self.run_id = uuid.uuid4().hex
@@ -175,8 +197,14 @@ class Federation(LegacyRounds, Strategy):
         self._budget = budget
         self._folder = None if folder is None else Path(folder)
         self._checkpoint_every, self._callbacks = checkpoint_every, callbacks
+        file = None if metrics_file is None else Path(metrics_file)
+        self.monitor = Monitor(max_empty_rounds, progress_seconds, file)
+        self.close_at, self.oversample = close_at, oversample
+        self.late = LateReplies()
         self._run: Run | None = None
+        self._begun_blocks: int | None = None  # N of the run in the folder
         self._plan: Plan | None = None
+        self.traffic: Round | None = None  # what was sent in the last round
         self._accepted_now: dict[int, int] = {}  # those of the open round
         self._sent: dict[str, tuple[Message, Task]] = {}  # questions without an answer yet, by their token
 
@@ -212,7 +240,7 @@ class Federation(LegacyRounds, Strategy):
         folder = ServerFolder(self._folder, self._checkpoint_every) if self._folder is not None else None
         with folder or contextlib.nullcontext():
             if folder is not None:
-                begun_with = folder.peek(self)
+                begun_with, self._begun_blocks = folder.peek(self)
                 self._clients = self._clients or begun_with
             stop = Stop(num_rounds, self._budget, self.target)
             run = self._open(grid, initial_arrays, stop)
@@ -233,12 +261,16 @@ class Federation(LegacyRounds, Strategy):
                 _put(result.evaluate_metrics_serverapp, now, {**on_test, **values})
                 _put(result.evaluate_metrics_clientapp, now, of_clients)
                 log.info("round %d: %s", now, _line(info.row, values, info.report, server))
+                self.monitor.write(info, len(self.roster.node))
+
+            def check(info: RoundInfo) -> None:
+                self.monitor.check(info.report)
 
             loop = run.start(
                 lambda job, store, cohort: GridBackend(self, grid, job, store),
                 stop=stop,
                 every=self._every,
-                callbacks=[record, *self._callbacks, *([folder.after(self)] if folder is not None else [])],
+                callbacks=[record, *self._callbacks, *([folder.after(self)] if folder is not None else []), check],
                 rows=self.rows,
                 seconds=seconds,
             )
@@ -258,19 +290,20 @@ class Federation(LegacyRounds, Strategy):
             self._check_clients()
             count = self._clients or len(self.roster.node)
             self.roster.settle(count)
-            x = None
-            if arrays is not None:
-                state = arrays.to_torch_state_dict()
-                x = self.layout.vector(state)
+            state = None if arrays is None else arrays.to_torch_state_dict()
+            if state is not None:
                 self.job.module.load_state_dict(state, strict=False)  # what is not trained, too
+                self.definition = Definition.of(self.job.module)
             self._initial = arrays
+            cohort = min(self._cohort or self.flower.cohort(count), count)
+            self.settle_blocks(self._begun_blocks or cohort)
             self._run = Run(
                 self.job,
                 stop or Stop(),
-                cohort=min(self._cohort or self.flower.cohort(count), count),
+                cohort=cohort,
                 hooks=GridHooks(self),
                 clients=count,
-                x=x,
+                x=None if state is None else self.layout.vector(state),
                 keeps_state=False,
             )
         return self._run
@@ -282,6 +315,13 @@ class Federation(LegacyRounds, Strategy):
             raise UserError(why)
         if 2 * trains.count(RULE) > len(trains):
             check_train_config(self.train_config, self.algorithm)
+
+    def settle_blocks(self, cohort: int) -> None:
+        """Take as many blocks as a cohort of this size can serve, if the user left that open."""
+        algorithm = self._asked.for_cohort(cohort)
+        if algorithm != self.algorithm:
+            self.algorithm, self.layout = algorithm, algorithm.uplink.layout(self.job.module)
+            self.job = replace(self.job, algorithm=algorithm, layout=self.layout)
 
     @property
     def server(self) -> Server:
@@ -295,8 +335,10 @@ class Federation(LegacyRounds, Strategy):
         return self._run.server
 
     def arrays(self) -> ArrayRecord:
-        """Return the model as an ordinary state_dict, in Flower's form."""
-        return ArrayRecord(self.state_dict())
+        """Return the model as an ordinary state_dict, in Flower's form; what is bfloat16 becomes float32."""
+        # NumPy, in which Flower keeps arrays, has no bfloat16; float32 holds every value of it.
+        wide = {n: t.float() if t.dtype == torch.bfloat16 else t for n, t in self.state_dict().items()}
+        return ArrayRecord(wide)
 
     def state_dict(self) -> dict[str, torch.Tensor]:
         """Return the model as an ordinary state_dict."""
@@ -320,12 +362,17 @@ class Federation(LegacyRounds, Strategy):
 
     def online(self, grid: Grid) -> Sequence[int]:
         least = min(self._min_clients, self.server.clients)
-        return self.roster.wait(grid, least, self._patience)
+        connected = self.roster.wait(grid, least, self._patience)
+        self.late.drop_arrived(grid)
+        busy = self.late.busy(self.roster.node)
+        return [client for client in connected if client not in busy] or connected
 
     def messages(self, plan: Plan) -> list[Message]:
         """One for each client of the cohort: the same vectors, a task of its own."""
         self._plan, self._accepted_now = plan, {}
-        return self._send(filter(self.server.expects, plan.tasks), plan.broadcast, MessageType.TRAIN)
+        messages = self._send(filter(self.server.expects, plan.tasks), plan.broadcast, MessageType.TRAIN)
+        self.monitor.opened(plan.broadcast.round + 1, len(messages))
+        return messages
 
     def _send(self, tasks: Iterable[Task], broadcast: Broadcast, kind: str) -> list[Message]:
         """Make the questions, and remember who was asked what."""
@@ -363,26 +410,49 @@ class Federation(LegacyRounds, Strategy):
             self.job.objective.precision,
         )
         content[wire.TASK] = ConfigRecord({**order.record(), wire.TOKEN: token})
+        content[wire.TASK] = ConfigRecord({**order.record(), **wire.versions(), wire.TOKEN: token})
+        content[wire.MODEL] = ConfigRecord({"definition": self.definition.packed})
         return Message(content, self.roster.node[task.client], kind, ttl=self.timeout, group_id=str(task.round))
 
-    def take(self, reply: Message) -> None:
-        """Take one reply: it is checked like any upload, or counts as lost; it raises nothing, whatever it is."""
+    def take(self, reply: Message) -> tuple[Task, bool] | None:
+        """Take one reply: it is checked like any upload, or counts as lost; it raises nothing, whatever it is.
+
+        Returns:
+            The task that it answers, and whether the upload was accepted; None if it answers no open question.
+        """
         task = self._task_of(reply)
         if task is None:
             log.warning("a reply came that answers no open question: passed over")
-            return
+            return None
+        nbytes = 0 if reply.has_error() else wire.counted(reply)
+        self.monitor.answered(nbytes)
         try:
-            why = self._take(reply, task)
+            why = self._take(reply, task, nbytes)
         except Malformed as error:
             why = f"its reply is refused: {error}"
         except Exception as error:  # a client's message must never end the run
             why = f"its reply is refused: {type(error).__name__}: {error}"
         if why:
-            why = shorten(why)
-            log.warning("client %d: %s", task.client, why)
-            self.server.lost(task, why)
+            self.give_up(task, shorten(why))
+        return task, task.client in self._accepted_now
 
-    def _take(self, reply: Message, task: Task) -> str:
+    def give_up(self, task: Task, why: str) -> None:
+        """Count a client as lost for this round."""
+        self.monitor.lost(task, why)
+        self.server.lost(task, why)
+
+    def give_up_missing(self, closed_early: bool = False) -> None:
+        """Count all that have not answered as lost."""
+        seconds = self.monitor.elapsed
+        for question, task in self._sent.values():
+            if closed_early:
+                self.late.add(question, task, self.timeout - seconds)
+                self.give_up(task, f"late: enough uploads of each block were in after {seconds:.0f} s")
+            else:
+                self.give_up(task, f"no answer within {seconds:.0f} s")
+        self._sent = {}
+
+    def _take(self, reply: Message, task: Task, nbytes: int) -> str:
         """Hand an upload to the server; else say why there is none."""
         server = self.server
         if reply.has_error():
@@ -396,7 +466,7 @@ class Federation(LegacyRounds, Strategy):
         most = self.roster.most["examples"].get(task.client, self.roster.max_examples)
         if most is not None and isinstance(upload.examples, int) and most < upload.examples <= MOST_STEPS:
             upload = replace(upload, examples=most)
-        server.ledger.wire_bytes += wire.counted(reply)
+        server.ledger.wire_bytes += nbytes
         if server.receive(upload, sender=task.client).accepted:
             self._accepted_now[task.client] = task.round
         return ""
@@ -405,7 +475,7 @@ class Federation(LegacyRounds, Strategy):
         """Whether a client may set all controls back now: once in 10 rounds at first, then half as often each time."""
         last, times = self.claims.get(task.client, (0, 0))
         if times and task.round - last < CLAIM_ROUNDS * 2 ** (times - 1):
-            log.warning("client %d: it said so in round %d already; the controls stay", task.client, last)
+            log.warning("client %d: it said so in round %d already; the controls stay", task.client, last + 1)
             return False
         self.claims[task.client] = task.round, times + 1
         return True
@@ -422,7 +492,10 @@ class Federation(LegacyRounds, Strategy):
 
     def committed(self) -> None:
         """After a commit: what was accepted now holds, unless all controls began again."""
+        assert self.server.last is not None
+        self.monitor.closed(self.server.last)
         if self._plan is not None:
+            self.traffic = Round.of(self.server, self._plan.tasks, waited=0.0)
             same = self.server.epoch == self._plan.broadcast.epoch
             self.accepted = self.accepted | self._accepted_now if same else {}
         self._plan, self._accepted_now, self._sent = None, {}, {}
@@ -445,8 +518,10 @@ class Federation(LegacyRounds, Strategy):
         server = self.server
         for reply in replies:
             self.take(reply)
+        self.give_up_missing()
         report = server.commit()
         self.committed()
+        self.monitor.check(report)
         self._returned = self.arrays()
         return self._returned, _metrics(report, server)
 
@@ -484,6 +559,9 @@ class Federation(LegacyRounds, Strategy):
             except Exception as error:  # a client's message must never end the run
                 log.warning("client %d did not evaluate: %s", task.client, shorten(str(error)))
         means = means_over_clients([(answer.examples, answer.metrics) for _, answer in sorted(answers.items())])
+        if self._sent:
+            silent = ", ".join(str(task.client) for _, task in list(self._sent.values())[:20])
+            log.warning("%d clients did not answer to the evaluation: %s", len(self._sent), silent)
         return MetricRecord(dict(means)) if means else None
 
     def _evaluation(self, reply: Message, client: int) -> Evaluation:

@@ -1,6 +1,7 @@
 """What a federation's server leaves on disk: the same files as a simulated run, and a checkpoint to go on from."""
 
 import contextlib
+import json
 import logging
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -32,6 +33,7 @@ class ServerFolder:
         self._every = every
         self._stack = contextlib.ExitStack()
         self._checkpoints = Checkpoints(self._folder.checkpoint, every)
+        self._traffic: JsonlFile | None = None
 
     def __enter__(self) -> "ServerFolder":
         make_folder(self._folder.path)
@@ -44,19 +46,19 @@ class ServerFolder:
     def __exit__(self, *_: object) -> None:
         self._stack.close()
 
-    def peek(self, federation: "Federation") -> int | None:
+    def peek(self, federation: "Federation") -> tuple[int | None, int | None]:
         """Restore what is needed before the clients are counted: which node is which, and how often state was lost.
 
         Returns:
-            How many clients the run in the folder has; None if there is no run.
+            How many clients and how many blocks the run in the folder has; None if there is no run, or no blocks.
         """
         saved = self._checkpoints.load()
         if saved is None:
-            return None
+            return None, None
         values = saved[1]
         federation.roster.restore(values.get("roster", {}))
         federation.claims = {int(client): (last, times) for client, (last, times) in values.get("claims", {}).items()}
-        return int(values["clients_in_all"])
+        return int(values["clients_in_all"]), json.loads(values["algorithm"]).get("blocks")
 
     def restore(self, federation: "Federation", run: Run) -> float:
         """Put the federation back to its last checkpoint, if there is one.
@@ -82,6 +84,11 @@ class ServerFolder:
                     f"{self._folder.path} was begun with precision = {before_precision!r}: it cannot go on with "
                     f"{precision!r}; another folder begins a new run"
                 )
+            if values.get("model", federation.definition.digest) != federation.definition.digest:
+                raise UserError(
+                    f"{self._folder.path} was begun with another model: its frozen weights, names, shapes or types are "
+                    "not those of this one; another folder begins a new run"
+                )
         saved = run.restore(self._checkpoints)
         if saved is not None:
             log.info("going on after round %d, from %s", server.round, self._folder.path)
@@ -92,14 +99,29 @@ class ServerFolder:
                 server.reset_controls()
                 federation.accepted = {}
         self._metrics = self._stack.enter_context(JsonlFile.resumed(self._folder.metrics, saved))
+        if saved is None or "traffic" in saved:  # earlier versions wrote none: it must begin with round 1
+            self._traffic = self._stack.enter_context(JsonlFile.resumed(self._folder.traffic, saved))
+        self._write_conditions(federation)
         federation.rows[:] = self._metrics.rows
         remove(self._folder.summary)
         return 0.0 if saved is None else float(saved["seconds"])
+
+    def _write_conditions(self, federation: "Federation") -> None:
+        """Write what `report` and `hours` must know of the run, while it goes on too."""
+        server = federation.server
+        values = {
+            "algorithm": federation.algorithm.options(),
+            "data": {"clients": server.clients},
+            "run": {"backend": "flower", "seed": server.seed, "cohort": server.cohort, "close_at": federation.close_at},
+        }
+        write_text(self._folder.federation, add_checksum(as_json(values, indent=1)) + "\n")
 
     def after(self, federation: "Federation") -> Callback:
         """Return a callback that writes metrics and checkpoints."""
 
         def write(info: RoundInfo) -> None:
+            if self._traffic is not None and federation.traffic is not None:
+                self._traffic.append(federation.traffic.row())
             if info.row and len(federation.rows) > self._metrics.written:
                 self._metrics.append(info.row)
             if info.reason or self._checkpoints.due(info.server):
@@ -116,6 +138,7 @@ class ServerFolder:
         assert store is not None
         more = {
             **self._metrics.kept(),
+            **({} if self._traffic is None else self._traffic.kept()),
             "seconds": seconds,
             "run": federation.run_id,
             "accepted": {str(client): round for client, round in federation.accepted.items()},
@@ -123,10 +146,13 @@ class ServerFolder:
             "roster": federation.roster.snapshot(),
             "algorithm": self._options(federation),
             "precision": federation.job.objective.precision,
+            "model": federation.definition.digest,
             "clients_in_all": federation.server.clients,
             "every": self._every,
         }
         self._metrics.sync()
+        if self._traffic is not None:
+            self._traffic.sync()
         self._checkpoints.save(federation.server, store, more)
 
     def finish(self, federation: "Federation", outcome: Outcome) -> None:

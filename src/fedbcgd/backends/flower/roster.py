@@ -165,6 +165,7 @@ class Roster:
                 self._refuse(node, "it is not in the roster")
                 continue
             values: dict[str, Any] = {"ask": list(self.asks) or "who", wire.TOKEN: secrets.token_hex(16)}
+            values |= wire.versions()
             content = RecordDict({wire.TASK: ConfigRecord(values)})
             questions.append(Message(content, node, wire.HELLO, ttl=HELLO_SECONDS))
         if questions:
@@ -198,6 +199,8 @@ class Roster:
 
     def _tie(self, node: int, hello: Hello) -> None:
         client, mine = hello.client, self._identity[node]
+        if problem := wire.format_problem(hello.wire_format, hello.version, f"client {client}"):
+            raise Malformed(problem)
         if self.size is not None and client >= self.size:
             raise Malformed(
                 f"it says that it is client {client}; the federation has {self.size} (0 to {self.size - 1})"

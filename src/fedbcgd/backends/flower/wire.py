@@ -26,11 +26,15 @@ from fedbcgd.core.reading import (
     shorten,
 )
 from fedbcgd.core.vector import Layout
+from fedbcgd.errors import UserError
+from fedbcgd.version import __version__
 
+FORMAT = 2  # of all messages; server and clients must have the same. 1: versions that did not say it
 BROADCAST, TASK, UPLOAD, TOLD, METRICS = "broadcast", "task", "upload", "told", "metrics"  # records by name
 CONFIG = "config"  # the record of `train_config`, for clients that train by a function of their own
 HELLO_ACTION = "fedbcgd"
 HELLO = f"query.{HELLO_ACTION}"  # the message type by which a client says who it is
+MODEL = "model"  # the record with the definition of the server's model
 X = "x"
 STYPE = "fedbcgd"  # how the bytes of our arrays came about, in Flower's terms
 # Each question has a random token that its reply returns: the sender that a reply names in Flower's metadata is the
@@ -54,6 +58,7 @@ class Order:
     channels_last: bool
     algorithm: Algorithm
     precision: Precision = "fp32"
+    model: bytes = b""  # the definition of the server's, packed; in a record of its own, which Flower stores once
 
     def record(self) -> ConfigRecord:
         t = self.task
@@ -69,6 +74,7 @@ class Order:
     @classmethod
     def read(cls, content: RecordDict) -> "Order":
         r: Any = content[TASK]
+        model: Any = content[MODEL]
         return cls(
             Task(r["round"], r["client"], r["block"]),
             r["epoch"],
@@ -78,8 +84,36 @@ class Order:
             r["layout"],
             r["channels_last"],
             make_algorithm(**json.loads(r["algorithm"])),
-            r.get("precision", "fp32"),  # which servers of earlier versions do not send
+            r["precision"],
+            model["definition"],
         )
+
+
+def versions() -> dict[str, int | str]:
+    """Return the values by which server and client tell each other what they speak."""
+    return {"wire_format": FORMAT, "version": __version__}
+
+
+def format_problem(theirs: int, version: str, whose: str) -> str:
+    """Say why two that speak these formats do not understand each other; empty if they do."""
+    if theirs == FORMAT:
+        return ""
+    release = f" (fedbcgd {shorten(version, 60)})" if version else " (an earlier fedbcgd)"
+    return (
+        f"{whose} speaks wire format {theirs}{release}, this one {FORMAT} (fedbcgd {__version__}): install the same "
+        "version on both"
+    )
+
+
+def check_server(content: RecordDict) -> None:
+    """Refuse a server that speaks another format.
+
+    Raises:
+        UserError: it does; the message names both versions.
+    """
+    task: Any = content[TASK]
+    if problem := format_problem(task.get("wire_format", 1), task.get("version", ""), "the server"):
+        raise UserError(problem)
 
 
 def array(t: Tensor) -> Array:

@@ -4,7 +4,7 @@ import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, Protocol
 
 import numpy as np
 from pydantic import ConfigDict, Field, TypeAdapter
@@ -13,11 +13,18 @@ from fedbcgd.core.messages import Task
 from fedbcgd.core.server import Server
 from fedbcgd.errors import UserError
 from fedbcgd.files import open_regular, verify_checksum
-from fedbcgd.network.links import Links
 
 LARGEST = 1 << 29  # bytes of a file that is read
 LONGEST = 1 << 26  # bytes of one line
 Count = Annotated[int, Field(ge=0, lt=2**53)]
+
+
+class Clock(Protocol):
+    """Knows the clients' links: `fedbcgd.network.links.Links` does."""
+
+    def seconds(
+        self, clients: np.ndarray, download: int, evaluations: np.ndarray, upload: np.ndarray
+    ) -> np.ndarray: ...
 
 
 @dataclass(frozen=True)
@@ -76,7 +83,7 @@ class Round:
         """Return the round as a row of `traffic.jsonl`."""
         return dict(vars(self))
 
-    def seconds(self, links: Links) -> float:
+    def seconds(self, links: Clock) -> float:
         """Compute how long the round takes on these links: until the slowest client that the server waited for."""
         clients, evaluations, upload = (np.array(v, int) for v in (self.clients, self.evaluations, self.upload))
         slowest = float(links.seconds(clients, self.download, evaluations, upload).max(initial=0.0))

@@ -1,0 +1,42 @@
+"""When a round has enough uploads to close: one rule for the simulated network and for Flower's grid."""
+
+import math
+from collections import Counter
+from collections.abc import Iterable
+
+
+def share_of(count: int, share: float) -> int:
+    """Return so large a share of `count`, rounded up, and 1 at least. Digits beyond the sixth are not rounded up."""
+    return max(1, math.ceil(round(count * share, 6)))
+
+
+class Quorum:
+    """Counts the answers of a round.
+
+    A block is done as soon as it has enough whole uploads, and also when all of its clients have answered or are known
+    to be gone, since more cannot come. The round may close when all blocks are done.
+
+    Args:
+        blocks: the block of each client that is asked.
+        minimum: whole uploads that are enough for a block; None: `close_at` decides.
+        close_at: the share of a block's clients that is enough for it; 1: all.
+    """
+
+    def __init__(self, blocks: Iterable[int], minimum: int | None = None, close_at: float = 1.0):
+        self._waiting = Counter(blocks)
+        self._missing = {b: share_of(n, close_at) if minimum is None else minimum for b, n in self._waiting.items()}
+
+    def answered(self, block: int, whole: bool) -> None:
+        """Count the answer of a client, or that it will not answer.
+
+        Args:
+            block: the block that it was asked for.
+            whole: whether its upload counts.
+        """
+        self._waiting[block] -= 1
+        self._missing[block] -= whole
+
+    @property
+    def done(self) -> bool:
+        """Whether the round may close."""
+        return all(self._missing[block] <= 0 or not waiting for block, waiting in self._waiting.items())

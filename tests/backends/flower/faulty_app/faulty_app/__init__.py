@@ -1,0 +1,1 @@
+"""An app whose nodes fail on purpose."""
