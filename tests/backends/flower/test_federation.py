@@ -110,7 +110,7 @@ def test_a_training_function_of_a_clients_own_takes_no_precision(caplog):
 def test_a_server_that_does_not_name_a_precision_means_fp32():
     federation, _ = start("fedavg", LocalGrid(app(), M), rounds=1, precision="bf16")
     task = fedbcgd.core.messages.Task(0, 0, 0)
-    message = federation._message(task, ArrayRecord(), "train", "token")
+    message = federation._message(task, RecordDict(), "train", "token")
     assert wire.Order.read(message.content).precision == "bf16"
     del message.content[wire.TASK]["precision"]
     assert wire.Order.read(message.content).precision == "fp32"
