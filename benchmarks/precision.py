@@ -61,9 +61,9 @@ DATA = {"name": "cifar10", "clients": 100, "dirichlet": 0.6, "augment": True}
 TRIAL: dict[str, tuple[dict[str, Any], int]] = {
     "LeNet-5": ({"name": "lenet5", "width": 0.1}, 3),
     "ResNet-18, width ¼": ({"name": "resnet18", "width": 0.04}, 2),
-    "small ViT": ({"name": "vit-small", "options": {"dim": 12, "depth": 1, "heads": 1, "patch": 7}}, 2),
+    "small ViT": ({"name": "vit-small", "options": {"dim": 12, "depth": 1, "heads": 1}}, 2),
 }
-TRIAL_DATA = {"name": "embedded", "clients": 100, "dirichlet": 0.6}
+TRIAL_DATA = {"name": "embedded", "clients": 100, "dirichlet": 0.6, "resize": 16}
 
 Key = tuple[str, str, str, int]  # network, algorithm, precision, seed
 

@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 from fedbcgd import UserError, algorithm_names
 from fedbcgd.engine import checkpoint
 from fedbcgd.engine.run_folder import RunFolder
-from fedbcgd.files import sealed
+from fedbcgd.files import add_checksum
 from fedbcgd.runs import config as configuration
 from fedbcgd.runs.execute import execute
 
@@ -315,7 +315,7 @@ def test_a_run_of_before_there_were_precisions_goes_on_in_fp32(tmp_path):
     config = tmp_path / "old" / "config.toml"
     text = configuration.complete(make("fedbcgd", rounds=1)).text()
     assert 'precision = "fp32"\n' in text
-    config.write_text(sealed(text.replace('precision = "fp32"\n', "")))
+    config.write_text(add_checksum(text.replace('precision = "fp32"\n', "")))
     execute(make("fedbcgd", rounds=2), tmp_path / "old", resume=True)
     assert model_of(tmp_path / "old") == model_of(tmp_path / "whole")
 

@@ -129,10 +129,16 @@ def test_clients_follow_the_servers_precision(name):
     assert federation.rows[-1]["clients_loss"] != other.evaluate_metrics_clientapp[3]["loss"]
 
 
+def test_a_training_function_of_a_clients_own_takes_no_precision(caplog):
+    federation, _ = start("fedavg", LocalGrid(app(train=lambda *_: None), M), rounds=1, precision="bf16")
+    assert federation.server.ledger.lost == 4
+    assert "precision: expected 'fp32' with train" in caplog.text
+
+
 def test_a_server_that_does_not_name_a_precision_means_fp32():
     federation, _ = start("fedavg", LocalGrid(app(), M), rounds=1, precision="bf16")
     task = fedbcgd.core.messages.Task(0, 0, 0)
-    message = federation._message(task, ArrayRecord(), "train", "token")
+    message = federation._message(task, RecordDict(), "train", "token")
     assert wire.Order.read(message.content).precision == "bf16"
     del message.content[wire.TASK]["precision"]
     assert wire.Order.read(message.content).precision == "fp32"

@@ -198,6 +198,8 @@ class _Site:
                     f"the client's model ({type(module).__name__}, d = {layout.dim:,}) is laid out differently from the "
                     "server's: both must make the same one"
                 )
+            if self._train is not None and order.precision != "fp32":
+                raise UserError("precision: expected 'fp32' with train: use torch.autocast in the function instead")
             goal = objective(self._loss, self._metrics, order.precision)
             self._made = key, Client(order.algorithm, layout, module, goal, order.seed, self._train)
         return self._made[1]
