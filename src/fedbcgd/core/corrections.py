@@ -114,7 +114,7 @@ class Corrections:
 
     def _before_step(self, optimizer: Optimizer, args: tuple[Any, ...], options: dict[str, Any]) -> Any:
         """Correct the gradients that are there, or those that the closure will compute."""
-        self._parameters(optimizer)  # check them before anything is computed
+        self._moved_parameters(optimizer)  # check them before anything is computed
         if self._plain:
             self._check_plain(optimizer)
         self._gather_place()
@@ -148,7 +148,7 @@ class Corrections:
         return loss
 
     def _correct_gradients(self, optimizer: Optimizer) -> None:
-        parameters = self._parameters(optimizer)
+        parameters = self._moved_parameters(optimizer)
         self._gather_gradients(parameters)
         if self._correct is None:
             self._correct = self._rule.corrector(self._work)
@@ -162,7 +162,7 @@ class Corrections:
 
     def _compute_at_anchor(self, optimizer: Optimizer, closure: Callable[[], Any]) -> None:
         """Leave ∇f_i(x; ζ) of the closure's minibatch in the notes, and before the first step ∇f_i(x)."""
-        parameters = self._parameters(optimizer)
+        parameters = self._moved_parameters(optimizer)
         if not self._rates:
             self._work.notes["full"] = self._full_gradient(parameters)
         with generators_restored():  # so that the closure draws the same again at y
@@ -208,7 +208,7 @@ class Corrections:
 
     def _check_closure(self, optimizer: Optimizer) -> None:
         """At the first step y = x: both gradients of the minibatch must be the same."""
-        self._gather_gradients(self._parameters(optimizer))
+        self._gather_gradients(self._moved_parameters(optimizer))
         first = self._work.notes["anchor"]
         if torch.linalg.vector_norm(self._gradient - first) > _SAME * torch.linalg.vector_norm(first):
             self._refuse(
@@ -243,7 +243,7 @@ class Corrections:
                 "steps of config.optimizer(model.parameters())"
             )
 
-    def _parameters(self, optimizer: Optimizer) -> dict[str, Tensor]:
+    def _moved_parameters(self, optimizer: Optimizer) -> dict[str, Tensor]:
         """Return those of the model's parameters that the optimiser moves, by name."""
         there = {id(p) for group in optimizer.param_groups for p in group["params"]}
         found = {name: p for name, p in self._trained().items() if id(p) in there}

@@ -48,11 +48,15 @@ def my_train(model, loader, config):
     return {"loss": loss, "accuracy": (model(x).argmax(1) == y).float().mean(), "round": config.round}
 
 
-def start(name, train=my_train, grid=None, rounds=3, load_data=lambda client: LOADERS[client], **options):
+def start(
+    name, train=my_train, grid=None, rounds=3, load_data=lambda client: LOADERS[client], train_config=None, **options
+):
     options |= {"blocks": 2, "shared": "none"} if "fedbcgd" in name else {}
     federation = fedbcgd.flower.strategy(name, make_model(), cohort=M, seed=3, **options)
     app = fedbcgd.flower.client_app(make_model, load_data, train=train)
-    return federation, federation.start(grid or LocalGrid(app, M), num_rounds=rounds, timeout=0.05)
+    return federation, federation.start(
+        grid or LocalGrid(app, M), num_rounds=rounds, timeout=0.05, train_config=train_config
+    )
 
 
 @pytest.mark.parametrize("name", ["fedavg", "fedbcgd", "topk", "scaffold", "feddc", "fedprox", "fedbcgd+"])
@@ -89,25 +93,15 @@ def test_a_pair_of_loaders_as_in_flowers_template():
     assert federation.server.examples[1] == 12
 
 
-class Configured(LocalGrid):
-    """Adds the record in which `train_config` travels."""
-
-    def push_messages(self, messages):
-        for message in messages:
-            if message.metadata.message_type == "train":
-                message.content["config"] = ConfigRecord({"lr": 0.05, "warmup": 3})
-        return super().push_messages(messages)
-
-
 def test_the_values_of_train_config_reach_the_function():
     seen = []
 
     def train(model, loader, config):
         seen.append((config["lr"], config.lr, config["warmup"], config.get("other", "none"), config["batch_size"]))
+        assert config["server-round"] == config.round
 
-    app = fedbcgd.flower.client_app(make_model, lambda client: LOADERS[client], train=train)
-    start("fedavg", grid=Configured(app, M), rounds=1, lr=0.1, batch_size=7)
-    assert set(seen) == {(0.05, 0.1, 3, "none", 7)}
+    start("fedavg", train, rounds=1, train_config=ConfigRecord({"lr": 0.05, "warmup": 3}), lr=0.1, batch_size=7)
+    assert seen == [(0.05, 0.1, 3, "none", 7)] * M
 
 
 def test_failures_tell_the_server_the_line_or_the_reason(caplog):
