@@ -32,7 +32,7 @@ def fedbcgd(*args: str, cwd: Path | str = ".", check: int | None = 0) -> Any:
     log.addHandler(warnings)
     try:
         with contextlib.chdir(cwd):
-            result = CliRunner().invoke(app, list(args), catch_exceptions=False)
+            result = CliRunner().invoke(app, list(args), catch_exceptions=False, prog_name="python -m fedbcgd")
     finally:
         log.removeHandler(warnings)
     return _checked(SimpleNamespace(returncode=result.exit_code, stdout=result.stdout, stderr=result.stderr), check)

@@ -1,5 +1,6 @@
 """Small federations that the tests share."""
 
+import signal
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -33,6 +34,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if item.path.relative_to(Path(__file__).parent).as_posix().startswith(INTEGRATION):
             item.add_marker("integration")
 
+
+# A shell that starts `make test &` has it ignore Ctrl-C; what is tested of Ctrl-C needs to hear it.
+if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 settings.register_profile("house", deadline=None)  # a busy machine is no reason to fail
 settings.load_profile("house")
