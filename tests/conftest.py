@@ -1,6 +1,7 @@
 """Small federations that the tests share."""
 
-from collections.abc import Callable, Sequence
+import signal
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -36,8 +37,39 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker("integration")
 
 
+# A shell that starts `make test &` has it ignore Ctrl-C; what is tested of Ctrl-C needs to hear it.
+if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
 settings.register_profile("house", deadline=None)  # a busy machine is no reason to fail
 settings.load_profile("house")
+
+
+@pytest.fixture(scope="module")
+def no_figures() -> Iterator[dict[str, Any]]:
+    """Runs in folders draw no figures: those take longer than a short run, and are tested elsewhere.
+
+    Yields:
+        The functions that draw, for the fixture `figures`.
+    """
+    from fedbcgd.display import plots
+
+    drawing = {name: getattr(plots, name) for name in ("curves", "label_counts")}
+    with pytest.MonkeyPatch.context() as patch:
+        for name in drawing:
+            patch.setattr(plots, name, lambda *_: None)
+        yield drawing
+
+
+@pytest.fixture
+def figures(no_figures: dict[str, Any]) -> Iterator[None]:
+    """Figures all the same, in a module that draws none."""
+    from fedbcgd.display import plots
+
+    with pytest.MonkeyPatch.context() as patch:
+        for name, function in no_figures.items():
+            patch.setattr(plots, name, function)
+        yield
 
 
 class Federation:

@@ -1,4 +1,4 @@
-"""run, compare, sweep, blocks, doctor and init, as real processes."""
+"""run, compare, sweep, blocks, doctor and init; as real processes where one is killed, or starts others."""
 
 import csv
 import json
@@ -12,9 +12,12 @@ import time
 import pytest
 
 from fedbcgd.runs import config as configuration
+from tests.command import COMMAND, fedbcgd, process
 
-COMMAND = [sys.executable, "-m", "fedbcgd"]
 QUICK = """
+[model]
+name = "logistic"
+
 [algorithm]
 local_steps = 1
 batch_size = 4
@@ -25,13 +28,6 @@ cohort = 3
 workers = 0
 evaluate_every = 100
 """
-
-
-def fedbcgd(*args, cwd, timeout=240, check=0):
-    done = subprocess.run([*COMMAND, *args], capture_output=True, text=True, cwd=cwd, timeout=timeout)
-    assert check is None or done.returncode == check, done.stderr + done.stdout
-    assert "Traceback" not in done.stderr
-    return done
 
 
 @pytest.fixture
@@ -54,7 +50,7 @@ def test_init_run_resume_extend(tmp_path):
         "--set",
         "run.workers=1",
     ]
-    done = fedbcgd("run", "first.toml", "--out", "out", *sets, cwd=tmp_path)
+    done = process("run", "first.toml", "--out", "out", *sets, cwd=tmp_path)
     assert "stopped by rounds" in done.stdout
     assert "fedbcgd: started" in done.stderr
     refused = fedbcgd("run", "first.toml", "--out", "out", *sets, cwd=tmp_path, check=2)
@@ -215,7 +211,7 @@ def test_a_diverging_run_is_recorded_and_the_others_go_on(place):
 
 
 def test_a_diverging_algorithm_is_one_row_of_a_comparison(place):
-    (place / "run.toml").write_text(QUICK + "[compare.fedavg]\nlr = 1e4\n")
+    (place / "run.toml").write_text(QUICK + "[compare.fedavg]\nlr = 1e30\n")
     sets = ["--set", "run.rounds=8", "--set", "run.evaluate_every=1"]
     for _ in range(2):  # the second time from what was kept
         done = fedbcgd("compare", "run.toml", "--algorithms", "fedavg,fedbcgd", "--out", "out", *sets, cwd=place)
@@ -289,25 +285,26 @@ from pathlib import Path
 from fedbcgd.runs import config as configuration
 from fedbcgd.runs.execute import execute
 
-settings = {"rounds": 60, "cohort": 3, "evaluate_every": 7, "workers": 0, "checkpoint_every": 3}
-config = configuration.check({"algorithm": {"name": "scaffold", "local_steps": 1, "batch_size": 4}, "run": settings}, "test")
+run = {"rounds": 60, "cohort": 3, "evaluate_every": 7, "workers": 0, "checkpoint_every": 3}
+algorithm = {"name": "scaffold", "local_steps": 1, "batch_size": 4}
+config = configuration.check({"model": {"name": "logistic"}, "algorithm": algorithm, "run": run}, "test")
+for name in ("first", "whole"):  # the first run also imports and loads what is needed
+    began = time.monotonic()
+    execute(config, Path(name), figures=False)
+    seconds = time.monotonic() - began
 draw = random.Random(int(sys.argv[1]))
 count = 0
-while True:
-    timer = threading.Timer(0.3 + draw.random(), os.kill, (os.getpid(), signal.SIGINT))
-    timer.start()
+while count < 8:
+    timer = threading.Timer((0.1 + 0.5 * draw.random()) * seconds, os.kill, (os.getpid(), signal.SIGINT))
     try:
-        execute(config, Path("cut"), resume=True)
+        timer.start()
+        execute(config, Path("cut"), resume=True, figures=False)
+        timer.cancel()
+        timer.join()
         break
     except KeyboardInterrupt:
         count += 1
-        if count >= 8:
-            break
-    finally:
-        timer.cancel()
-timer.join()
-execute(config, Path("cut"), resume=True)
-execute(config, Path("whole"))
+execute(config, Path("cut"), resume=True, figures=False)
 same = Path("cut/model.safetensors").read_bytes() == Path("whole/model.safetensors").read_bytes()
 print(count, same)
 """
@@ -324,7 +321,7 @@ def test_real_interrupts_at_any_moment_change_no_bit(tmp_path):
 
 
 def test_compare_under_a_budget(place):
-    sets = ["--set", "run.rounds=50", "--budget", "1"]
+    sets = ["--set", "run.rounds=50", "--set", "model.name=lenet5", "--budget", "1"]
     done = fedbcgd(
         "compare", "run.toml", "--algorithms", "fedavg,fedbcgd,fedpaq", "--out", "out", "--json", *sets, cwd=place
     )
@@ -334,7 +331,7 @@ def test_compare_under_a_budget(place):
 
 
 def test_hours_to_a_target_under_each_profile(place):
-    sets = ["--set", "network.profile=4g", "--set", "model.name=logistic"]
+    sets = ["--set", "network.profile=4g"]
     done = fedbcgd("compare", "run.toml", "--algorithms", "fedavg,fedbcgd", "--out", "out", *sets, cwd=place)
     for word in ("to reach accuracy", "broadband", "datacentre", "mix", "own network"):
         assert word in done.stdout
@@ -430,11 +427,30 @@ def wait_for_rows(out, count, process=None):
     assert rows_in(out) >= count or process is not None
 
 
+WAITS = """
+import time, torch
+
+class Net(torch.nn.Sequential):
+    def __init__(self):
+        super().__init__(torch.nn.Flatten(), torch.nn.Linear(784, 10))
+
+    def forward(self, x):
+        time.sleep(0.005)
+        return super().forward(x)
+"""
+
+
 def check_killed_and_resumed(place, kills, seed):
-    """SCAFFOLD on two workers; the whole process group is killed at random moments and the run resumed each time."""
+    """SCAFFOLD on two workers; the whole process group is killed at random moments and the run resumed each time.
+
+    The model waits, so that on any machine a row takes 50 ms: twenty batches of an evaluation on two workers. At most
+    three of the four rows per kill are there when it comes.
+    """
+    (place / "waits.py").write_text(WAITS)
     draw = random.Random(seed)
     rounds = 12 * (kills + 1)
     sets = [
+        "model.name=waits.py:Net",
         "algorithm.name=scaffold",
         f"run.rounds={rounds}",
         "run.workers=2",
@@ -442,9 +458,8 @@ def check_killed_and_resumed(place, kills, seed):
         "run.checkpoint_every=2",
     ]
     args = [word for item in sets for word in ("--set", item)]
-    fedbcgd("run", "run.toml", "--out", "whole", "--quiet", *args, cwd=place)
-    killed = 0
-    while killed < kills:
+    fedbcgd("run", "run.toml", "--out", "whole", "--quiet", *args, "--set", "run.workers=0", cwd=place)
+    for _ in range(kills):
         process = subprocess.Popen(
             [*COMMAND, "run", "run.toml", "--out", "cut", "--resume", "--quiet", *args],
             cwd=place,
@@ -454,11 +469,10 @@ def check_killed_and_resumed(place, kills, seed):
             text=True,
         )
         wait_for_rows(place / "cut", rows_in(place / "cut") + 1, process)
-        time.sleep(draw.random() * 0.6)
+        time.sleep(draw.random() * 0.1)
         assert process.poll() is None, process.stderr.read()
         os.killpg(process.pid, signal.SIGKILL)
         process.communicate()
-        killed += 1
     fedbcgd("run", "run.toml", "--out", "cut", "--resume", "--quiet", *args, cwd=place)
     assert (place / "cut" / "model.safetensors").read_bytes() == (place / "whole" / "model.safetensors").read_bytes()
 

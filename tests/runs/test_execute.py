@@ -22,9 +22,10 @@ QUICK = {"local_steps": 1, "batch_size": 4}
 ALGORITHMS = ["fedavg", "fedavgm", "fedbcgd", "scaffold", "fedpaq"]
 
 
-def make(name="scaffold", **run):
+def make(name="scaffold", model="logistic", **run):
     settings = {"rounds": 4, "cohort": 3, "evaluate_every": 100, "workers": 0} | run
-    return configuration.check({"algorithm": {"name": name, **QUICK}, "run": settings}, "test")
+    raw = {"model": {"name": model}, "algorithm": {"name": name, **QUICK}, "run": settings}
+    return configuration.check(raw, "test")
 
 
 def model_of(path):
@@ -53,7 +54,7 @@ def test_the_same_file_in_process_and_on_one_two_and_three_workers(tmp_path, nam
 def test_the_same_file_in_bf16_and_another_than_in_fp32(tmp_path, name):
     """LeNet-5 in channels_last: convolutions too."""
     check_same_file(tmp_path, name, precision="bf16")
-    execute(make(name, rounds=2, cohort=4), tmp_path / "fp32")
+    execute(make(name, "lenet5", rounds=2, cohort=4), tmp_path / "fp32")
     assert model_of(tmp_path / "fp32") != model_of(tmp_path / "0")
 
 
@@ -61,13 +62,13 @@ def check_same_file(tmp_path, name, **run):
     files = set()
     for workers in (0, 1, 2, 3):
         path = tmp_path / str(workers)
-        execute(make(name, rounds=2, workers=workers, cohort=4, **run), path)
+        execute(make(name, "lenet5", rounds=2, workers=workers, cohort=4, **run), path)
         files.add(model_of(path))
     assert len(files) == 1
 
 
-def test_what_a_folder_holds(tmp_path):
-    outcome = execute(make("fedbcgd", evaluate_every=2), tmp_path)
+def test_what_a_folder_holds(tmp_path, figures):
+    outcome = execute(make("fedbcgd", "lenet5", evaluate_every=2), tmp_path)
     names = {p.name for p in tmp_path.iterdir()} - {".lock"}
     assert names == {
         "config.toml",
@@ -133,9 +134,7 @@ def test_problems_with_known_answers_are_ordinary_runs(tmp_path):
 
 
 def test_logistic_regression_runs(tmp_path):
-    config = make("fedbcgd", rounds=2)
-    config = config.model_copy(update={"model": config.model.model_copy(update={"name": "logistic"})})
-    execute(config, tmp_path)
+    execute(make("fedbcgd", rounds=2), tmp_path)
     assert load_file(tmp_path / "model.safetensors")["fc.weight"].shape == (10, 784)
 
 

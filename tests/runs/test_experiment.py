@@ -156,7 +156,7 @@ def own(data, **run):
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_a_loader_and_a_model_of_ones_own_on_both_carriers(mine, workers):
+def test_a_loader_and_a_model_of_ones_own_on_both_carriers(mine, workers, figures):
     outcome = execute(own("load", workers=workers, rounds=2), mine / "run")
     assert 0 <= outcome.final["test_accuracy"] <= 1
     assert outcome.ledger.refused == 0

@@ -80,25 +80,28 @@ def _root(
     pass
 
 
+def register_commands() -> None:
+    """Import the modules of the commands; each registers its own with `app`."""
+    from fedbcgd.cli import (  # noqa: F401
+        blocks,
+        check,
+        compare,
+        data,
+        demo,
+        doctor,
+        network,
+        paper,
+        report,
+        rollback,
+        run,
+    )
+
+
 def main() -> None:
     """Run the command line; the exit code is 1 if output could not be written."""
     protect_streams()
     try:
-        # Importing a module registers its commands.
-        from fedbcgd.cli import (  # noqa: F401
-            blocks,
-            check,
-            compare,
-            data,
-            demo,
-            doctor,
-            network,
-            paper,
-            report,
-            rollback,
-            run,
-        )  # fmt: skip
-
+        register_commands()
         app()
     except SystemExit as end:
         sys.stdout.flush()

@@ -282,7 +282,7 @@ def test_convolutions_buffers_and_what_is_not_trained():
     weights = make().state_dict()
     weights["4.bias"] = torch.tensor([1.0, 2.0, 3.0])
     weights["1.num_batches_tracked"] = torch.tensor(7)
-    federation = fedbcgd.flower.strategy("fedavg", make())
+    federation = fedbcgd.flower.strategy("fedavg", make(), channels_last=True)
     result = federation.start(LocalGrid(dropin(function, None), 4), ArrayRecord(weights), num_rounds=2)
     assert federation.job.channels_last
     assert list(seen[0]) == list(weights)
