@@ -52,7 +52,7 @@ def test_a_client_with_another_model_is_refused_with_the_difference(make_model, 
     federation = run(make_model)
     assert federation.server.last.accepted == 0
     assert all(words in reason for reason in federation.server.last.lost)
-    assert f"client 1: the client's model differs from the server's: {words}" in caplog.text
+    assert f"client 1 is lost: the client's model differs from the server's: {words}" in caplog.text
 
 
 def test_trained_weights_and_counters_may_differ():
