@@ -420,5 +420,5 @@ def test_close_at_closes_as_the_share_says(net, toys):
 
 
 def test_close_at_and_minimum_are_two_rules(net, toys):
-    with pytest.raises(UserError, match="leave one of the two out"):
+    with pytest.raises(UserError, match="close_at: expected only without minimum"):
         simulate(net(), toys(), "fedavg", rounds=1, workers=0, network={"close_at": 0.5, "minimum": 2})

@@ -102,6 +102,8 @@ def draw_band(
     shared = set.intersection(*({row["round"] for row in rows if metric in row} for rows in runs))
     x = np.array([[row[axis] for row in rows if row["round"] in shared] for rows in runs]).mean(0)
     y = np.array([[row[metric] for row in rows if row["round"] in shared] for rows in runs])
+    if not np.isfinite(y).any():  # nothing was accepted; matplotlib cannot place markers on no points
+        return
     mean = y.mean(0)
     panel.plot(x, mean, label=label, **line(look))
     if len(runs) > 1:

@@ -13,30 +13,30 @@ def share_of(count: int, share: float) -> int:
 class Quorum:
     """Counts the answers of a round.
 
-    A block is done as soon as it has enough whole uploads, and also when all of its clients have answered or are known
-    to be gone, since more cannot come. The round may close when all blocks are done.
+    A block is complete as soon as it has enough valid uploads, and also when each of its clients has answered or is known
+    to be gone, since more cannot come.
 
     Args:
         blocks: the block of each client that is asked.
-        minimum: whole uploads that are enough for a block; None: `close_at` decides.
-        close_at: the share of a block's clients that is enough for it; 1: all.
+        minimum: valid uploads that complete a block; None: `close_at` decides.
+        close_at: the share of a block's clients whose valid uploads complete it; 1: all.
     """
 
     def __init__(self, blocks: Iterable[int], minimum: int | None = None, close_at: float = 1.0):
         self._waiting = Counter(blocks)
         self._missing = {b: share_of(n, close_at) if minimum is None else minimum for b, n in self._waiting.items()}
 
-    def answered(self, block: int, whole: bool) -> None:
+    def answered(self, block: int, valid: bool) -> None:
         """Count the answer of a client, or that it will not answer.
 
         Args:
             block: the block that it was asked for.
-            whole: whether its upload counts.
+            valid: whether its upload counts.
         """
         self._waiting[block] -= 1
-        self._missing[block] -= whole
+        self._missing[block] -= valid
 
     @property
-    def done(self) -> bool:
-        """Whether the round may close."""
+    def complete(self) -> bool:
+        """Whether all blocks are complete, so that the round may close."""
         return all(self._missing[block] <= 0 or not waiting for block, waiting in self._waiting.items())

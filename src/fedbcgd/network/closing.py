@@ -33,9 +33,7 @@ def close(
     damaged: np.ndarray | None = None,
     close_at: float = 1.0,
 ) -> Closing:
-    """Decide when a round closes: when each block has enough valid uploads, and at the deadline at the latest.
-
-    `Quorum` decides what is enough for a block.
+    """Decide when a round closes: when all blocks are complete, as `Quorum` says, and at the deadline at the latest.
 
     Args:
         moments: for each task, after how many seconds its upload arrives or, if its client is gone, the server notices
@@ -45,19 +43,19 @@ def close(
         minimum: valid uploads that complete a block; None: `close_at` decides.
         deadline: in seconds, if there is one.
         damaged: for each task, whether its upload arrives damaged, and so does not count.
-        close_at: the share of a block's clients that completes it.
+        close_at: the share of a block's clients whose valid uploads complete it; 1 waits for all.
 
     Returns:
         When the round closes, and which uploads are in time.
     """
-    whole = ~gone if damaged is None else ~(gone | damaged)
+    valid = ~gone if damaged is None else ~(gone | damaged)
     quorum = Quorum(blocks, minimum, close_at)
-    done = 0.0
+    complete = 0.0
     for k in np.argsort(moments, kind="stable"):
-        if quorum.done:
+        if quorum.complete:
             break
-        quorum.answered(blocks[k], bool(whole[k]))
-        done = float(moments[k])
-    seconds = min(done, math.inf if deadline is None else deadline)
+        quorum.answered(blocks[k], bool(valid[k]))
+        complete = float(moments[k])
+    seconds = min(complete, math.inf if deadline is None else deadline)
     in_time = (moments <= seconds) & ~gone
     return Closing(seconds, in_time, seconds > float(moments[in_time].max(initial=0.0)))

@@ -24,8 +24,7 @@ class Network(Section):
     """The simulated network of a run.
 
     Without any of `deadline`, `oversample`, `minimum`, `close_at`, `absences`, `dropout` and `corrupt` it only measures
-    time, and
-    training is the same as without a network.
+    time, and training is the same as without a network.
     """
 
     profile: Profile = Field(_DEFAULT, description="4g, broadband, datacentre, or mix of the three")
@@ -70,7 +69,7 @@ class Network(Section):
         if self.csv is not None and (own := [name for name in COLUMNS if getattr(self, name) is not None]):
             raise ValueError(f"{own[0]}: expected only without csv, whose file has all links; leave one of the two out")
         if self.minimum is not None and self.close_at < 1:
-            raise ValueError("close_at: expected only without minimum, which says how many uploads are enough")
+            raise ValueError("close_at: expected only without minimum, which says how many uploads complete a block")
         if self.csv is not None and "profile" in self.model_fields_set and self.profile != _DEFAULT:
             raise ValueError("profile: expected only without csv, whose file has all links; leave one of the two out")
         return self

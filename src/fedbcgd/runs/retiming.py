@@ -146,8 +146,8 @@ def _refuse_tied(run: RunFolder, conditions: RunConditions, links: Links) -> Non
     own, algorithm = conditions.network, conditions.algorithm
     if conditions.closed_early:
         raise Tied(
-            f"{run.path}: close_at: which clients were in time depended on its real network, so that its hours on another "
-            "one would mislead"
+            f"{run.path}: close_at: which clients were in time depended on the run's real network, so that hours on "
+            "another one would mislead"
         )
     if own is None:
         return
@@ -176,7 +176,7 @@ def own_network(run: RunFolder) -> Network:
 
 
 def conditions_of(run: RunFolder) -> RunConditions:
-    """Read how a run was run: from its configuration or, on Flower, from what the strategy wrote.
+    """Read how a run was run: from its configuration, or, on Flower, from what the strategy wrote.
 
     Raises:
         UserError: it cannot be read, or is wrong.
@@ -187,7 +187,7 @@ def conditions_of(run: RunFolder) -> RunConditions:
         config = configuration.check(configuration.read_table(run.config), str(run.config))
     except FileNotFoundError:
         raise UserError(
-            f"{run.path} is not the folder of a run: it has no {run.config.name}, and no {run.federation.name}"
+            f"{run.path} is not the folder of a run: it has no {run.config.name} or {run.federation.name}"
         ) from None
     except OSError as error:
         raise UserError(f"{run.config} cannot be read: {error.strerror}") from None

@@ -78,7 +78,7 @@ class GridBackend:
         federation = self._federation
         quorum = Quorum((task.block for task in plan.tasks), close_at=federation.close_at)
         messages, on_wait = federation.messages(plan), federation.monitor.waiting
-        replies = exchange(self._grid, messages, federation.timeout, on_wait, lambda: quorum.done)
+        replies = exchange(self._grid, messages, federation.timeout, on_wait, lambda: quorum.complete)
         while True:
             with self.clock.timing("waiting"):
                 reply = next(replies, None)
@@ -86,8 +86,8 @@ class GridBackend:
                 break
             with self.clock.timing("sums"):
                 if (answer := federation.take(reply)) is not None:
-                    quorum.answered(answer[0].block, whole=answer[1])
-        federation.give_up_missing(closed_early=quorum.done)
+                    quorum.answered(answer[0].block, valid=answer[1])
+        federation.give_up_missing(closed_early=quorum.complete)
 
     def evaluate(self, x: Tensor) -> dict[str, float]:
         """Return the metrics on the test data, the numbers of `evaluate_fn`, and those of the clients as `clients_…`."""

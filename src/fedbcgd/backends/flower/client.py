@@ -187,7 +187,7 @@ class _Site:
         if self._made is None or self._made[0] != key:
             module = _call(self._make_model, context).to(self._device)
             if not isinstance(module, nn.Module):
-                raise UserError(f"make_model gives {type(module).__name__}; wanted is an nn.Module")
+                raise UserError(f"make_model: expected it to return an nn.Module, got {type(module).__name__}")
             if found := Definition.of(module).differences(Definition.unpacked(order.model)):
                 raise UserError(f"the client's model differs from the server's: {found}; both must make the same one")
             if order.channels_last:
