@@ -235,7 +235,10 @@ def test_progress_lines_without_a_terminal(net, toys, capsys):
         ({"budget": 0.1}, ["0.1 d", "fedbcgd", "one round"]),
         ({"cohort": 7}, ["cohort", "6", "7"]),
         ({"evaluate_every": 0}, ["evaluate_every"]),
-        ({"clients": [(torch.zeros(2, 4), torch.zeros(3))]}, ["client 0", "expected tensors of equal length", "2", "3"]),
+        (
+            {"clients": [(torch.zeros(2, 4), torch.zeros(3))]},
+            ["client 0", "expected tensors of equal length", "2", "3"],
+        ),
         ({"clients": [(torch.zeros(2, 4), torch.zeros(2)), "text"]}, ["client 1", "str"]),
         ({"clients": [torch.zeros(3, 4)]}, ["client 0", "Tensor", "pair"]),
         ({"clients": [(torch.zeros(0, 4), torch.zeros(0))]}, ["client 0", "expected at least one example"]),

@@ -95,6 +95,5 @@ class RoundReport:
     accepted: int
     refused: Sequence[str]
     lost: Sequence[str]
-    idle_blocks: Sequence[int]  # blocks for which no upload arrived: they kept their value and momentum
     train_loss: float
     metrics: Mapping[str, float] = field(default_factory=dict)  # means over the clients, weighted by their examples

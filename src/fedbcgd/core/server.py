@@ -378,7 +378,6 @@ class Server:
             len(self._counted),
             tuple(self.refusals.reasons),
             tuple(self._lost),
-            tuple(idle),
             mean_loss,
             means_over_clients([(u.values.examples, u.values.metrics) for u in self._counted]),
         )
@@ -496,7 +495,8 @@ class Server:
         for name, t in self.state.items():
             t.copy_(tensors[f"server.{name}"])
         self.round, self.epoch = values["round"], values["epoch"]
-        self.last = None if values["last"] is None else RoundReport(**values["last"])
+        last = {k: v for k, v in (values["last"] or {}).items() if k != "idle_blocks"}  # of earlier versions
+        self.last = RoundReport(**last) if last else None
         self.ledger = Ledger.from_totals(values["ledger"])
         self.refusals.restore(values)
         self.examples = dict(values.get("examples", []))
