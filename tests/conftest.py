@@ -41,6 +41,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
+# Several test processes share the cores: threads of one would wait for those of another.
+torch.set_num_threads(1)
+
 settings.register_profile("house", deadline=None)  # a busy machine is no reason to fail
 settings.load_profile("house")
 

@@ -10,6 +10,7 @@ from torch.utils.data import Subset, TensorDataset
 
 import fedbcgd
 from fedbcgd import UserError, simulate, supervised
+from fedbcgd.engine.threads import threads
 from fedbcgd.models import Logistic
 
 
@@ -199,11 +200,11 @@ def test_gradient_evaluations_are_counted(net, toys):
 
 
 def test_threads_are_given_back(net, toys):
-    before = torch.get_num_threads()
     seen = []
-    go(net, toys, rounds=1, loss=lambda m, b: seen.append(torch.get_num_threads()) or m(b[0]).square().mean())
-    assert set(seen) == {1}
-    assert torch.get_num_threads() == before
+    with threads(2):
+        go(net, toys, rounds=1, loss=lambda m, b: seen.append(torch.get_num_threads()) or m(b[0]).square().mean())
+        assert set(seen) == {1}
+        assert torch.get_num_threads() == 2
 
 
 def test_an_error_in_the_users_loss_says_where_it_happened(net, toys):

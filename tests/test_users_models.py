@@ -323,12 +323,13 @@ def test_half_precision_trains(net, toys):
 
 
 def test_every_free_combination_trains(net, toys):
+    settings = {"rounds": 2, "cohort": 3, "batch_size": 3, "local_epochs": 1, "workers": 0}
     for uplink in ("whole", "blocks", "central"):
         for local in LOCALS:
             for server in SERVERS:
                 for codec in CODECS:
                     parts = {"uplink": uplink, "local": local, "server": server, "codec": codec}
-                    result = simulate(net(), toys(), "fedavg", rounds=2, cohort=3, batch_size=3, workers=0, **parts)
+                    result = simulate(net(), toys(), "fedavg", **settings, **parts)
                     assert result.ledger.refused == 0
                     assert result.rounds == 2
 

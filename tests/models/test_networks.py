@@ -198,7 +198,7 @@ def test_one_round_of_every_network_on_both_backends(name):
     ends = []
     for workers in (0, 2):
         result = simulate(
-            model, clients, rounds=1, blocks=2, cohort=4, batch_size=2, workers=workers, test=clients[0],
+            model, clients, rounds=1, blocks=2, cohort=4, batch_size=2, local_epochs=1, workers=workers, test=clients[0],
             loss=getattr(model, "own_loss", None), metrics=getattr(model, "own_metrics", None),
         )  # fmt: skip
         ends.append(torch.cat([p.detach().flatten() for p in result.module.parameters()]))
@@ -209,6 +209,7 @@ def test_one_round_of_every_network_on_both_backends(name):
     assert ends[0].isfinite().all()
 
 
+@pytest.mark.slow
 def test_vit_base_trains_and_uploads_within_8_gib():
     """Forward, backward, division, a local step and an upload of the full model, in a process of its own."""
     script = """

@@ -3,8 +3,6 @@
 import csv
 import json
 import math
-import subprocess
-import sys
 
 import pytest
 
@@ -13,6 +11,7 @@ from fedbcgd.paper import quadratics
 from fedbcgd.paper.measurement_cache import MeasurementCache
 from fedbcgd.paper.quadratics import Measurements, Size, StopAtEpsilon, compare, floats_to_epsilon, measure, verdicts
 from fedbcgd.paper.theory import Setting
+from tests.command import fedbcgd
 
 EASY = Setting(beta=4, mu=1, sigma=0.5, G=0.5, clients=4, cohort=4, blocks=1, steps=2, epsilon=0.01)
 SMALL = Size(EASY, (1, 2), dim=4, rates=(1.0, 0.5), seeds=1, rounds=100)
@@ -144,9 +143,8 @@ def test_blocks_that_cannot_be_compared(blocks, words):
         Size(EASY, blocks, dim=8)
 
 
-def theory(*args, cwd):
-    command = [sys.executable, "-m", "fedbcgd", "theory", *args]
-    return subprocess.run(command, capture_output=True, text=True, cwd=cwd, timeout=240)
+def theory(*args, cwd, check=0):
+    return fedbcgd("theory", *args, cwd=cwd, check=check)
 
 
 def test_the_command(tmp_path):
@@ -154,7 +152,6 @@ def test_the_command(tmp_path):
         "--beta", "4", "--sigma", "0.5", "--G", "0.5", "--clients", "4", "--cohort", "4", "--steps", "2",
         "--epsilon", "0.3", "--blocks", "2", "--measure", "--up-to", "2", "--seeds", "1", "--out", "out", cwd=tmp_path,
     )  # fmt: skip
-    assert done.returncode == 0, done.stderr
     for words in ("strongly convex", "non-convex", "Theorem 2, with", "constant taken as 1", "measured and theorem"):
         assert words in done.stdout
     assert sorted(p.name for p in (tmp_path / "out").iterdir()) == [
@@ -229,6 +226,5 @@ def test_the_command_as_json_and_a_mistake(tmp_path):
     rows = [json.loads(line) for line in done.stdout.splitlines()]
     assert len(rows) == 12
     assert rows[0]["algorithm"] == "FedAvg"
-    wrong = theory("--mu", "200", cwd=tmp_path)
-    assert wrong.returncode == 2
+    wrong = theory("--mu", "200", cwd=tmp_path, check=2)
     assert wrong.stderr.startswith("fedbcgd: mu: expected at most beta = 100")

@@ -112,7 +112,7 @@ def test_what_a_folder_holds(tmp_path, figures):
 
 def test_problems_with_known_answers_are_ordinary_runs(tmp_path):
     raw = {
-        "data": {"name": "quadratics", "clients": 40},
+        "data": {"name": "quadratics", "clients": 16},
         "model": {"name": "point"},
         "quadratics": {"sigma": 5.0, "G": 10.0},
         "algorithm": {
@@ -123,7 +123,7 @@ def test_problems_with_known_answers_are_ordinary_runs(tmp_path):
             "lr_decay": 1.0,
             "weight_decay": 0.0,
         },
-        "run": {"rounds": 300, "cohort": 8, "workers": 0, "evaluate_every": 100},
+        "run": {"rounds": 150, "cohort": 8, "workers": 0, "evaluate_every": 50},
     }
     raw["algorithm"] |= {"batch_size": 5, "local_epochs": 1}
     outcome = execute(configuration.check(raw, "test"), tmp_path)
