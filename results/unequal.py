@@ -28,11 +28,11 @@ from fedbcgd.display.plots import line, save
 from fedbcgd.display.progress import progress_display
 from fedbcgd.engine.assemble import make_job, make_server
 from fedbcgd.engine.loop import Outcome, Stop
+from fedbcgd.engine.traffic import Round, read
 from fedbcgd.files import as_csv, make_folder, write_text
 from fedbcgd.network.profiles import PROFILES
 from fedbcgd.network.settings import as_network
 from fedbcgd.network.simulator import NetworkSimulator, fit_to_links
-from fedbcgd.network.traffic import Round, read
 from fedbcgd.runs import config as configuration
 from fedbcgd.runs.batch import Planned, run_all
 from fedbcgd.runs.bias import block_biases

@@ -166,13 +166,14 @@ class Federation(LegacyRounds, Strategy):
         if algorithm.max_norm is None:  # clients of a federation are not trusted
             algorithm = replace(algorithm, max_norm=MAX_NORM)
         self._asked = algorithm  # perhaps with blocks="auto", to be settled when it is known how many clients there are
-        known = min(filter(None, (cohort, clients or len(given))), default=None)
-        self.algorithm = algorithm = algorithm if known is None else algorithm.for_cohort(known)
+        if count := clients or len(given):
+            algorithm = algorithm.for_cohort(min(cohort or flower.cohort(count), count))
+        self.algorithm = algorithm
         self.job = make_job(
             model, (), algorithm, test, seed, loss, metrics, channels_last=channels_last, precision=precision
         )
         self.layout: Layout = self.job.layout
-        self.definition = Definition.of(self.job.module)
+        self.definition: Definition  # of the model; made when the run begins
         asks = {"examples": algorithm.weighting == "examples", "test_examples": evaluate_clients > 0}
         self.roster = Roster(given, authenticated, max_examples, [what for what, asked in asks.items() if asked])
         self.run_id = uuid.uuid4().hex
@@ -293,8 +294,8 @@ class Federation(LegacyRounds, Strategy):
             state = None if arrays is None else arrays.to_torch_state_dict()
             if state is not None:
                 self.job.module.load_state_dict(state, strict=False)  # what is not trained, too
-                self.definition = Definition.of(self.job.module)
             self._initial = arrays
+            self.definition = Definition.of(self.job.module)
             cohort = min(self._cohort or self.flower.cohort(count), count)
             self.settle_blocks(self._begun_blocks or cohort)
             self._run = Run(
@@ -378,11 +379,12 @@ class Federation(LegacyRounds, Strategy):
         """Make the questions, and remember who was asked what."""
         self._sent = {}
         vectors, arrays = cache(lambda: wire.vectors(broadcast)), cache(self._app_arrays)
+        definition = ConfigRecord({"definition": self.definition.packed})
         for task in tasks:
             token = secrets.token_hex(16)
             trains = self.roster.trains[task.client]
             if trains != APP:
-                content = RecordDict({wire.BROADCAST: vectors()})
+                content = RecordDict({wire.BROADCAST: vectors(), wire.MODEL: definition})
                 if trains == FUNCTION and kind == MessageType.TRAIN:
                     content[wire.CONFIG] = ConfigRecord({**self.train_config, ROUND: task.round + 1})
                 message = self._message(task, content, kind, token)
@@ -409,9 +411,7 @@ class Federation(LegacyRounds, Strategy):
             self.algorithm,
             self.job.objective.precision,
         )
-        content[wire.TASK] = ConfigRecord({**order.record(), wire.TOKEN: token})
         content[wire.TASK] = ConfigRecord({**order.record(), **wire.versions(), wire.TOKEN: token})
-        content[wire.MODEL] = ConfigRecord({"definition": self.definition.packed})
         return Message(content, self.roster.node[task.client], kind, ttl=self.timeout, group_id=str(task.round))
 
     def take(self, reply: Message) -> tuple[Task, bool] | None:

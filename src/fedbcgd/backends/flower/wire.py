@@ -34,7 +34,7 @@ BROADCAST, TASK, UPLOAD, TOLD, METRICS = "broadcast", "task", "upload", "told", 
 CONFIG = "config"  # the record of `train_config`, for clients that train by a function of their own
 HELLO_ACTION = "fedbcgd"
 HELLO = f"query.{HELLO_ACTION}"  # the message type by which a client says who it is
-MODEL = "model"  # the record with the definition of the server's model
+MODEL = "fedbcgd-model"  # the record with the definition of the server's model
 X = "x"
 STYPE = "fedbcgd"  # how the bytes of our arrays came about, in Flower's terms
 # Each question has a random token that its reply returns: the sender that a reply names in Flower's metadata is the
@@ -74,7 +74,7 @@ class Order:
     @classmethod
     def read(cls, content: RecordDict) -> "Order":
         r: Any = content[TASK]
-        model: Any = content[MODEL]
+        model: Any = content.get(MODEL, {"definition": b""})  # apps of their own get the whole model instead
         return cls(
             Task(r["round"], r["client"], r["block"]),
             r["epoch"],
@@ -84,7 +84,7 @@ class Order:
             r["layout"],
             r["channels_last"],
             make_algorithm(**json.loads(r["algorithm"])),
-            r["precision"],
+            r.get("precision", "fp32"),
             model["definition"],
         )
 
