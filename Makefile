@@ -40,7 +40,7 @@ demo: $(VENV)/.core
 	@$(BIN)/fedbcgd demo
 
 test: $(VENV)/.dev
-	$(BIN)/python -m pytest -n 2
+	$(BIN)/python -m pytest -n 2 --dist loadgroup
 
 test-slow: $(VENV)/.dev
 	$(BIN)/python -m pytest -m slow --timeout 3600

@@ -31,10 +31,24 @@ INTEGRATION = (
 )
 
 
+# Files whose tests share something that takes long to start. `--dist loadgroup` gives each group to one process.
+GROUPS = {
+    "backends/ray/test_ray": "ray",
+    "paper/test_smoke": "smoke",
+    "paper/test_command": "command",
+    "report/test_browser": "browser",
+}
+
+
+@pytest.hookimpl(tryfirst=True)  # xdist reads the groups
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
-        if item.path.relative_to(Path(__file__).parent).as_posix().startswith(INTEGRATION):
+        path = item.path.relative_to(Path(__file__).parent).as_posix()
+        if path.startswith(INTEGRATION):
             item.add_marker("integration")
+        for start, group in GROUPS.items():
+            if path.startswith(start):
+                item.add_marker(pytest.mark.xdist_group(group))
 
 
 # A shell that starts `make test &` has it ignore Ctrl-C; what is tested of Ctrl-C needs to hear it.
