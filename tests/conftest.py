@@ -113,7 +113,7 @@ class Federation:
         self.backend = InProcess(self.job, self.store, transport)
 
     def round(self) -> Any:
-        self.backend.carry(self.server, self.server.plan())
+        self.backend.run_round(self.server, self.server.plan())
         report = self.server.commit()
         self.store.commit()
         return report

@@ -97,7 +97,7 @@ def test_half_of_the_cohort_drops_out_in_every_round(federation, net, toys, name
     arrived = lost = 0
     losses = []
     for _ in range(30):
-        f.backend.carry(f.server, simulator.plan(f.server))
+        f.backend.run_round(f.server, simulator.plan(f.server))
         report = f.server.commit()
         f.store.commit()
         simulator.committed(f.server)

@@ -31,7 +31,7 @@ class InProcess:
         self.transport = transport
         self.clock = Clock()
 
-    def carry(self, inbox: Inbox, plan: Plan) -> None:
+    def run_round(self, inbox: Inbox, plan: Plan) -> None:
         epoch = plan.broadcast.epoch
         with one_thread():
             for unit in self.job.units(plan.tasks, inbox.expects):

@@ -53,7 +53,7 @@ class Algorithm:
             )
 
     def for_cohort(self, cohort: int) -> "Algorithm":
-        """Return the algorithm as it is where so many clients are asked in a round: see `blocks="auto"`."""
+        """Return the algorithm for cohorts of this size: blocks="auto" becomes a number."""
         return replace(self, uplink=self.uplink.for_cohort(cohort))
 
     def check(self, model: nn.Module) -> None:

@@ -34,7 +34,7 @@ class Refusal:
 
 
 def needs(rule: LocalRule) -> str:
-    """Return what the rule says of own training in its very class: a subclass may step in another way."""
+    """Return `own_training` of the rule's own class, never an inherited one: a subclass may step in another way."""
     return str(vars(type(rule)).get("own_training", "refused"))
 
 

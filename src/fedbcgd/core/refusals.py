@@ -66,10 +66,10 @@ class Refusals:
         return {client for client, strikes in self.strikes.items() if strikes >= STRIKES}
 
     def close_round(self, counted: set[int], sampled: Iterable[int]) -> None:
-        """Take note of a round in which at least two of three answers were refused, or that none of this kind was.
+        """Extend the run of rounds in which at least two of three answers were refused, or end it.
 
         Args:
-            counted: the clients whose uploads were counted in; an upload that was counted in may be hostile, too.
+            counted: the clients whose uploads were added; those blamed for a rolled-back step are refused as well.
             sampled: the clients of the round.
         """
         if len(self.reasons) > MOST_LOGGED:

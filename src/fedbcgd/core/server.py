@@ -142,9 +142,9 @@ class Server:
         self._losses: list[float] = []
         self._counted: list[DecodedUpload] = []  # in the order of the plan, without their tensors
         self._norms_seen: dict[int, Norms] = {}  # by position, of every upload that could be decoded
-        # Until there is a median for every slice, uploads are held and compared with each other before they count.
+        # While max_norm is a multiple ("20x") and a slice has no median yet, uploads are held and compared at the commit.
         owners = {task.block for task in tasks} | ({self.layout.blocks} if len(self._decoder.slices(0)) > 1 else set())
-        self._compares = not all(self._decoder.limit.knows("dx", owner) for owner in owners)
+        self._holds_uploads = not all(self._decoder.limit.knows("dx", owner) for owner in owners)
         self._held: list[DecodedUpload] = []
         self._lost: list[str] = []
         self._reset_reason = ""  # why all controls begin again with this round
@@ -177,7 +177,7 @@ class Server:
     def _turn(self, tasks: int) -> tuple[str, int]:
         """Return the uplink's turn of this round, and how many tasks were assigned in it so far.
 
-        A turn without a count yet has had as many tasks in each of its rounds as this one has.
+        Where there is no count, as after an old snapshot, each earlier round is taken to have had as many tasks as this.
         """
         turn, rounds = self.algorithm.uplink.turn(self.round)
         return turn, self._assigned.get(turn, rounds * tasks)
@@ -209,7 +209,7 @@ class Server:
 
     @property
     def settled(self) -> int:
-        """How many tasks, from the first of the plan on, are done with."""
+        """How many tasks, counted from the first of the plan without a gap, are answered, refused or lost."""
         return self._next
 
     def expects(self, task: Task) -> bool:
@@ -271,7 +271,7 @@ class Server:
         upload = self._decoder.decode(values, payload, self.x, self.controls)
         self._norms_seen.setdefault(self._position[values.client], dict(upload.norms))
         self._decoder.hold_to_limits(upload, self.x)
-        if self._compares:  # a held upload outlives the memory that it was read from
+        if self._holds_uploads:  # a held upload outlives the memory that it was read from
             slices = [{channel: t.clone() for channel, t in channels.items()} for channels in upload.slices]
             upload = replace(upload, slices=slices)
         return upload
@@ -314,7 +314,7 @@ class Server:
             upload = self._answers[self._next]
             self._answers[self._next] = None
             self._next += 1
-            if upload is not None and self._compares:
+            if upload is not None and self._holds_uploads:
                 self._held.append(upload)
             elif upload is not None:
                 self._add(upload)

@@ -19,7 +19,7 @@ class Uplink(Part):
         raise NotImplementedError
 
     def for_cohort(self, cohort: int) -> Self:
-        """Return this uplink with what it leaves to the size of the cohort settled."""
+        """Return this uplink with the options that depend on the cohort's size filled in, such as blocks="auto"."""
         return self
 
     def turn(self, round: int) -> tuple[str, int]:
@@ -50,7 +50,7 @@ class Uplink(Part):
             blocks: N.
             costs: seconds that each client takes with each block, if known.
             rng: for assignments that draw.
-            dealt: blocks dealt so far in the sequence of this round; None: as if all its rounds had as many clients.
+            dealt: blocks dealt in earlier rounds of this round's turn; None: assume that each had this cohort's size.
 
         Returns:
             The block of each client.

@@ -14,7 +14,7 @@ from fedbcgd.core.norms import NormLimit, norm
 from fedbcgd.core.reading import Malformed, UploadValues, read, shown
 from fedbcgd.core.vector import Layout
 
-_MOST_CHANNELS = 16  # names of channels shown in an error message, at most
+_MOST_CHANNELS = 16  # a payload with more channels is refused; an error message names no more than these
 
 Payload = Mapping[str, Sequence[Tensor]]
 Norms = dict[tuple[str, int], float]  # (channel, owner of the slice) → Euclidean norm

@@ -14,7 +14,7 @@ class Inbox(Protocol):
 
     @property
     def settled(self) -> int:
-        """How many tasks, from the first of the plan on, are done with."""
+        """How many tasks, counted from the first of the plan without a gap, are answered, refused or lost."""
 
     def expects(self, task: Task) -> bool:
         """Whether the client of this task has still to answer."""
@@ -32,7 +32,7 @@ class Backend(Protocol):
     store: StateStore
     clock: Clock
 
-    def carry(self, inbox: Inbox, plan: Plan) -> None:
+    def run_round(self, inbox: Inbox, plan: Plan) -> None:
         """Have the tasks done that the inbox still expects; hand each upload to `inbox.receive`, or call `inbox.lost`."""
 
     def evaluate(self, x: Tensor) -> dict[str, float]:

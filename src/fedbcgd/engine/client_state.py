@@ -198,7 +198,7 @@ class StateStore:
                 raise UserError(f"client state could not be written: {error.strerror}") from error
 
     def released(self) -> None:
-        """Free the slots that only the third last checkpoint named: the one with the last snapshot is durable now."""
+        """Call when the checkpoint of the last snapshot is durable: free the slots that only the third last one named."""
         self._free += self._older
         self._older, self._leaving = self._leaving, []
 

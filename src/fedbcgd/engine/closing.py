@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 
 def share_of(count: int, share: float) -> int:
-    """Return so large a share of `count`, rounded up, and 1 at least. Digits beyond the sixth are not rounded up."""
+    """Return ceil(share · count), at least 1; the product is first rounded to six decimals, against rounding errors."""
     return max(1, math.ceil(round(count * share, 6)))
 
 

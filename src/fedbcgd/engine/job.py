@@ -47,8 +47,8 @@ class Job:
         return examples_in(self.clients[client]) or 0
 
     def units(self, tasks: Sequence[Task], wanted: Callable[[Task], bool]) -> list[tuple[int, ...]]:
-        """The tasks that are wanted by their positions in the plan, those of a tuple to be trained in one batch:
-        neighbours of equal size.
+        """Return the wanted tasks as tuples of positions in the plan. The tasks of a tuple are trained in one batch:
+        neighbours with equally many examples.
 
         What is trained in one batch follows from the plan alone, so it is the same for any number of workers.
         """

@@ -205,8 +205,8 @@ class Loop:
         self.hooks.prepare()
         with uninterrupted():
             plan = self.hooks.plan(self.server)
-        self.backend.carry(self.hooks.inbox(self.server, self.backend), plan)
-        self._collect()  # before the commit, so that an interrupt here finds x as the pending row needs it
+        self.backend.run_round(self.hooks.inbox(self.server, self.backend), plan)
+        self._collect()  # before the commit: if an interrupt comes here, x is still the one that the pending row is about
         with self.backend.clock.timing("sums"), uninterrupted():
             report = self.server.commit()
             self.backend.store.commit()

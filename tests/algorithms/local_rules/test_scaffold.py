@@ -84,7 +84,7 @@ def test_on_blocks_only_the_uploaded_coordinates_of_c_i_change(federation, net, 
     f = federation(make_algorithm("scaffold", uplink="blocks", blocks=2, batch_size=3), net(), toys(), cohort=2)
     before = f.controls()
     plan = f.server.plan()
-    f.backend.carry(f.server, plan)
+    f.backend.run_round(f.server, plan)
     f.server.commit()
     f.store.commit()
     changed = f.controls() != before

@@ -365,7 +365,7 @@ def test_it_cannot_change_the_number_of_clients(caplog):
     grid = attacked(wire.HELLO, lambda m, r: edit(r, of=1000))
     federation, _ = start("fedavg", grid, rounds=1)
     assert federation.server.clients == M
-    assert "nodes speak of 1000" in caplog.text
+    assert "nodes report 1000" in caplog.text
     grid = attacked(wire.HELLO, lambda m, r: edit(r, client=10**6))
     federation, _ = start("fedavg", grid, rounds=1)
     assert federation.server.clients == M

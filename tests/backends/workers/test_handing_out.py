@@ -111,7 +111,7 @@ def test_no_task_waits_behind_an_evaluation(toys, net, monkeypatch):
         worker = backend._workers[0]
         worker.ready = worker.line.recv() == Ready()
         worker.send(backend._evaluation.next())
-        backend.carry(server, server.plan())
+        backend.run_round(server, server.plan())
         assert server.commit().accepted == 5
         assert backend.finish_evaluation()["loss"] > 0
     finally:
@@ -138,7 +138,7 @@ def test_a_worker_has_its_next_task_while_its_upload_is_checked(toys, net, monke
 
     monkeypatch.setattr(server, "receive", watched)
     try:
-        backend.carry(server, server.plan())
+        backend.run_round(server, server.plan())
         assert server.commit().accepted == 5
     finally:
         backend.close()

@@ -75,19 +75,19 @@ def test_a_worker_killed_from_outside_or_while_idle(net, toys, caplog):
     from fedbcgd.backends.workers.backend import Workers
 
     victims = []
-    original = Workers.carry
+    original = Workers.run_round
 
-    def carry(self, server, plan):
+    def run_round(self, server, plan):
         if server.round == 1:
             victims.append(self.pids()[0])
             os.kill(self.pids()[0], signal.SIGKILL)
         original(self, server, plan)
 
-    Workers.carry = carry
+    Workers.run_round = run_round
     try:
         disturbed = go(net, toys)
     finally:
-        Workers.carry = original
+        Workers.run_round = original
     assert victims
     assert same(state(disturbed), state(go(net, toys, workers=0)))
     assert "replaced" in caplog.text
@@ -265,7 +265,7 @@ def test_of_many_clients_only_those_who_take_part_cost(tmp_path):
     backend = InProcess(job, store)
     tracemalloc.start()
     for _ in range(10):
-        backend.carry(server, server.plan())
+        backend.run_round(server, server.plan())
         server.commit()
         store.commit()
     peak = tracemalloc.get_traced_memory()[1]
@@ -370,7 +370,7 @@ def test_answers_of_a_round_that_was_broken_off_do_not_count(net, toys):
                     worker.send(queue.next())
             for _ in range(3):
                 plan = server.plan()
-                backend.carry(server, plan)
+                backend.run_round(server, plan)
                 assert server.commit().accepted == 5
                 store.commit()
         finally:

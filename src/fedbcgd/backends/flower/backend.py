@@ -70,7 +70,7 @@ class GridBackend:
         self._grid = grid
         self._job = job
 
-    def carry(self, inbox: Inbox, plan: Plan) -> None:
+    def run_round(self, inbox: Inbox, plan: Plan) -> None:
         """Send the tasks, and take replies until each block has enough, or the timeout.
 
         Clients that have not answered then are lost.

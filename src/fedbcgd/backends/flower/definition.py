@@ -1,7 +1,7 @@
 """The definition of a model: what server and clients must have alike, beside the weights that are sent.
 
 Weights that are trained, and floating-point buffers, are sent with every task. Frozen weights are not: a client whose
-body differs from the server's would train against another model and nobody would notice. So the definition has a hash
+frozen weights differ from the server's would train another model, unnoticed. So the definition has a hash
 of their content.
 """
 

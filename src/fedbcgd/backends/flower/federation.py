@@ -50,7 +50,7 @@ MAX_NORM = "20x"  # of an upload, unless the algorithm says another limit
 
 EvaluateFn = Callable[[int, ArrayRecord], MetricRecord | None]
 
-CLAIM_ROUNDS = 10  # rounds before a client that lost its state may again set all controls back; doubled each time
+CLAIM_ROUNDS = 10  # rounds until a client that lost its state again may reset all controls again; doubles each time
 
 
 def strategy(algorithm: str | Algorithm, model: nn.Module, **options: Any) -> "Federation":
@@ -98,11 +98,11 @@ class Federation(LegacyRounds, Strategy):
     flower: options of Flower's FedAvg; `fedbcgd.flower.strategy` takes them by their names.
     precision: "fp32" or "bf16", of the forward and backward passes here and on every client; as in `fedbcgd.simulate`.
     close_at: a round closes when each block has this share of its clients' uploads, rounded up; 1: all are waited for.
-    oversample: so many times the cohort is asked, so that enough are there although some are slow.
+    oversample: factor by which more clients than the cohort are asked, so that slow ones need not be waited for.
     max_empty_rounds: rounds in a row without an accepted upload after which the run fails with the reasons; None: never.
     progress_seconds: between two lines in the log about a round that goes on.
     metrics_file: OpenMetrics text about the run, written after each round.
-    channels_last: compute so; default: if a trial on `test` shows that the model can; without `test`, no.
+    channels_last: compute in that memory format; default: if a trial on `test` shows that the model can, else not.
     """
 
     def __init__(
@@ -178,7 +178,7 @@ class Federation(LegacyRounds, Strategy):
         self.roster = Roster(given, authenticated, max_examples, [what for what, asked in asks.items() if asked])
         self.run_id = uuid.uuid4().hex
         self.accepted: dict[int, int] = {}  # client → round of its last accepted upload in this control epoch
-        self.claims: dict[int, tuple[int, int]] = {}  # client → round of its last claim that was honoured, how many
+        self.claims: dict[int, tuple[int, int]] = {}  # client → (last round in which it reset the controls, how often)
         self.rows: list[Row] = []
         self.outcome: Outcome | None = None
         self.target = make_target(target)
@@ -221,7 +221,7 @@ class Federation(LegacyRounds, Strategy):
         evaluate_config: ConfigRecord | None = None,
         evaluate_fn: EvaluateFn | None = None,
     ) -> Result:
-        """Run up to round `num_rounds`, from wherever the folder's last checkpoint stands; rounds are counted as a whole.
+        """Run until round `num_rounds` of the whole run; a checkpoint in the folder is resumed.
 
         Args:
             grid: Flower's.
@@ -459,7 +459,7 @@ class Federation(LegacyRounds, Strategy):
             return f"Flower reports: {shorten(reply.error.reason)}"
         failure = wire.read_failure(reply.content)
         if failure is not None:
-            if failure.state_lost and self._honoured(task):
+            if failure.state_lost and self._may_reset_controls(task):
                 server.forget_controls(f"client {task.client}: {failure.failed}")
             return failure.failed
         upload = wire.read_upload(reply.content, self.algorithm.lengths(self.layout, task.block))
@@ -471,11 +471,11 @@ class Federation(LegacyRounds, Strategy):
             self._accepted_now[task.client] = task.round
         return ""
 
-    def _honoured(self, task: Task) -> bool:
-        """Whether a client may set all controls back now: once in 10 rounds at first, then half as often each time."""
+    def _may_reset_controls(self, task: Task) -> bool:
+        """Whether this client's report of lost state resets all controls: after 10 rounds again, then 20, 40, …"""
         last, times = self.claims.get(task.client, (0, 0))
         if times and task.round - last < CLAIM_ROUNDS * 2 ** (times - 1):
-            log.warning("client %d: it said so in round %d already; the controls stay", task.client, last + 1)
+            log.warning("client %d lost its state again (before: round %d); controls are kept", task.client, last + 1)
             return False
         self.claims[task.client] = task.round, times + 1
         return True
@@ -491,7 +491,7 @@ class Federation(LegacyRounds, Strategy):
         return task
 
     def committed(self) -> None:
-        """After a commit: what was accepted now holds, unless all controls began again."""
+        """After a commit: remember which uploads were accepted; forget all of them if the controls were reset."""
         assert self.server.last is not None
         self.monitor.closed(self.server.last)
         if self._plan is not None:

@@ -39,7 +39,7 @@ class ClientMemory:
     pending: dict[str, Pieces] = field(default_factory=dict)
 
     def settle(self, order: Order, dim: int, dtype: torch.dtype) -> bool:
-        """Bring the memory to where the server believes it is; False if that cannot be."""
+        """Apply or drop the pending state; return whether the version is then the one that the server expects."""
         if self.run != order.run:
             self.run, self.vectors, self.version = order.run, {}, NEVER
         elif self.epoch == order.epoch and self.pending and self.pending_round == order.accepted:
@@ -54,7 +54,7 @@ class ClientMemory:
         return self.version == order.accepted
 
     def begin_anew(self, order: Order) -> None:
-        """What was lost counts as zero."""
+        """Go on with zero vectors, as if they were the state of the server's version."""
         self.vectors, self.version = {}, order.accepted
 
     def wait_for(self, round: int, update: StateUpdate) -> None:

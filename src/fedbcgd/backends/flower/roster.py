@@ -1,4 +1,4 @@
-"""Who is who: clients by index, each tied to the key of one node."""
+"""Which node is which client: each client index belongs to one node, known by its public key."""
 
 import hashlib
 import json
@@ -69,7 +69,7 @@ def read_roster(path: str | Path) -> dict[int, Entry]:
             if entry.key is not None and not entry.key.startswith(("ecdsa-", "-----BEGIN")):
                 clients[index] = entry.model_copy(update={"key": (path.parent / entry.key).read_text("utf-8")})
         if len(set(map(_of_entry, clients.values()))) < len(clients):
-            raise ValueError("clients: expected a node of its own for each index")
+            raise ValueError("clients: expected a different key or node for each index")
         return clients
     except OSError as error:
         raise UserError(f"roster: {error.filename} cannot be read: {error.strerror}") from None
@@ -106,8 +106,8 @@ class Roster:
     """The clients that are connected, and what ties each index to a node.
 
     An index belongs to the node that reported it first, known by its public key (by its node id where Flower tells no
-    key), or to the one that `given` names. Another node gets it only if neither `given` nor `fixed` is there and the
-    node it belongs to is not connected.
+    key), or to the one that `given` names. Another node may take it over only if there is no `given`, `fixed` is
+    False, and the node that it belongs to is not connected.
     """
 
     given: Mapping[int, Entry] = field(default_factory=dict)  # by the operator
@@ -120,8 +120,8 @@ class Roster:
         self.node: dict[int, int] = {}  # client → node id, of those that are connected
         self.ties: dict[int, str] = {client: _of_entry(entry) for client, entry in self.given.items()}
         self.trains: dict[int, Trains] = {}  # client → how it trains, as it says
-        self.of: dict[int, int] = {}  # client → how many clients there are, by its own account
-        # What a client may weigh at most: what it reported first, or what the operator says.
+        self.of: dict[int, int] = {}  # client → the total number of clients that it reports; 0: it does not know
+        # Upper limit of the examples that a client is weighted by: its first report, or the operator's value.
         self.most: dict[str, dict[int, int]] = {"examples": {}, "test_examples": {}}
         for client, entry in self.given.items():
             for what, most in self.most.items():
@@ -230,7 +230,7 @@ class Roster:
         self.most[what].setdefault(client, min(said, self.max_examples or said))
 
     def wait(self, grid: Grid, least: int, patience: float) -> Sequence[int]:
-        """Wait until enough clients are online; the first time also for those who were asked and may still answer."""
+        """Wait for `least` clients; the first time also until all nodes that were asked have answered or timed out."""
         start = time.monotonic()
         said, pause = -1, SHORTEST
         while True:
@@ -253,7 +253,7 @@ class Roster:
     # -- M ------------------------------------------------------------------------------------------------------------
 
     def settle(self, size: int) -> None:
-        """From now on there are so many clients; whoever said otherwise is told of, or forgotten."""
+        """Fix M, the number of clients. Forget clients beyond it; warn if nodes report another number."""
         self.size = size
         for client in sorted(client for client in self.ties if client >= size):
             log.warning("client %d is beyond the federation's %d clients and is not asked", client, size)
@@ -261,7 +261,7 @@ class Roster:
                 table.pop(client, None)  # type: ignore[attr-defined]
         if others := sorted({of for of in self.of.values() if of and of != size}):
             told = ", ".join(map(str, others[:5]))
-            log.warning("there are %d clients here; nodes speak of %s (num-partitions). Is clients= right?", size, told)
+            log.warning("%d clients here, but nodes report %s (num-partitions). Is clients= right?", size, told)
 
     # -- what is kept with a checkpoint -------------------------------------------------------------------------------
 
@@ -269,7 +269,7 @@ class Roster:
         return {"ties": _as_text(self.ties), **{what: _as_text(most) for what, most in self.most.items()}}
 
     def restore(self, kept: Mapping[str, Any]) -> None:
-        """What the operator gives now comes before what was kept."""
+        """Restore a snapshot; what the operator's roster says takes precedence over it."""
         if not self.given:
             self.ties = {int(client): who for client, who in kept.get("ties", {}).items()}
         for what, most in self.most.items():

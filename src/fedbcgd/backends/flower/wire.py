@@ -30,7 +30,8 @@ from fedbcgd.errors import UserError
 from fedbcgd.version import __version__
 
 FORMAT = 2  # of all messages; server and clients must have the same. 1: versions that did not say it
-BROADCAST, TASK, UPLOAD, TOLD, METRICS = "broadcast", "task", "upload", "told", "metrics"  # records by name
+# Names of the records of a message. TOLD holds the plain values of a client's reply.
+BROADCAST, TASK, UPLOAD, TOLD, METRICS = "broadcast", "task", "upload", "told", "metrics"
 CONFIG = "config"  # the record of `train_config`, for clients that train by a function of their own
 HELLO_ACTION = "fedbcgd"
 HELLO = f"query.{HELLO_ACTION}"  # the message type by which a client says who it is
@@ -52,7 +53,7 @@ class Order:
     task: Task
     epoch: int
     accepted: int  # the round of this client's last accepted upload in this epoch; −1: none
-    run: str  # which federation: state of another one is not meant
+    run: str  # id of the federation's run; a client drops state that it kept from another run
     seed: int
     layout: str  # the digest of the server's
     channels_last: bool

@@ -140,7 +140,7 @@ class Ray:
 
     # -- a round ------------------------------------------------------------------------------------------------------
 
-    def carry(self, inbox: Inbox, plan: Plan) -> None:
+    def run_round(self, inbox: Inbox, plan: Plan) -> None:
         broadcast, tasks, count = plan.broadcast, plan.tasks, len(self._actors)
         self._publish(broadcast.x, *broadcast.controls.values())
         todo = [position for position, task in enumerate(tasks) if inbox.expects(task)]

@@ -237,7 +237,7 @@ class Workers:
 
     # -- a round ------------------------------------------------------------------------------------------------------
 
-    def carry(self, inbox: Inbox, plan: Plan) -> None:
+    def run_round(self, inbox: Inbox, plan: Plan) -> None:
         # Workers of a round that was interrupted may still read the broadcast or write into a slot: wait for them.
         self._work(None, lambda: not any(isinstance(r, FitRequest) for w in self._workers for r in w.pending), None)
         self._memory.publish(plan.broadcast)
