@@ -54,6 +54,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 # A shell that starts `make test &` has it ignore Ctrl-C; what is tested of Ctrl-C needs to hear it.
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN:  # as nohup leaves it
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 # Several test processes share the cores: threads of one would wait for those of another.
 torch.set_num_threads(1)

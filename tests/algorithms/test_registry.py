@@ -144,5 +144,5 @@ def test_contributing_shows_a_data_set_that_is_checked(tmp_path, monkeypatch):
     np.savez(tmp_path / "digits.npz", **made(1437))
     np.savez(tmp_path / "other.npz", **made(1000))
     store.add("digits", tmp_path / "digits.npz")
-    with pytest.raises(UserError, match="is not Digits 8×8: train is 1000, not 1437"):
+    with pytest.raises(UserError, match="is not Digits 8×8: train: expected 1437, got 1000"):
         store.add("digits", tmp_path / "other.npz")

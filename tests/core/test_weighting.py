@@ -88,7 +88,7 @@ def test_a_derived_control_change_is_refused_with_residuals(name):
 
 def test_controls_with_residuals_are_warned_of(caplog):
     make_algorithm("feddc", codec="topk")
-    assert "go stale" in caplog.text
+    assert "are outdated" in caplog.text
     caplog.clear()
     make_algorithm("topk")
     assert not caplog.text

@@ -13,7 +13,7 @@ from fedbcgd import UserError, make_algorithm, simulate
 from fedbcgd.backends.workers.shared import _Freeze
 from fedbcgd.core.objective import objective
 from fedbcgd.core.vector import FlatModel
-from fedbcgd.core.work import Gradients, Minibatch, Work
+from fedbcgd.core.work import GradientMemory, Minibatch, Work
 from fedbcgd.data import sources
 from fedbcgd.data.images import Images, crop_and_flip, crop_and_flip_on_device
 from fedbcgd.data.sources import (
@@ -134,7 +134,7 @@ def test_a_step_on_a_device_stays_there():
             layout.slices(0),
             stream(0, "b"),
             None,
-            Gradients(model.vector[: layout.dim], layout),
+            GradientMemory(model.vector[: layout.dim], layout),
             None,
         )
     )

@@ -89,9 +89,9 @@ def test_a_block_also_holds_the_rest_of_its_layers(name):
 
 
 def test_the_papers_division_is_of_its_networks_and_its_n():
-    with pytest.raises(UserError, match="LeNet5 into 4 blocks, not 5"):
+    with pytest.raises(UserError, match="blocks: expected 4, as the paper divides LeNet5, got 5"):
         divide(LeNet5(), 5, "paper")
-    with pytest.raises(UserError, match="no division of Linear"):
+    with pytest.raises(UserError, match="expected layers, even or auto with Linear, which the paper does not divide"):
         divide(torch.nn.Linear(3, 3), 2, "paper")
 
 

@@ -109,7 +109,7 @@ def test_text_that_tables_must_not_take_for_something_else(opened):
         == "50 \\% of a\\_b \\& \\{c\\} $\\pm$ \\textbackslash{}d"
     )
     assert opened.run("return quoted('a, \"b\"')") == '"a, ""b"""'
-    assert opened.run("return harmless('=1+1')") == "'=1+1"
+    assert opened.run("return notFormula('=1+1')") == "'=1+1"
 
 
 def test_time_to_a_target(opened):
@@ -260,7 +260,7 @@ def test_old_and_damaged_folders(browser, tmp_path):
     browser.go((tmp_path / "r.html").as_uri())
     assert "summary.json cannot be read" in browser.text("#problems")
     browser.run("state.task = 1; draw()")
-    assert "Of some older runs" in browser.text("section[aria-labelledby=time-heading] > .note")
+    assert "For some older runs" in browser.text("section[aria-labelledby=time-heading] > .note")
     assert "Not known: the folders" in browser.text("section[aria-labelledby=labels-heading]")
     browser.run("state.task = 0; draw(); document.querySelectorAll('details').forEach(d => d.open = true)")
     assert nasty in browser.text("h1")

@@ -65,7 +65,7 @@ def test_a_diverged_run_is_a_seed_that_came_to_nothing(diverged):
         "scaffold2 of 2 diverged",
     ]
     assert diverged.texts(".chip .badge") == ["1 diverged", "2 diverged"]
-    assert "A seed that diverged is counted" in diverged.text(OUTCOMES)
+    assert "A seed that diverged counts as a seed" in diverged.text(OUTCOMES)
     assert drawn_whole(diverged)
 
 

@@ -25,6 +25,10 @@ class Commands(TyperGroup):
         """Write the help as click does: typer's frames need rich, which takes longer to import than all the rest."""
         click.Group.format_help(self, ctx, formatter)
 
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Return the names of the commands in the order of the alphabet, whichever module was imported first."""
+        return sorted(super().list_commands(ctx))
+
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """List the commands, each with the whole first paragraph of its description."""
         commands = ((name, self.get_command(ctx, name)) for name in self.list_commands(ctx))

@@ -54,17 +54,20 @@ def draw(results: list[PanelResult], folder: Path, title: str) -> list[str]:
 def contender_looks(contenders: Sequence[Contender]) -> dict[str, Look]:
     """Return a look for each contender, by key.
 
-    Of contenders with the same algorithm, the one with the fewest changed options has the algorithm's look; the others
-    have variants of it.
+    Of contenders with the same algorithm, the one with the fewest changed options has the algorithm's look, of equals the
+    one that is tuned itself; the others have variants of it.
     """
-    ordered = sorted(contenders, key=_count_changed_options)
+    plainest: dict[str, Contender] = {}
+    for contender in sorted(contenders, key=lambda c: (_count_changed_options(c), c.tuned_as is not None)):
+        plainest.setdefault(contender.algorithm["name"], contender)
+    ordered = sorted(contenders, key=lambda c: c is not plainest[c.algorithm["name"]])
     looks = families([contender.algorithm["name"] for contender in ordered])
     return {contender.key: look for contender, look in zip(ordered, looks, strict=True)}
 
 
 def _count_changed_options(contender: Contender) -> int:
     default = make_algorithm(contender.algorithm["name"]).options()
-    return sum(value != default.get(name) for name, value in contender.algorithm.items() if name != "divider")
+    return sum(v != default.get(name) for name, v in contender.algorithm.items() if name not in ("blocks", "divider"))
 
 
 def _limit_axis(panel: Axes) -> None:

@@ -32,9 +32,10 @@ def read(path: Path) -> Runs:
         UserError: the file is larger than `MAX_BYTES`.
     """
     runs: Runs = {}
+    packed = read_regular(path, MAX_BYTES)
     try:
         decoder = lzma.LZMADecompressor(lzma.FORMAT_XZ, memlimit=MAX_BYTES)
-        data = decoder.decompress(read_regular(path, MAX_BYTES), max_length=MAX_BYTES + 1)
+        data = decoder.decompress(packed, max_length=MAX_BYTES + 1)
         if len(data) > MAX_BYTES or not decoder.eof:
             raise lzma.LZMAError(f"more than {MAX_BYTES:,} bytes, or truncated")
         with tarfile.open(fileobj=io.BytesIO(data), mode="r:") as tar:

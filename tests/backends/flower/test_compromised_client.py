@@ -343,7 +343,7 @@ def test_rosters_by_node_id_and_in_json(tmp_path):
     [
         ("clients = 3", "clients"),
         ("[clients.1]\nnode = 5", "each index from 0"),
-        ("[clients.0]\nnode = 5\n[clients.1]\nnode = 5", "node of its own"),
+        ("[clients.0]\nnode = 5\n[clients.1]\nnode = 5", "a different key or node for each index"),
         ("[clients.0]\nnode = 5\nkey = 'a'", "either key or node"),
         ("[clients.0]\nkey = 'none.pub'", "none.pub cannot be read"),
         ("[clients.0]\nkey = 'ecdsa-sha2-nistp384 AAAA'", "roster.toml"),
@@ -472,7 +472,7 @@ def test_it_can_set_the_controls_back_only_now_and_then(tmp_path, caplog):
     assert federation.server.ledger.lost == 35
     assert federation.server.last.accepted == M - 1
     assert federation.server.controls["c"].any()
-    assert "the controls stay" in caplog.text
+    assert "controls are kept" in caplog.text
 
 
 @pytest.mark.parametrize("name", ["fedavg", "fedadam", "fedyogi", "scaffold", "fedbcgd+"])
