@@ -173,14 +173,14 @@ def simulate(
         algorithm,
         test,
         seed,
-        loss,
-        metrics,
-        weights,
-        where.home,
-        channels_last,
-        batch_clients,
-        train,
-        precision,
+        loss=loss,
+        metrics=metrics,
+        weights=weights,
+        device=where.home,
+        channels_last=channels_last,
+        batch_clients=batch_clients,
+        train=train,
+        precision=precision,
     )
     if precision != "fp32" and not where.entry.device_is_remote:
         warn_if_slower(job, objective(loss, metrics))

@@ -142,6 +142,7 @@ def make_job(
     algorithm: Algorithm,
     test: Any,
     seed: int,
+    *,
     loss: Loss | nn.Module | None = None,
     metrics: Metrics | None = None,
     weights: Mapping[str, Tensor] | None = None,

@@ -112,7 +112,13 @@ class _Prepared:
         model, clients = experiment.model, experiment.clients
         algorithm = fit_to_links(algorithm, config.network, model, clients, settings.cohort, settings.seed)
         job = make_job(
-            *(model, clients, algorithm, experiment.test, settings.seed, experiment.loss, experiment.metrics),
+            model,
+            clients,
+            algorithm,
+            experiment.test,
+            settings.seed,
+            loss=experiment.loss,
+            metrics=experiment.metrics,
             device=config.placement.home,
             batch_clients=settings.batch_clients,
             precision=settings.precision,

@@ -170,7 +170,15 @@ class Federation(LegacyRounds, Strategy):
             algorithm = algorithm.for_cohort(min(cohort or flower.cohort(count), count))
         self.algorithm = algorithm
         self.job = make_job(
-            model, (), algorithm, test, seed, loss, metrics, channels_last=channels_last, precision=precision
+            model,
+            (),
+            algorithm,
+            test,
+            seed,
+            loss=loss,
+            metrics=metrics,
+            channels_last=channels_last,
+            precision=precision,
         )
         self.layout: Layout = self.job.layout
         self.definition: Definition  # of the model; made when the run begins
