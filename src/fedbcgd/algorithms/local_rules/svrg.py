@@ -19,6 +19,8 @@ from fedbcgd.algorithms.local_rules.scaffold import control_change
 from fedbcgd.core.local_rule import Channels, LocalRule, TrainingNeeds
 from fedbcgd.core.work import Gradient, Minibatch, Progress, Work, in_cached_pieces
 
+BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
+
 
 @dataclass(frozen=True)
 class _Step:
@@ -60,7 +62,7 @@ class SVRG(LocalRule):
     def refuses(self, model: nn.Module) -> str:
         for name, part in model.named_modules():
             trained = part.training or not model.training  # a model that is whole in evaluation mode is trained anyway
-            if isinstance(part, nn.modules.batchnorm._BatchNorm) and trained and part.track_running_stats:
+            if isinstance(part, BATCH_NORMS) and trained and part.track_running_stats:
                 return (
                     f"{name!r} is a BatchNorm in training mode, for which the gradient at the anchor is not defined. This "
                     "rule needs that gradient. Use GroupNorm, or keep the layer in evaluation mode"
