@@ -38,7 +38,7 @@ def unknown(kind: str, name: str, allowed: Iterable[str]) -> UserError:
     """Make the error for a name that does not exist.
 
     Args:
-        kind: what the name stands for, such as "algorithm".
+        kind: what the name stands for, such as "algorithm"; or the field that has it.
         name: the name that the user wrote.
         allowed: all names that exist.
 
@@ -46,7 +46,7 @@ def unknown(kind: str, name: str, allowed: Iterable[str]) -> UserError:
         An error that suggests the most similar name and lists all.
     """
     names = sorted(allowed)
-    return UserError(f"unknown {kind} {name!r}.{did_you_mean(name, names)} Known: {', '.join(names) or 'none'}.")
+    return UserError(f"{kind}: expected one of {', '.join(names) or 'none'}, got {name!r}.{did_you_mean(name, names)}")
 
 
 _MESSAGES = {

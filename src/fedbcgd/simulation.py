@@ -160,7 +160,9 @@ def simulate(
         check_integer("cohort", cohort, 1)
     where = Placement(backend, 0 if transport is not None and workers is None else workers, address, gpus, str(device))
     if transport is not None and not where.entry.takes_transport:
-        raise UserError("transport: only the backend in this process has one (workers=0)")
+        raise UserError(
+            f"transport: expected none with backend = {where.entry.name!r}, got one; only workers=0 takes it"
+        )
     where.check()
     if conditions is not None and conditions.crash and (problem := where.crash_problem()):
         raise UserError(f"network.{problem}")
@@ -212,7 +214,9 @@ def _algorithm(algorithm: str | Algorithm, options: dict[str, Any]) -> Algorithm
     if isinstance(algorithm, Algorithm):
         if options:
             given = ", ".join(options)
-            raise UserError(f"options {given}: an Algorithm has its options already; pass a name to set others")
+            raise UserError(
+                f"options: expected none with an Algorithm, which has its own, got {given}; pass its name to set them"
+            )
         return algorithm
     return make_algorithm(algorithm, **options)
 
@@ -227,13 +231,16 @@ def _check(model: Any, clients: Any, test: Any, stop: Stop, every: Any, seed: An
     if not len(clients):
         raise UserError("clients: expected at least one, got an empty list")
     if stop.rounds is None and stop.budget is None and stop.target is None:
-        raise UserError("say when to stop: rounds=…, budget=… (upload in d) or target=… (a metric on test)")
+        raise UserError(
+            "rounds, budget, target: expected at least one, which ends the run, got none; a budget is upload in d, a target "
+            "a metric on test"
+        )
     check_integer("rounds", 1 if stop.rounds is None else stop.rounds, 1)
     if stop.budget is not None and not (isinstance(stop.budget, (int, float)) and 0 < stop.budget < math.inf):
         raise UserError(f"budget: expected a positive number (upload in d), got {stop.budget!r}")
     if stop.target is not None and test is None:
-        raise UserError("target: expected test data to measure it on; pass test=…")
+        raise UserError("target: expected test data to measure it on, got none; pass test=…")
     check_integer("evaluate_every", every, 1)
     check_integer("seed", seed, 0)
     if callable(callbacks) or not all(map(callable, callbacks)):
-        raise UserError("callbacks: expected a list of callables")
+        raise UserError(f"callbacks: expected a list of callables, got {callbacks!r}")

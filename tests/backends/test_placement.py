@@ -64,7 +64,7 @@ def test_without_the_extra_it_is_named(net, toys, tmp_path, monkeypatch):
     from fedbcgd.runs.execute import execute
 
     monkeypatch.setitem(sys.modules, "ray", None)
-    words = r"backend 'ray' needs the extra `ray`: pip install 'fedbcgd\[ray\]'"
+    words = r"backend 'ray': expected the extra `ray`, got none: pip install 'fedbcgd\[ray\]'"
     with pytest.raises(UserError, match=words):
         simulate(net(), toys(), rounds=1, backend="ray")
     config = configuration.check({"run": {"rounds": 1, "backend": "ray"}}, "test")

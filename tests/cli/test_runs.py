@@ -195,7 +195,7 @@ def test_an_extension_that_was_killed_is_not_taken_for_finished(place):
     refused = fedbcgd(*args, "--budget", "2", cwd=place, check=None)  # it may have gone past 2 d, or not
     assert refused.returncode in (0, 2)
     if refused.returncode:
-        assert "past what is asked for" in refused.stderr
+        assert "rounds, budget: expected more than" in refused.stderr
     assert "finished before" not in refused.stderr
 
 
@@ -361,10 +361,10 @@ def test_hours_to_a_target_under_each_profile(place):
         "--target=80": "an accuracy > 0 and ≤ 1",
     }.items():
         assert word in fedbcgd("hours", run, wrong, cwd=place, check=2).stderr
-    assert "not the folder of a run" in fedbcgd("hours", f"{run}/metrics.jsonl", cwd=place, check=2).stderr
+    assert "expected the folder of a run" in fedbcgd("hours", f"{run}/metrics.jsonl", cwd=place, check=2).stderr
     wrong = fedbcgd("hours", run, "--network", "5g", cwd=place, check=2)
     assert "Did you mean '4g'" in wrong.stderr
-    assert "not the folder of a run" in fedbcgd("hours", "out", cwd=place, check=2).stderr
+    assert "expected the folder of a run" in fedbcgd("hours", "out", cwd=place, check=2).stderr
 
 
 def test_sweep_never_looks_at_the_test_set(place):

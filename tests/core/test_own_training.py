@@ -355,7 +355,7 @@ def test_a_rule_that_does_not_know_of_own_training_is_refused(net, toys):
 
     base = make_algorithm("fedavg", lr=0.1)
     algorithm = Algorithm("signs", base.uplink, Signs(lr=0.1), base.server, base.codec)
-    with pytest.raises(UserError, match="steps of its own"):
+    with pytest.raises(UserError, match="says how another function takes its steps"):
         simulate(net(), toys(), algorithm, rounds=1, workers=0, train=plain_sgd)
 
 
@@ -672,7 +672,8 @@ def test_an_error_names_the_users_line_the_client_and_the_round(net, toys, worke
 
 def test_loaders_without_a_training_function_are_refused(net, toys):
     with pytest.raises(
-        UserError, match=r"client 0 is a DataLoader; pass the data set in it \(loader.dataset\).*train=…"
+        UserError,
+        match=r"client 0: expected a data set, got a DataLoader; pass the data set in it \(loader.dataset\).*train=…",
     ):
         go(net, [DataLoader(TensorDataset(*data)) for data in toys()])
 

@@ -382,7 +382,7 @@ def test_measurements_that_changed_are_refused(tmp_path):
     longer = config.model_copy(update={"run": config.run.model_copy(update={"rounds": 7})})
     (tmp_path / "links.csv").write_text(text + "2,2,2,2\n")
     assert finished(RunFolder(tmp_path / "run"), configuration.complete(config)) is None
-    with pytest.raises(UserError, match="links have changed"):
+    with pytest.raises(UserError, match="links as when the run was begun"):
         execute(longer, tmp_path / "run", resume=True)
     assert RunFolder(tmp_path / "run").summary.exists()  # refused before anything was touched
     (tmp_path / "links.csv").write_text(text)

@@ -252,7 +252,7 @@ def test_a_folder_with_the_earlier_name_of_batch_clients_goes_on(tmp_path):
 
 def test_a_run_cannot_be_shortened(tmp_path):
     execute(make(rounds=3), tmp_path)
-    with pytest.raises(UserError, match=r"at round 3 .* past what is asked for"):
+    with pytest.raises(UserError, match=r"rounds, budget: expected more than .* round 3"):
         execute(make(rounds=2), tmp_path, resume=True)
     assert (tmp_path / "summary.json").exists()  # and what was there stays as it was
     assert configuration.load(tmp_path / "config.toml").run.rounds == 3
@@ -321,7 +321,7 @@ def test_a_run_of_before_there_were_precisions_goes_on_in_fp32(tmp_path):
 
 def test_a_folder_with_a_run_is_not_overwritten(tmp_path):
     execute(make(rounds=1), tmp_path)
-    with pytest.raises(UserError, match="holds a run already: --resume"):
+    with pytest.raises(UserError, match="got one; --resume"):
         execute(make(rounds=1), tmp_path)
 
 

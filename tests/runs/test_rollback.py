@@ -82,5 +82,5 @@ def test_a_damaged_checkpoint_is_told_and_can_be_left(tmp_path):
 
 
 def test_a_folder_without_a_run_is_refused(tmp_path):
-    with pytest.raises(UserError, match="has no checkpoint"):
+    with pytest.raises(UserError, match="with a checkpoint, got one without"):
         checkpoints(tmp_path)

@@ -162,7 +162,7 @@ def _check_options(name: str, options: dict[str, Any], classes: dict[str, type[P
             for other in registry:
                 if option in registry.get(other).options():
                     raise UserError(
-                        f"{name} has no option {option!r}: it belongs to the {registry.kind} {other!r}; leave it out, or "
-                        f"use that part ({kind}={other!r})"
+                        f"{option}: expected only with the {registry.kind} {other!r}, got it with {name}; leave it out, "
+                        f"or use that part ({kind}={other!r})"
                     )
         raise unknown(f"option of {name}", option, [*allowed, *_KINDS, *_ALGORITHM_OPTIONS])

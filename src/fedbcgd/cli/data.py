@@ -194,7 +194,7 @@ def _check_stored(name: str) -> None:
     from fedbcgd.errors import unknown
 
     if name not in store.stored_names():
-        raise unknown("data set here", name, store.stored_names())
+        raise unknown("data set", name, store.stored_names())
 
 
 def _print_summary(dataset: "DataSet") -> None:

@@ -63,7 +63,7 @@ class Algorithm:
             UserError: it cannot; the message says why.
         """
         if reason := self.local.refuses(model):
-            raise UserError(f"{self.name} cannot train this model: {reason}")
+            raise UserError(f"model, for {self.name}: {reason}")
 
     @property
     def state_names(self) -> tuple[str, ...]:

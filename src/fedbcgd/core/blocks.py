@@ -86,7 +86,7 @@ def divide(
     if blocks > dim:
         raise UserError(f"blocks: expected at most {dim}, the number of trainable values d, got {blocks}")
     if isinstance(divider, str) and divider not in DIVIDERS:
-        raise unknown("divider", divider, [*DIVIDERS, "or a list of name patterns or sizes for each block"])
+        raise unknown("divider", divider, [*DIVIDERS, "a list of name patterns or sizes for each block"])
     if not isinstance(divider, Sequence):
         expected = f"{', '.join(DIVIDERS)} or a list of name patterns or sizes for each block"
         raise UserError(f"divider: expected {expected}, got {divider!r}")

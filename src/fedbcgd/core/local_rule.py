@@ -63,7 +63,7 @@ class LocalRule(Part):
         return self.steps(examples)
 
     def refuses(self, model: nn.Module) -> str:
-        """Return why this rule cannot train this model; empty if it can."""
+        """Return what this rule expects of a model and what it got, as a message; empty if it can train this one."""
         return ""
 
     # -- on a client

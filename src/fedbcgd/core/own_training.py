@@ -138,11 +138,13 @@ def check_own_training(train: Any, algorithm: Algorithm) -> None:
     rule = algorithm.local
     if needs(rule) == "refused":
         raise UserError(
-            f"train: the local rule {rule.registered_name()!r} has steps of its own and does not say how another training "
-            "function would take them (see LocalRule.own_training)"
+            f"train: expected a local rule that says how another function takes its steps (LocalRule.own_training), got "
+            f"{rule.registered_name()!r}; leave train out, or take another algorithm"
         )
     if algorithm.uplink.pooled:
-        raise UserError(f"train: {algorithm.name} trains on the data of all clients at once: leave train out")
+        raise UserError(
+            f"train: expected none with {algorithm.name}, which trains on the data of all clients at once; leave it out"
+        )
     for option, advice in own_options(algorithm):
         raise UserError(f"{option}: expected none together with train, got {getattr(rule, option)}: {advice}")
 

@@ -114,7 +114,7 @@ def explain_error(error: Any, section: type[BaseModel]) -> str:
         names = list(section.model_fields)
         near = get_close_matches(path[-1], names, n=1, cutoff=0.5)
         hint = f" Did you mean {near[0]!r}?" if near else ""
-        return f"{field}: unknown key.{hint} Known here: {', '.join(names)}"
+        return f"{field}: expected one of {', '.join(names)}, got an unknown key.{hint}"
     if error["type"] == "literal_error":
         expected = error["ctx"]["expected"]
         near = get_close_matches(str(error["input"]), re.findall(r"'([^']+)'", expected), n=1, cutoff=0.5)

@@ -111,7 +111,10 @@ class Tar:
                         assert data is not None
                         self._members[member.name] = data.read()
                     elif not member.isdir():
-                        raise UserError(f"{path} holds {member.name!r}, a link, a device or a sparse file: refused")
+                        raise UserError(
+                            f"{path}: expected files and folders, got {member.name!r}, a link, a device or a sparse "
+                            "file; pack it without"
+                        )
                     stream.allow(MAX_HEADER)
             while stream.read(tarfile.RECORDSIZE):
                 pass  # to the end, where the compression has its checksum
@@ -180,7 +183,10 @@ def open_files(path: Path) -> Files:
         if path.is_dir():
             return Folder(path)
         if not path.is_file():
-            raise UserError(f"{path} is no file or folder" if path.exists() else f"{path} does not exist")
+            raise UserError(
+                f"{path}: expected a file or a folder, got "
+                f"{'something else' if path.exists() else 'none: it does not exist'}"
+            )
         return Zip(path) if zipfile.is_zipfile(path) else Tar(path)
 
 
@@ -205,9 +211,9 @@ def _check_names(where: str, names: list[str]) -> None:
     for name in names:
         path = PurePosixPath(name)
         if path.is_absolute() or ".." in path.parts or "\\" in name:
-            raise UserError(f"{where} holds {name!r}, a name that leads out of the archive: refused")
+            raise UserError(f"{where}: expected names inside the archive, got {name!r}, which leads out of it")
         if _CONTROL.search(name):  # messages with names are printed on terminals
-            raise UserError(f"{where} holds {name!r}, a name with control characters: refused")
+            raise UserError(f"{where}: expected printable names, got {name!r}")
 
 
 def _check_size(where: str, size: int, limit: int) -> None:

@@ -39,7 +39,7 @@ def get(name: str, progress: Progress = no_progress) -> store.DataSet:
         UserError: there is no such data set, or no source works.
     """
     if name not in KNOWN:
-        raise unknown("data set to get", name, KNOWN)
+        raise unknown("data set", name, KNOWN)
     known = KNOWN[name]
     make_folder(store.folder())
     store.remove_leftovers()
@@ -188,7 +188,7 @@ def download(url: str, folder: Path, progress: Progress = no_progress) -> Path:
             raise
         raise UserError(f"could not be downloaded: {error}") from None
     if done < total:
-        raise UserError(f"the download ended after {done:,} of {total:,} bytes")
+        raise UserError(f"expected {total:,} bytes, got {done:,}: the download broke off")
     return path
 
 

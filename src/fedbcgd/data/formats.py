@@ -50,8 +50,8 @@ def read(path: Path, name: str = "", size: int | None = None, progress: Progress
                 raise _cannot_scale(path)
             return validate(reader(files, root, name, size, progress), str(path))
     raise UserError(
-        f"{path} holds no data set of a known format. Known are: CIFAR python and binary archives, idx files (also "
-        "gzipped), the Tiny ImageNet folder, train/CLASS/image and test/CLASS/image, each as folder, zip or tar; and .npz"
+        f"{path}: expected CIFAR python or binary archives, idx files (also gzipped), the Tiny ImageNet folder, or "
+        "train/CLASS/image and test/CLASS/image, each as folder, zip or tar; or .npz; got none of these"
     )
 
 
@@ -103,7 +103,9 @@ def cifar_python(files: Files, root: str, name: str, size: int | None, progress:
                 raise UserError(f"{where}: expected images of 3072 bytes under 'data', got none")
             part = Split(_from_planes(pixels), _labels(labels, where))
             if len(part.pixels) != len(part.labels):
-                raise UserError(f"{where} has {len(part.pixels):,} images but {len(part.labels):,} labels")
+                raise UserError(
+                    f"{where}: expected {len(part.pixels):,} labels, as many as images, got {len(part.labels):,}"
+                )
             parts.append(part)
             progress("reading", k + 1, len(names))
         return _concatenate(parts)
@@ -160,7 +162,7 @@ def cifar_sheets(files: Files, root: str, name: str, size: int | None, progress:
         for k, sheet in enumerate(names):
             where = f"{files.where}: {root}{sheet}"
             if root + sheet not in files.names:
-                raise UserError(f"{where} is missing")
+                raise UserError(f"{where}: expected this file, got none")
             image = folders.decode(files.read(root + sheet, 256 * MIB), where, "RGB")
             if image.shape[1] != 1024:
                 raise UserError(f"{where}: expected 1024 pixels in a row, got {image.shape[1]}")
@@ -169,7 +171,7 @@ def cifar_sheets(files: Files, root: str, name: str, size: int | None, progress:
         try:
             numbers = json.loads(files.read(root + labels, 4 * MIB))
         except (ValueError, RecursionError) as error:
-            raise UserError(f"{files.where}: {root}{labels} is no JSON: {error}") from None
+            raise UserError(f"{files.where}: {root}{labels}: expected JSON, got something else: {error}") from None
         return Split(np.concatenate(parts), _labels(numbers, f"{files.where}: {root}{labels}"))
 
     train = read_sheets([f"data_batch_{k}.png" for k in range(1, 6)], "train_lables.json")
@@ -187,12 +189,14 @@ def idx(files: Files, root: str, name: str, size: int | None, progress: Progress
         data_sets = {name: data_sets[name]}
     if len(data_sets) > 1:
         names = ", ".join(sorted(title or "(no name)" for title in data_sets))
-        raise UserError(f"{files.where} holds several data sets: {names}; add one of them under its name")
+        raise UserError(f"{files.where}: expected one data set, got {names}; add one of them under its name")
     title, parts = next(iter(data_sets.items()))
     required = [(split, what) for split in ("train", "test") for what in ("images", "labels")]
     for split, what in required:
         if (split, what) not in parts:
-            raise UserError(f"{files.where} has no file with the {what} of {split} (…-{split}-{what}-idx…)")
+            raise UserError(
+                f"{files.where}: expected a file with the {what} of {split} (…-{split}-{what}-idx…), got none"
+            )
     arrays = {}
     for k, key in enumerate(required):
         arrays[key] = _idx_array(files, parts[key], 3 if key[1] == "images" else 1)
@@ -226,7 +230,7 @@ def _idx_array(files: Files, name: str, dims: int) -> np.ndarray:
                 )
             body = stream.read(count + 1)
     except (OSError, EOFError, zlib.error) as error:
-        raise UserError(f"{where} is damaged or truncated: {error}") from None
+        raise UserError(f"{where} is damaged or truncated: {error}; fetch it again") from None
     if len(body) != count:
         raise UserError(
             f"{where} is damaged or truncated: expected {count:,} bytes according to its header, got "
@@ -258,7 +262,9 @@ def npz(path: Path) -> Raw:
     except UserError:
         raise
     except Exception as error:  # damaged bytes can raise anything
-        raise UserError(f"{path} is no .npz file of plain arrays, or is damaged: {error}") from None
+        raise UserError(
+            f"{path}: expected an .npz file of plain arrays, got another or a damaged one: {error}"
+        ) from None
     for key in ("x_train", "y_train"):
         if key not in arrays:
             listed = ", ".join(name.removesuffix(".npy") for name in files.names)
@@ -297,7 +303,7 @@ def _labels(values: Any, where: str) -> np.ndarray:
             raise ValueError
         return labels.astype(np.int64).reshape(-1)
     except (TypeError, ValueError, OverflowError):
-        raise UserError(f"{where}: expected labels that are integers ≥ 0") from None
+        raise UserError(f"{where}: expected labels that are integers ≥ 0, got others") from None
 
 
 def _concatenate(parts: Sequence[Split]) -> Split:

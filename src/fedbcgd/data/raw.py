@@ -85,20 +85,28 @@ def validate(raw: Raw, where: str) -> Raw:
                 f"channels), got {split.pixels.dtype} of shape {split.pixels.shape}"
             )
         if len(split.pixels) != len(split.labels):
-            raise UserError(f"{where}: {name} has {len(split.pixels):,} images but {len(split.labels):,} labels")
+            raise UserError(
+                f"{where}: {name}: expected {len(split.pixels):,} labels, as many as images, got {len(split.labels):,}"
+            )
         if not len(split) or 0 in split.pixels.shape:
-            raise UserError(f"{where}: {name} holds no images")
+            raise UserError(f"{where}: {name}: expected images, got none")
         if split.groups is not None and len(split.groups) != len(split):
-            raise UserError(f"{where}: {name} has {len(split):,} images but {len(split.groups):,} groups")
+            raise UserError(
+                f"{where}: {name}: expected {len(split):,} groups, as many as images, got {len(split.groups):,}"
+            )
         if split.labels.min() < 0:
-            raise UserError(f"{where}: {name} has the label {split.labels.min()}; expected labels from 0")
+            raise UserError(f"{where}: {name}: expected labels from 0, got {split.labels.min()}")
     if len(set(shapes.values())) > 1:
-        raise UserError(f"{where}: train and test images differ in shape: {shapes['train']} and {shapes['test']}")
+        raise UserError(
+            f"{where}: expected test images of shape {shapes['train']}, as in training, got {shapes['test']}"
+        )
     count = 1 + max(int(split.labels.max()) for split in splits.values())
     if len(raw.classes) > MAX_CLASSES:
         raise UserError(f"{where}: expected at most {MAX_CLASSES:,} classes, got {len(raw.classes):,}")
     if raw.classes and count > len(raw.classes):
-        raise UserError(f"{where}: a label is {count - 1}, but only {len(raw.classes)} classes have names")
+        raise UserError(
+            f"{where}: expected labels below {len(raw.classes)}, the number of class names, got {count - 1}"
+        )
     if count > MAX_CLASSES:
         raise UserError(f"{where}: expected labels from 0 to at most {MAX_CLASSES - 1:,}, got {count - 1}")
     return Raw(raw.train, raw.test, tuple(map(_printable, raw.classes)) or tuple(str(c) for c in range(count)))

@@ -380,8 +380,8 @@ def as_source(data: Any, where: str) -> Source:
         source = Items(data)
     elif isinstance(data, DataLoader):
         raise UserError(
-            f"{where} is a DataLoader; pass the data set in it (loader.dataset), from which minibatches are drawn by "
-            "batch_size, or a training function of your own (train=…), which may use the loader"
+            f"{where}: expected a data set, got a DataLoader; pass the data set in it (loader.dataset), from which "
+            "minibatches are drawn by batch_size, or a training function of your own (train=…), which may use the loader"
         )
     else:
         raise UserError(

@@ -122,7 +122,7 @@ def add(
     """
     path_of(name)
     if name in (EMBEDDED, QUADRATICS):
-        raise UserError(f"{name!r} is reserved in configurations; choose another name")
+        raise UserError(f"name: expected one that is not reserved in configurations, got {name!r}; choose another")
     return save(name, read(path, name, size, progress), str(path), test_share, progress)
 
 
@@ -253,15 +253,17 @@ def _tensor(array: np.ndarray) -> Tensor:
 def _hold_out_test(raw: Raw, where: str, share: float | None) -> Raw:
     """Split a share of the training images off as the test set."""
     if share is None:
-        raise UserError(f"{where} has no test images; --test-share 0.1 holds out a tenth of what there is")
+        raise UserError(f"{where}: expected test images, got none; --test-share 0.1 holds out a tenth of what there is")
     if raw.test is not None:
         raise UserError(
-            f"--test-share: expected only without test images, but {where} has {len(raw.test):,}; leave it out"
+            f"--test-share: expected none, since {where} has {len(raw.test):,} test images, got {share:g}; leave it out"
         )
     order = stream(0, "test share").permutation(len(raw.train))
     count = round(len(raw.train) * share) if 0 < share < 1 else 0
     if not 0 < count < len(raw.train):
-        raise UserError(f"--test-share: {share:g} of {len(raw.train)} images leaves train or test empty")
+        raise UserError(
+            f"--test-share: expected a share that leaves images in train and test, got {share:g} of {len(raw.train)}"
+        )
     return Raw(raw.train.take(np.sort(order[count:])), raw.train.take(np.sort(order[:count])), raw.classes)
 
 

@@ -20,7 +20,9 @@ class TensorBoard:
         try:
             from torch.utils.tensorboard import SummaryWriter
         except ImportError:
-            raise UserError("run.tensorboard needs the extra: pip install 'fedbcgd[tensorboard]'") from None
+            raise UserError(
+                "run.tensorboard: expected the extra `tensorboard`, got none: pip install 'fedbcgd[tensorboard]'"
+            ) from None
         self._writer_class = SummaryWriter
         self._folder = folder
         self._writer: SummaryWriter | None = None

@@ -180,15 +180,20 @@ def make_job(
         try:
             module.load_state_dict(dict(weights))
         except RuntimeError as error:
-            raise UserError(f"weights: {error}") from None
+            raise UserError(f"weights: expected a state_dict of this model, got another one: {error}") from None
     algorithm.check(module)  # before any worker starts
     if train is not None:
         check_own_training(train, algorithm)
         channels_last = bool(channels_last)  # the data cannot be tried out
         if batch_clients is not None:
-            raise UserError("batch_clients: expected none with train, which has one client at a time: leave it out")
+            raise UserError(
+                f"batch_clients: expected none with train, which has one client at a time, got {batch_clients}; leave "
+                "it out"
+            )
         if precision != "fp32":
-            raise UserError("precision: expected 'fp32' with train: use torch.autocast in the function instead")
+            raise UserError(
+                f"precision: expected 'fp32' with train, got {precision!r}; use torch.autocast in the function instead"
+            )
     if precision not in PRECISIONS:
         raise UserError(f"precision: expected {' or '.join(map(repr, PRECISIONS))}, got {precision!r}")
     goal = objective(loss, metrics, precision)
@@ -248,7 +253,9 @@ def make_server(
     algorithm, layout = job.algorithm, job.layout
     count = len(job.clients) if clients is None else clients
     if algorithm.uplink.pooled and stop.rounds is None and stop.target is None:
-        raise UserError(f"{algorithm.name} uploads nothing, so no budget ends it: set rounds or a target")
+        raise UserError(
+            f"rounds, target: expected one of them, got none; {algorithm.name} uploads nothing, so no budget ends it"
+        )
     if cohort is None or algorithm.uplink.pooled:
         cohort = min(DEFAULT_COHORT, count)
     check_integer("cohort", cohort, 1)
@@ -309,5 +316,7 @@ def make_device(name: str | torch.device) -> torch.device:
         device = torch.device(name)
         torch.empty(1, device=device)
     except (RuntimeError, AssertionError) as error:
-        raise UserError(f"device: {str(name)!r} cannot be used here: {str(error).splitlines()[0]}") from None
+        raise UserError(
+            f"device: expected one of this machine, such as 'cpu', got {str(name)!r}: {str(error).splitlines()[0]}"
+        ) from None
     return device

@@ -164,7 +164,10 @@ class Checkpoints:
             log.warning("%s is of an earlier version and has no checksums, so it is not checked", self.path)
         try:
             if values["layout"] != server.layout.digest:
-                raise UserError(f"{self.path} is of another model: its parameters are laid out differently")
+                raise UserError(
+                    f"{self.path}: expected a checkpoint of this model, got one with its parameters laid out "
+                    "differently"
+                )
             server.restore(tensors, values)
         except (KeyError, TypeError, RuntimeError) as error:
             raise Damaged(f"{self.path} is damaged: {error!r}") from None

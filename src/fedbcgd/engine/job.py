@@ -87,8 +87,8 @@ class Job:
             if self.train is None and "Expected more than 1 value per channel" in str(error):
                 size = self.algorithm.local.batch_size
                 raise UserError(
-                    f"client {task.client} has a minibatch of one example (batch_size = {size}), and BatchNorm cannot "
-                    "train on one: choose a batch_size that leaves no rest of one, or GroupNorm"
+                    f"batch_size: expected one that leaves no minibatch of a single example, on which BatchNorm cannot "
+                    f"train, got {size} with client {task.client}; choose another, or GroupNorm"
                 ) from error
             error.add_note(f"while client {task.client} trained in round {task.round + 1}")
             raise

@@ -55,7 +55,7 @@ class Stop:
         if row and self.target:
             name, how, value = self.target
             if name not in row:
-                raise unknown("target metric", name, row)
+                raise unknown("target", name, row)
             if row[name] <= value if how == "<=" else row[name] >= value:
                 return "target"
         if self.rounds is not None and server.round >= self.rounds:

@@ -43,7 +43,7 @@ def try_out(job: Job) -> None:
     except Exception as error:
         if "Expected more than 1 value per channel" in str(error):  # BatchNorm, and a client with one example
             return
-        raise UserError(f"the model or its loss failed on a first batch: {with_line(error)}") from error
+        raise UserError(f"model, loss: expected to compute on a first batch, got {with_line(error)}") from error
 
 
 def with_line(error: Exception) -> str:

@@ -96,7 +96,7 @@ class RunFolder:
         try:
             rows, lines, _ = read_rows(read_regular(self.metrics, LARGEST))
         except (FileNotFoundError, NotADirectoryError):
-            raise UserError(f"{self.path} is not the folder of a run: it has no {self.metrics.name}") from None
+            raise UserError(f"{self.path}: expected the folder of a run, got one without {self.metrics.name}") from None
         except OSError as error:
             raise UserError(f"{self.metrics} cannot be read: {error.strerror}") from None
         if len(rows) < lines:
@@ -243,7 +243,7 @@ def exclusive_lock(path: Path) -> Iterator[None]:
         except OSError as error:
             raise UserError(f"{path} cannot be locked: {error.strerror}; choose a folder on another disk") from None
         if not locked:
-            raise UserError(f"another process is at work in {path}")
+            raise UserError(f"another process is at work in {path}: wait until it ends, or choose another folder")
         yield
 
 
@@ -277,7 +277,7 @@ def find_runs(places: Sequence[Path]) -> list[Path]:
     runs: dict[Path, Path] = {}
     for place in places:
         if not place.is_dir():
-            raise UserError(f"{place} is not a folder: expected the folder of a run, or one that holds several")
+            raise UserError(f"{place}: expected the folder of a run, or one that holds several, got no folder")
         inside = []
         for root, names, files in itertools.islice(os.walk(place), MOST_WALKED):  # links are not followed
             entries = {*names, *files}

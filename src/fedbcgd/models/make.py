@@ -83,7 +83,9 @@ def _from_package(name: str, shape: tuple[int, int, int], classes: int, options:
     known = [p for p in inspect.signature(factory).parameters if p not in ("classes", "shape")]
     for option in options:
         if option not in known:
-            raise UserError(f"model.{option}: {name} has no such option; it has {', '.join(known) or 'none'}")
+            raise UserError(
+                f"model.{option}: expected an option of {name} ({', '.join(known) or 'it has none'}), got {option!r}"
+            )
     module = factory(classes, shape, **options)
     return BuiltModel(module, getattr(module, "own_loss", None), getattr(module, "own_metrics", None))
 
@@ -108,14 +110,16 @@ def load_attribute(name: str, key: str) -> Any:
     if module_name.endswith(".py"):
         path = Path(module_name).resolve()
         if not path.is_file():
-            raise UserError(f"{key}: {module_name} does not exist")
+            raise UserError(f"{key}: expected a Python file, got {module_name}, which does not exist")
         _add_to_path(path.parent)
         module_name = path.stem
     try:
         value: Any = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
         if error.name and (module_name == error.name or module_name.startswith(error.name + ".")):
-            raise UserError(f"{key}: there is no module {module_name!r} in the current folder or installed") from None
+            raise UserError(
+                f"{key}: expected a module in the current folder or an installed one, got {module_name!r}"
+            ) from None
         raise UserError(f"{key}: {module_name} could not be imported: {error}") from error
     except UserError:
         raise
@@ -123,7 +127,7 @@ def load_attribute(name: str, key: str) -> Any:
         raise UserError(f"{key}: {module_name} could not be imported: {type(error).__name__}: {error}") from error
     for part in attribute.split("."):
         if not hasattr(value, part):
-            raise UserError(f"{key}: {module_name} has no {attribute!r}")
+            raise UserError(f"{key}: expected a name in {module_name}, got {attribute!r}, which it does not have")
         value = getattr(value, part)
     return value
 
@@ -159,7 +163,7 @@ def call_factory(factory: Any, name: str, key: str, defaults: dict[str, Any], op
     for option in options:
         if option not in parameters and not any_name:
             raise UserError(
-                f"{key}.{option}: {name} takes no such argument; it takes {', '.join(parameters) or 'none'}"
+                f"{key}.{option}: expected an argument of {name} ({', '.join(parameters) or 'it has none'}), got {option!r}"
             )
     arguments = {k: v for k, v in defaults.items() if k in parameters} | options
     try:
@@ -187,7 +191,7 @@ def _from_transformers(folder: str, classes: int, options: dict[str, Any], weigh
     try:
         import transformers
     except ImportError:
-        raise UserError("model: hf: needs the extra `hf`: pip install 'fedbcgd[hf]'") from None
+        raise UserError("model: expected the extra `hf` for hf:, got none: pip install 'fedbcgd[hf]'") from None
     path = Path(folder)
     if not (path / "config.json" if path.is_dir() else path).is_file():
         raise UserError(f"model: expected a folder written by save_pretrained, got {folder}, which has no config.json")

@@ -139,7 +139,9 @@ def load_exactly(module: nn.Module, weights: str | Path) -> str:
         if name in stored and stored[name].shape != value.shape
     ]
     if problems:
-        raise UserError(f"{source} does not fit {type(module).__name__}: {_shortened(problems, '; ')}")
+        raise UserError(
+            f"{source}: expected weights of {type(module).__name__}, got others: {_shortened(problems, '; ')}"
+        )
     module.load_state_dict(stored)
     return source
 
@@ -179,8 +181,8 @@ def _on_disk(weights: str | Path) -> Path | None:
     if re.fullmatch(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", str(weights)) and path.suffix not in SUFFIXES:
         return None
     raise UserError(
-        f"{weights}: no such file or folder; expected a .safetensors or PyTorch file, a folder with {FILES[0]} or "
-        f"{FILES[1]}, or the name owner/model of a model on the Hugging Face hub"
+        f"weights: expected a .safetensors or PyTorch file, a folder with {FILES[0]} or {FILES[1]}, or the name "
+        f"owner/model of a model on the Hugging Face hub, got {weights}"
     )
 
 
@@ -215,7 +217,7 @@ def _download(name: str) -> Path:
             f"{name}: no such file or folder here, the Hugging Face hub could not be reached, and its cache does not "
             f"have the model; {local}"
         ) from unreachable
-    raise UserError(f"{name}: the model on the Hugging Face hub has neither {FILES[0]} nor {FILES[1]}")
+    raise UserError(f"{name}: expected {FILES[0]} or {FILES[1]} in the model on the Hugging Face hub, got neither")
 
 
 def _read(path: Path) -> dict[str, Tensor]:
@@ -302,8 +304,8 @@ def _match_values(
             problems.append(str(error))
     if problems:
         raise UserError(
-            f"{source} does not fit {type(model).__name__}, whose body has {len(body)} tensors, in {len(problems)} of "
-            f"them: {_shortened(problems, '; ')}"
+            f"{source}: expected the {len(body)} tensors of {type(model).__name__}'s body, got {len(problems)} that "
+            f"do not fit: {_shortened(problems, '; ')}"
         )
     return values
 

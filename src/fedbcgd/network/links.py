@@ -135,8 +135,8 @@ def _parse_rows(path: Path, reader: Any) -> list[dict[str, float]]:
         row = _parse_row(f"{path}, line {reader.line_num}", header, cells)
         if "client" in row and line_of.setdefault(row["client"], reader.line_num) != reader.line_num:
             raise UserError(
-                f"{path}, line {reader.line_num}: client {row['client']:g} has a row already, in line "
-                f"{line_of[row['client']]}; remove one of them"
+                f"{path}, line {reader.line_num}: expected a row for each client, got a second one for client "
+                f"{row['client']:g}, after that in line {line_of[row['client']]}; remove one of them"
             )
         rows.append(row)
     if not rows:
@@ -154,10 +154,10 @@ def _check_header(path: Path, line: int, header: list[str]) -> None:
             raise UserError(f"{path}, line {line}: {unknown('column', name, known)}")
     for name in known:
         if header.count(name) > 1:
-            raise UserError(f"{path}, line {line}: column {name!r} appears twice; remove one of them")
+            raise UserError(f"{path}, line {line}: expected each column once, got {name!r} twice; remove one of them")
     for name in COLUMNS:
         if name not in header:
-            raise UserError(f"{path}, line {line}: column {name!r} is missing; expected {', '.join(COLUMNS)}")
+            raise UserError(f"{path}, line {line}: expected the columns {', '.join(COLUMNS)}, got none named {name!r}")
     if others:
         log.warning("%s: the columns %s are ignored; known are %s", path, ", ".join(others), ", ".join(known))
 

@@ -184,7 +184,10 @@ class NetworkSimulator(RoundHooks):
             UserError: the links have changed since.
         """
         if self.links is not None and values["links"] != self.links.digest():
-            raise UserError("network: the clients' links have changed since the run was begun, so it cannot go on")
+            raise UserError(
+                "network: expected the clients' links as when the run was begun, got others; another --out begins a "
+                "new run"
+            )
         self.seconds = values["seconds"]
 
 
@@ -194,9 +197,9 @@ def _refuse_unknown_sizes(job: Job) -> None:
     unknown = [client for client in range(len(job.clients)) if not job.examples(client)]
     if len(counts) > 1 and unknown:
         raise UserError(
-            "network: deadline, minimum, close_at and oversample need to know how long each client computes, but client "
-            f"{unknown[0]} is loaded lazily, so its number of examples is not known. Give the clients as a list, or set "
-            "local_steps (which is enough for all rules but SVRG)"
+            "network: deadline, minimum, close_at and oversample: expected clients of known size, got client "
+            f"{unknown[0]}, which is loaded lazily. Give the clients as a list, or set local_steps (which is enough for "
+            "all rules but SVRG)"
         )
 
 

@@ -78,7 +78,7 @@ def check(names: Sequence[str], request: Request, run: bool = True) -> None:
     used = {panel.data["name"] for name in names for panel in ITEMS[name].panels[request.scale]}
     for name in request.data:
         if name not in used:
-            raise unknown("data set in --data", name, sorted(used))
+            raise unknown("--data", name, sorted(used))
     if table1.NAME in names and request.only:
         raise UserError(f"--only {request.only}: {table1.NAME} has no panels; leave --only out")
     for name in names:

@@ -43,10 +43,14 @@ def plan(config: Config, names: Sequence[str], seeds: int) -> list[Planned]:
     if len(set(names)) < len(names):
         raise UserError(f"algorithms: expected each name once, got {', '.join(names)}")
     for kind in KINDS & set(config.algorithm):
-        raise UserError(f"algorithm.{kind}: expected none in a comparison; set it for one algorithm in [compare.NAME]")
+        raise UserError(
+            f"algorithm.{kind}: expected none in a comparison, got one; set it for one algorithm in [compare.NAME]"
+        )
     for name, own in config.compare.items():
         if "name" in own:
-            raise UserError(f"compare.{name}.name: expected none, since the section is for {name}; leave it out")
+            raise UserError(
+                f"compare.{name}.name: expected none, since the section is for {name}, got one; leave it out"
+            )
     runs = []
     for name in names:
         own = config.compare.get(name, {})

@@ -208,7 +208,9 @@ def load(path: Path, overrides: Sequence[str] = (), run: Mapping[str, Any] | Non
     try:
         raw = tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise UserError(f"{path} does not exist; `fedbcgd init {path}` writes one to start from") from None
+        raise UserError(
+            f"{path}: expected a TOML file, got none: it does not exist; `fedbcgd init {path}` writes one to start from"
+        ) from None
     except IsADirectoryError:
         raise UserError(f"{path}: expected a TOML file, got a folder") from None
     except OSError as error:
@@ -387,7 +389,7 @@ def _override(raw: dict[str, Any], item: str) -> None:
     path, equals, text = item.partition("=")
     keys = path.strip().split(".")
     if not equals or len(keys) < 2 or not all(keys):
-        raise UserError(f"--set {item}: expected section.key=value, such as run.seed=1")
+        raise UserError(f"--set: expected section.key=value, such as run.seed=1, got {item}")
     table: Any = raw
     for key in keys[:-1]:
         table = table.setdefault(key, {})

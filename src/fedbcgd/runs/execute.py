@@ -139,7 +139,10 @@ def _execute(prepared: _Prepared, folder: RunFolder, callbacks: Sequence[Callbac
     store = run.store
     assert store is not None
     if before and before["data"] != experiment.digest:
-        raise UserError(f"{folder.path} was begun with other data under the name {config.data.name!r}: it cannot go on")
+        raise UserError(
+            f"data.name: expected the data that {folder.path} was begun with, got other data named "
+            f"{config.data.name!r}; another --out begins a new run"
+        )
     _refuse_past(folder, server, run.stop)
     if before and "network" in before:
         network.restore(before["network"])
@@ -245,19 +248,21 @@ def _refuse_foreign(
     refuse_link(folder.checkpoint)
     if not folder.config.exists():
         if folder.metrics.exists() or any(folder.checkpoint.glob("*.safetensors")):
-            raise UserError(f"{folder.path} has parts of a run but no config.toml; another --out begins a new run")
+            raise UserError(
+                f"{folder.path}: expected config.toml in it, got parts of a run without; another --out begins a new run"
+            )
         return
     begun = any(folder.checkpoint.glob("*.safetensors")) or (folder.metrics.exists() and folder.metrics.lstat().st_size)
     if not begun:
         return  # the run failed before its first round
     if not resume:
-        raise UserError(f"{folder.path} holds a run already: --resume goes on with it, another --out begins a new one")
+        raise UserError(
+            f"{folder.path}: expected no run in it, got one; --resume goes on with it, another --out begins a new one"
+        )
     changed = configuration.differences(read_configuration(folder, say), config)
     if changed:
         lines = "\n  ".join(changed)
-        raise UserError(
-            f"{folder.path} was begun with another configuration, so it cannot go on with this one:\n  {lines}"
-        )
+        raise UserError(f"{folder.path}: expected the configuration that it was begun with, got another:\n  {lines}")
 
 
 def _refuse_past(folder: RunFolder, server: Server, stop: Stop) -> None:
@@ -267,8 +272,8 @@ def _refuse_past(folder: RunFolder, server: Server, stop: Stop) -> None:
         stop.budget is not None and spent > stop.budget * (1 + 1e-9)
     ):
         raise UserError(
-            f"{folder.path} is at round {server.round} with {spent:.4g} d uploaded already, past what is asked for; "
-            "another --out begins a new run"
+            f"rounds, budget: expected more than {folder.path} has done, round {server.round} and {spent:.4g} d uploaded, "
+            "got less; another --out begins a new run"
         )
 
 

@@ -155,7 +155,7 @@ def partition_data(config: Config) -> PartitionedData | None:
         count = round(len(order) * data.validation)
         if not 0 < count < len(order):
             raise UserError(
-                f"data.validation: {data.validation:g} of {len(order)} examples leaves training or validation empty"
+                f"data.validation: expected a share that leaves both parts examples, got {data.validation:g} of {len(order)}"
             )
         rows, validation = np.sort(order[count:]), np.sort(order[:count])
     parts = [rows[part] for part in _make_parts(loaded, data, rows, seed)]
@@ -201,7 +201,10 @@ def _make_parts(loaded: Loaded, data: Data, rows: np.ndarray, seed: int) -> list
 
 def _from_store(data: Data) -> Loaded:
     if data.options:
-        raise UserError("data.options: expected only for a loader of your own (data.name = 'module:attribute')")
+        raise UserError(
+            "data.options: expected only for a loader of your own (data.name = 'module:attribute'), got them for "
+            f"{data.name}"
+        )
     stored = store.load(data.name)
     side = min(data.resize or n for n in stored.shape[1:])
     if data.crop is not None and data.crop > side:
@@ -215,7 +218,10 @@ def _from_user(data: Data) -> Loaded:
     """Call a user's loader. It returns (train, test), each a pair (x, y) or a dictionary of tensors with `labels`."""
     for option in ("augment", "resize", "crop"):
         if getattr(data, option):
-            raise UserError(f"data.{option}: expected none with a loader of your own, which prepares its data itself")
+            raise UserError(
+                f"data.{option}: expected none with a loader of your own, which prepares its data itself, got one; "
+                "leave it out"
+            )
     result = call_factory(load_attribute(data.name, "data"), data.name, "data", {}, data.options)
     if not isinstance(result, tuple) or len(result) not in (2, 3):
         raise UserError(
@@ -225,7 +231,10 @@ def _from_user(data: Data) -> Loaded:
     for split_data, name in zip(result[:2], ("train", "test"), strict=True):
         source = as_source(split_data, f"data: {data.name}: {name}")
         if not isinstance(source, (Tensors, Images)):
-            raise UserError(f"data: {data.name}: {name}: expected a pair (x, y) or a dictionary of tensors")
+            raise UserError(
+                f"data: {data.name}: {name}: expected a pair (x, y) or a dictionary of tensors, got "
+                f"{type(split_data).__name__}"
+            )
         sources.append(source)
     train, test = sources
     labels = _labels_of(train)
@@ -259,7 +268,7 @@ def _shape_of(source: Splittable) -> tuple[int, int, int]:
 def _make_binary(loaded: Loaded, positive: int) -> None:
     """Relabel one class as 1 and all others as 0."""
     if not isinstance(loaded.train, Images) or not isinstance(loaded.test, Images):
-        raise UserError("data.positive: expected only with a data set of images")
+        raise UserError("data.positive: expected only with a data set of images, got another; leave it out")
     loaded.train, loaded.test = (
         images.relabelled((images.labels == positive).long()) for images in (loaded.train, loaded.test)
     )

@@ -171,7 +171,7 @@ def own_network(run: RunFolder) -> Network:
     """
     network = conditions_of(run).network
     if network is None:
-        raise UserError(f"{run.path} was run without a network: name one, such as 4g")
+        raise UserError(f"--network: expected the name of one, such as 4g, got none, and {run.path} was run without")
     return network
 
 
@@ -187,7 +187,7 @@ def conditions_of(run: RunFolder) -> RunConditions:
         config = configuration.check(configuration.read_table(run.config), str(run.config))
     except FileNotFoundError:
         raise UserError(
-            f"{run.path} is not the folder of a run: it has no {run.config.name} or {run.federation.name}"
+            f"{run.path}: expected the folder of a run, got one without {run.config.name} or {run.federation.name}"
         ) from None
     except OSError as error:
         raise UserError(f"{run.config} cannot be read: {error.strerror}") from None
@@ -227,7 +227,7 @@ def _drawn(network: Network, clients: int, seed: int) -> Links:
 
 def _rounds(run: RunFolder, clients: int) -> Iterator[Round]:
     if not run.traffic.exists():
-        raise UserError(f"{run.path} has no {run.traffic.name}, which `fedbcgd run` and `compare` write")
+        raise UserError(f"{run.path}: expected {run.traffic.name}, which `fedbcgd run` and `compare` write, got none")
     for sent in read(run.traffic):
         largest = max(sent.clients, default=0)
         if largest >= clients:

@@ -37,7 +37,7 @@ def checkpoints(folder: Path) -> list[Kept]:
         except Damaged as error:
             found.append(Kept(path, None, str(error)))
     if not found:
-        raise UserError(f"{folder} has no checkpoint: expected the folder of a run")
+        raise UserError(f"{folder}: expected the folder of a run with a checkpoint, got one without")
     return found
 
 

@@ -35,7 +35,7 @@ def plan(config: Config, grid: Sequence[str]) -> list[Planned]:
         option, equals, values = item.partition("=")
         option = option.strip().removeprefix("algorithm.")
         if not equals or not option or not values.strip():
-            raise UserError(f"--grid {item}: expected option=value,value,… such as lr=0.01,0.03,0.1")
+            raise UserError(f"--grid: expected option=value,value,… such as lr=0.01,0.03,0.1, got {item}")
         if option in axes:
             raise UserError(f"--grid {item}: expected each option once, got {option} again")
         axes[option] = [parse_value(v) for v in values.split(",")]
@@ -81,7 +81,7 @@ def write(runs: Sequence[Planned], outcomes: Mapping[str, Outcome], folder: Path
     write_text(folder / "sweep.csv", as_csv(rows(runs, outcomes)))
     best = max(runs, key=lambda planned: _score(outcomes[planned.label]))
     if _score(outcomes[best.label]) < 0:
-        raise UserError("every run diverged: the grid's learning rates are too high")
+        raise UserError("--grid: expected a learning rate with which a run converges, got none; take lower ones")
     whole = best.config.model_copy(update={"data": best.config.data.model_copy(update={"validation": 0.0})})
     note = f"# Chosen by {METRIC.replace('_', ' ')} among {len(runs)} runs; trains on the whole training set.\n"
     write_text(folder / "best.toml", note + whole.text())

@@ -64,8 +64,8 @@ class SVRG(LocalRule):
             trained = part.training or not model.training  # a model that is whole in evaluation mode is trained anyway
             if isinstance(part, BATCH_NORMS) and trained and part.track_running_stats:
                 return (
-                    f"{name!r} is a BatchNorm in training mode, for which the gradient at the anchor is not defined. This "
-                    "rule needs that gradient. Use GroupNorm, or keep the layer in evaluation mode"
+                    "expected no BatchNorm in training mode, for which the gradient at the anchor is not defined, got "
+                    f"{name!r}; use GroupNorm, or keep the layer in evaluation mode"
                 )
         return ""
 

@@ -186,7 +186,7 @@ class Workers:
             WorkerLost: no process can be started.
         """
         if os.name != "posix":
-            raise UserError("workers: expected 0 on this system, since worker processes need POSIX")
+            raise UserError(f"workers: expected 0 on this system, since worker processes need POSIX, got {workers}")
         self.job = job
         self.store = store
         self.clock = Clock()
