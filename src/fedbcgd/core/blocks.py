@@ -34,6 +34,7 @@ class Division:
 
     @property
     def blocks(self) -> int:
+        """The number of blocks, N."""
         return len(self.bounds) - 1
 
     def sizes(self) -> list[int]:

@@ -74,6 +74,7 @@ class Corrections:
         self._hooks: list[Any] = []
 
     def attach(self, optimizer: Optimizer) -> None:
+        """Correct the gradients before each step of an optimiser, and count its steps."""
         if any(group.get("fused") for group in optimizer.param_groups):
             # With a GradScaler the gradients of a fused optimiser are still scaled when its step begins.
             self._refuse(f"{self._refuse.algorithm} corrects gradients, which it cannot with fused=True: leave it out")
@@ -81,6 +82,7 @@ class Corrections:
         self._hooks.append(optimizer.register_step_post_hook(self._after_step))
 
     def detach(self) -> None:
+        """Leave all optimisers as they were."""
         for hook in self._hooks:
             hook.remove()
 

@@ -69,6 +69,7 @@ class NormLimit:
 
     @property
     def on(self) -> bool:
+        """Whether there is a limit."""
         return self.fixed is not None or self.factor is not None
 
     def of_slice(self, channel: str, owner: int, x: Tensor) -> float:
@@ -120,9 +121,11 @@ class NormLimit:
                 self._reference[key] = max(median(norms_seen), self._reference.get(key, 0.0))
 
     def snapshot(self) -> dict[str, Any]:
+        """Return what `restore` needs."""
         return {"seen": {key: list(norms) for key, norms in self._seen.items()}, "reference": self._reference}
 
     def restore(self, values: Mapping[str, Any]) -> None:
+        """Go on from a snapshot."""
         self._seen = {key: deque(norms, maxlen=WINDOW) for key, norms in values.get("seen", {}).items()}
         self._reference = dict(values.get("reference", {}))
 

@@ -28,6 +28,7 @@ class Refusals:
         self._sampled_clients: set[int] = set()
 
     def open_round(self) -> None:
+        """Forget the refusals of the round before."""
         self.reasons, self.clients = [], set()
 
     def add(self, reason: str, client: int | None) -> str:
@@ -88,6 +89,7 @@ class Refusals:
         return self._rounds >= MOSTLY_REFUSED_ROUNDS and several
 
     def snapshot(self) -> dict[str, Any]:
+        """Return what `restore` needs."""
         return {
             "barren": self._rounds,
             "barren_clients": [sorted(self._refused_clients), sorted(self._sampled_clients)],

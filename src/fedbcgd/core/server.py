@@ -54,9 +54,11 @@ class WeightedSums:
         self.weights = [0.0] * (layout.blocks + 2)  # of each block, then shared block, then buffers
 
     def clear(self) -> None:
+        """Begin a new round."""
         self.weights = [0.0] * len(self.weights)
 
     def add(self, owner: int, values: Tensor, weight: float) -> None:
+        """Add values of a slice, with a weight."""
         total = self._sum[part_of(self._layout, owner)]
         if self.weights[owner]:
             total.add_(values, alpha=weight)
@@ -67,6 +69,7 @@ class WeightedSums:
         self.weights[owner] += weight
 
     def mean(self, owner: int) -> Tensor:
+        """Return the weighted mean of a slice; the sum is used up."""
         return self._sum[part_of(self._layout, owner)].div_(self.weights[owner]).to(self._dtype)
 
 

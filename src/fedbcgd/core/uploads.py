@@ -33,6 +33,7 @@ class DecodedUpload:
     norms: Norms
 
     def without_tensors(self) -> "DecodedUpload":
+        """Return what is still needed once the values have been added."""
         return DecodedUpload(self.values, [], None, self.norms)
 
 
@@ -66,6 +67,7 @@ class UploadDecoder:
         self._limits: dict[tuple[str, int], float] = {}  # of this round; computed when first needed
 
     def open_round(self) -> None:
+        """Compute the limits of norms anew."""
         self._limits = {}
 
     def slices(self, block: int) -> tuple[slice, ...]:

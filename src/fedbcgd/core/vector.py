@@ -29,6 +29,7 @@ class Entry:
 
     @property
     def numel(self) -> int:
+        """The number of values."""
         return torch.Size(self.shape).numel()
 
     def view(self, vector: Tensor) -> Tensor:
@@ -94,6 +95,7 @@ class Layout:
 
     @property
     def blocks(self) -> int:
+        """The number of blocks, N."""
         return len(self.bounds) - 1
 
     def block(self, j: int) -> slice:

@@ -32,6 +32,7 @@ class Minibatch:
 
     @property
     def size(self) -> int:
+        """The number of examples."""
         return len(self.rows)
 
 
@@ -121,6 +122,7 @@ class Progress:
 
     @property
     def mean_loss(self) -> float:
+        """The mean of the losses over the minibatches."""
         return float(self.losses) / max(self.evaluations, 1)
 
 
@@ -157,6 +159,7 @@ class Work(Progress):
 
     @property
     def examples(self) -> int:
+        """The number of examples of the client, n_i."""
         return len(self._data)
 
     def minibatches(self) -> Iterator[Minibatch]:

@@ -79,18 +79,22 @@ class Images:
 
     @property
     def images(self) -> Tensor:
+        """The pixels as bytes, of the whole data set."""
         return self.resident.images
 
     @property
     def labels(self) -> Tensor:
+        """The labels of the whole data set."""
         return self.resident.labels
 
     @property
     def mean(self) -> Tensor:
+        """Of each channel, subtracted from the pixels."""
         return self.resident.mean
 
     @property
     def std(self) -> Tensor:
+        """Of each channel, by which pixels are divided."""
         return self.resident.std
 
     def __len__(self) -> int:
@@ -108,6 +112,7 @@ class Images:
 
     @property
     def device(self) -> torch.device:
+        """Where the images are."""
         return self.labels.device
 
     @property

@@ -45,6 +45,7 @@ class Tensors:
 
     @property
     def device(self) -> torch.device:
+        """Where the tensors are."""
         return next(iter(self._columns())).device
 
     def _columns(self) -> Iterable[Tensor]:

@@ -55,6 +55,7 @@ class DataSet:
 
     @property
     def shape(self) -> tuple[int, int, int]:
+        """Channels, height and width of an image."""
         return self.train.shape
 
 

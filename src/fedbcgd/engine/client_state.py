@@ -43,6 +43,7 @@ class SlotFile:
         }
 
     def checksum(self, slot: int) -> int:
+        """Return the checksum of a slot's bytes."""
         memory, start = self._map(slot)
         return bytes_checksum(torch.frombuffer(memory, dtype=torch.uint8, count=self.slot_bytes, offset=start))
 
@@ -255,5 +256,6 @@ class StateStore:
         return sorted(self._table)
 
     def close(self) -> None:
+        """Close the file; safe to call twice."""
         if self.file is not None:
             self._handle.close()

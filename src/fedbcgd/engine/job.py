@@ -36,6 +36,7 @@ class Job:
 
     @cached_property
     def client(self) -> Client:
+        """The client side of the algorithm, made when it is first needed."""
         return Client(self.algorithm, self.layout, self.module, self.objective, self.seed, self.train)
 
     def examples(self, client: int) -> int:
@@ -81,6 +82,7 @@ class Job:
     def fit(
         self, broadcast: Broadcast, task: Task, state: Mapping[str, Tensor], allocate: Allocator | None = None
     ) -> tuple[Upload, StateUpdate]:
+        """Do one task; an error says which client and round it came from."""
         try:
             return self.client.fit(broadcast, task, self._data(task), state, allocate)
         except Exception as error:

@@ -35,6 +35,7 @@ class RoundInfo:
 
     @property
     def ledger(self) -> Ledger:
+        """The account of the traffic so far."""
         return self.server.ledger
 
     def stop(self) -> None:
@@ -91,10 +92,12 @@ class Outcome:
 
     @property
     def diverged(self) -> bool:
+        """Whether most uploads were refused in the end."""
         return self.stopped == DIVERGED
 
     @property
     def final(self) -> Row:
+        """The last row of metrics; empty if there is none."""
         return self.rows[-1] if self.rows else {}
 
     @classmethod

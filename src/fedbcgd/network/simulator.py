@@ -175,6 +175,7 @@ class NetworkSimulator(RoundHooks):
     # -- checkpoints --------------------------------------------------------------------------------------------------
 
     def snapshot(self) -> dict[str, Any]:
+        """Return what `restore` needs."""
         return {"seconds": self.seconds, "links": "" if self.links is None else self.links.digest()}
 
     def restore(self, values: dict[str, Any]) -> None:
