@@ -109,7 +109,7 @@ def test_mistakes(place, args, words):
 def test_a_run_that_is_no_table(place):
     (place / "run.toml").write_text("run = 3")
     done = fedbcgd("run", "run.toml", "--out", "x", cwd=place, check=2)
-    assert "run.toml: run: expected a dictionary or instance of Run, got 3" in " ".join(done.stderr.split())
+    assert "run.toml: run: expected a table, got 3" in " ".join(done.stderr.split())
 
 
 @pytest.mark.parametrize(
@@ -130,14 +130,14 @@ def test_a_run_that_is_no_table(place):
 def test_workers_are_prepared_where_a_file_looks_as_if_it_had_some(tmp_path, monkeypatch, text, sets, early):
     """Whatever is wrong with the file is said by others."""
     from fedbcgd.backends.workers import processes
-    from fedbcgd.cli.common import expect_workers
+    from fedbcgd.cli.common import start_workers_early
 
     started = []
     monkeypatch.setattr(processes, "start_early", lambda: started.append(True))
     (tmp_path / "run.toml").write_text(text)
-    expect_workers(tmp_path / "run.toml", sets)
+    start_workers_early(tmp_path / "run.toml", sets)
     assert started == [True] * early
-    expect_workers(tmp_path / "absent.toml", sets)
+    start_workers_early(tmp_path / "absent.toml", sets)
     assert len(started) == early
 
 
@@ -195,7 +195,7 @@ def test_an_extension_that_was_killed_is_not_taken_for_finished(place):
     refused = fedbcgd(*args, "--budget", "2", cwd=place, check=None)  # it may have gone past 2 d, or not
     assert refused.returncode in (0, 2)
     if refused.returncode:
-        assert "rounds, budget: expected more than" in refused.stderr
+        assert "run.rounds, run.budget: expected at least round" in refused.stderr
     assert "finished before" not in refused.stderr
 
 
@@ -268,7 +268,7 @@ def test_damaged_folders(place, damage):
     else:
         assert str(out.name) in done.stderr
     if damage in ("metrics", "cut"):
-        assert "out/metrics.jsonl is damaged: 1 of 1 rows are lost, and the run goes on without them" in done.stderr
+        assert "out/metrics.jsonl is damaged: 1 of 1 rows are lost, and the run continues without them" in done.stderr
 
 
 def test_the_file_that_init_writes_works_for_every_algorithm(tmp_path):
@@ -410,7 +410,7 @@ def test_sigterm_writes_a_checkpoint(place):
     process.terminate()
     _, errors = process.communicate(timeout=60)
     assert process.returncode == 130
-    assert "--resume goes on from there" in errors
+    assert "--resume continues from there" in errors
     assert (place / "out" / "checkpoint" / "server.safetensors").exists()
 
 

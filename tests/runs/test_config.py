@@ -52,8 +52,8 @@ BROKEN = {
     "unknown key in quadratics": (GOOD + "[quadratics]\nbetta = 2.0\n", ["quadratics.betta", "Did you mean 'beta'"]),
     "never stops": ("[run]\nseed = 1\n", ["when to stop", "rounds", "budget", "target"]),
     "cohort too large": ("[run]\nrounds = 1\ncohort = 101\n", ["run.cohort", "101", "100"]),
-    "not TOML": ("rounds: 3\n", ["not valid TOML", "line 1"]),
-    "not text": (b"\xff\xfe\x00", ["not a text file"]),
+    "not TOML": ("rounds: 3\n", ["expected TOML, got", "line 1"]),
+    "not text": (b"\xff\xfe\x00", ["expected UTF-8 text"]),
     "absent": (None, ["does not exist", "fedbcgd init"]),
     "a folder": (..., ["expected a TOML file, got a folder"]),
 }

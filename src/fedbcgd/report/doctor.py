@@ -15,7 +15,7 @@ import torch
 
 from fedbcgd.backends.workers.processes import ENVIRONMENT, cores
 from fedbcgd.core.torch_private import has_fused_step
-from fedbcgd.engine.precision import SLOWER, native_bf16, product_ratio
+from fedbcgd.engine.precision import WARN_RATIO, native_bf16, product_ratio
 from fedbcgd.version import __version__
 
 EXTRAS = {"flower": "flwr", "ray": "ray", "hf": "transformers", "tensorboard": "tensorboard"}
@@ -130,7 +130,7 @@ def _bf16(device: torch.device) -> str:
         if ratio > 1
         else f"a matrix product is {1 / ratio:.1f} times as fast as in float32"
     )
-    advice = ', so precision = "bf16" is slower here' if ratio > SLOWER else ""
+    advice = ', so precision = "bf16" is slower here' if ratio > WARN_RATIO else ""
     return f"{device}: {native or 'not native'}; {measured}{advice}"
 
 

@@ -15,7 +15,7 @@ from fedbcgd.errors import UserError
 from fedbcgd.network.profiles import PROFILES
 from fedbcgd.network.settings import Network
 from fedbcgd.runs.bias import BlockBias
-from fedbcgd.runs.retiming import Tied, bias, check_target, conditions_of, hours, to_reach
+from fedbcgd.runs.retiming import DependsOnItsNetwork, bias, check_target, conditions_of, hours, value_at_target
 
 OWN = "own"
 Networks = dict[str, Network | str | None]  # by shown name: a network, a profile, or None for the run's own
@@ -73,8 +73,8 @@ def measure_hours(folder: Path, chosen: Networks, target: float | None) -> list[
             at = hours(folder, network)
             row["hours"] = at[-1]
             if metric is not None and goal is not None:
-                row |= {"target": goal, "hours_to_target": to_reach(rows, at, metric, goal)}
-        except Tied as why:
+                row |= {"target": goal, "hours_to_target": value_at_target(rows, at, metric, goal)}
+        except DependsOnItsNetwork as why:
             row["why"] = str(why)
         table.append(row)
     return table
