@@ -160,7 +160,7 @@ def test_get_that_finds_nothing_says_what_to_do(fedbcgd, tmp_path, monkeypatch):
         (["add", "mnist", "FILE"], "mine.npz is not MNIST: shape: expected (1, 28, 28), got (3, 5, 6)"),
         (["add", "mine", "FILE", "--test-share", "0.5"], "has 3; leave it out"),
         (["add", "mine", "FILE", "--test-share", "nan"], "has 3; leave it out"),
-        (["show", "mnist"], "MNIST is not here yet"),
+        (["show", "mnist"], "MNIST is not on this machine yet"),
         (["show", "mine"], "got 'mine'"),
         (["show", "a/b"], "for a data set, got 'a/b'"),
         (["remove", "mine"], "got 'mine'"),

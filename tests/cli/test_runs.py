@@ -74,10 +74,13 @@ def test_json(place):
 @pytest.mark.parametrize(
     ("args", "words"),
     [
-        (["run", "absent.toml", "--out", "x"], "does not exist"),
+        (["run", "absent.toml", "--out", "x"], "expected a configuration file, got none; `fedbcgd init absent.toml`"),
         (["run", "run.toml"], "--out"),
         (["run", "run.toml", "--out", "x", "--set", "run.roundz=3"], "Did you mean 'rounds'"),
-        (["run", "run.toml", "--out", "x", "--set", "algorithm.lr=0"], "lr: expected a number greater than 0, got 0"),
+        (
+            ["run", "run.toml", "--out", "x", "--set", "algorithm.lr=0"],
+            "run.toml: algorithm.lr: expected a number greater than 0, got 0",
+        ),
         (["run", "run.toml", "--out", "x", "--set", "run.budget=0.01"], "budget: expected at least 0.333 d"),
         (["run", "run.toml", "--out", "/proc/nowhere"], "/proc/nowhere could not be created"),
         (
@@ -87,7 +90,7 @@ def test_json(place):
         (["compare", "run.toml", "--algorithms", "fedavg,fedagv", "--out", "x"], "'fedagv'"),
         (["compare", "run.toml", "--algorithms", "fedavg,fedavg", "--out", "x"], "expected each name once"),
         (["compare", "run.toml", "--algorithms", ",", "--out", "x"], "expected at least one name, got none"),
-        (["sweep", "run.toml", "--grid", "lr", "--out", "x"], "--grid lr"),
+        (["sweep", "run.toml", "--grid", "lr", "--out", "x"], "--grid: expected option=value,value"),
         (["sweep", "run.toml", "--grid", "lr=0.1,-1", "--out", "x"], "greater than 0"),
         (["sweep", "run.toml", "--grid", "blocks=2", "--grid", "blocks=3", "--out", "x"], "expected each option once"),
         (["blocks", "lenet"], "Did you mean 'lenet5'"),
@@ -343,7 +346,7 @@ def test_hours_to_a_target_under_each_profile(place):
     assert " s on the clock of its network; everything is in one" in done.stdout
     run = "out/fedbcgd/seed-0"
     done = fedbcgd("hours", run, "--network", "own,datacentre", cwd=place)
-    for word in ("own", "datacentre", "who served each block (the own network)", "fair 0.5", " s "):
+    for word in ("own", "datacentre", "who served each block (the run's own network)", "fair 0.5", " s "):
         assert word in done.stdout
     done = fedbcgd("hours", run, "--json", cwd=place)
     *found, lean = map(json.loads, done.stdout.splitlines())
@@ -357,7 +360,7 @@ def test_hours_to_a_target_under_each_profile(place):
     assert 4 < first["hours"] < 4.01  # two rounds, an hour of latency each way
     assert lean["network"] == "links.csv"
     for wrong, word in {
-        "--network=": "expected names with commas, of 4g",
+        "--network=": "expected names separated by commas, of 4g",
         "--target=80": "an accuracy > 0 and ≤ 1",
     }.items():
         assert word in fedbcgd("hours", run, wrong, cwd=place, check=2).stderr

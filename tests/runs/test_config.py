@@ -142,6 +142,18 @@ def test_the_template_says_the_same_as_an_empty_file():
     assert one == two
 
 
+def test_the_template_lists_models_codecs_and_uplinks():
+    from fedbcgd.algorithms.codecs import CODECS
+    from fedbcgd.algorithms.uplinks import UPLINKS
+    from fedbcgd.models import MODELS
+
+    lines = {line.removeprefix("# ").split(" ")[0]: line for line in configuration.template().splitlines()}
+    models = next(line for line in configuration.template().splitlines() if line.startswith('name = "lenet5"'))
+    for line, names in ((models, MODELS), (lines["codec"], CODECS), (lines["uplink"], UPLINKS)):
+        assert [name for name in names if name not in line] == []
+    assert "round 0" not in configuration.template()
+
+
 @pytest.mark.parametrize(("earlier", "now", "value"), [("carrier", "backend", "ray"), ("together", "batch_clients", 3)])
 def test_earlier_names_still_work(tmp_path, caplog, earlier, now, value):
     configuration._warn_of_earlier_name.cache_clear()

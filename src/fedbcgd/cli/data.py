@@ -12,7 +12,7 @@ from fedbcgd.cli.common import ConfigFile, Sets
 from fedbcgd.display.terminal import terminable
 
 if TYPE_CHECKING:
-    from fedbcgd.data.raw import Progress as ProgressCallback
+    from fedbcgd.data.raw import ReportProgress
     from fedbcgd.data.store import DataSet
 
 data = typer.Typer(
@@ -215,7 +215,7 @@ def _print_summary(dataset: "DataSet") -> None:
 
 
 @contextmanager
-def progress_bar(name: str) -> Iterator["ProgressCallback"]:
+def progress_bar(name: str) -> Iterator["ReportProgress"]:
     """Show the progress of reading and downloading a data set."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn

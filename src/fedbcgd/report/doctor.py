@@ -1,4 +1,4 @@
-"""What this machine has, what a run would use of it, and what slows it down."""
+"""Describes this machine: what it has, what a run would use of it, and what slows a run down."""
 
 import contextlib
 import os
@@ -59,13 +59,13 @@ def _slow_causes(usable: int, present: int) -> Iterator[str]:
     busy = psutil.getloadavg()[0]  # of the last minute
     if busy > usable / 2:
         yield (
-            f"{busy:.1f} processes were busy over the last minute, and there are {usable} cores: a run gets only what they "
-            "leave, and its timings mean nothing"
+            f"{busy:.1f} processes were busy over the last minute, on {usable} cores: a run gets only what they leave, and "
+            "its timings mean nothing"
         )
     if os.name != "posix":
         yield "no worker processes on this system: set workers = 0, and clients are computed one after the other"
     if os.environ.get("OMP_PROC_BIND", "false").lower() not in ("false", "0"):
-        yield "OMP_PROC_BIND binds this process to one core, and the cores are counted after that: unset it"
+        yield "OMP_PROC_BIND binds this process to one core, so that only one core is counted: unset it"
     if torch.cuda.device_count():
         yield 'there is a GPU, but a run computes on the CPU unless device = "cuda" is set'
     if platform.libc_ver()[0] != "glibc" and sys.platform == "linux":

@@ -267,8 +267,8 @@ def _refuse_other_configuration(
         return  # the run failed before its first round
     if not resume:
         raise UserError(
-            f"{folder.path}: expected a folder without a run, got one with a run; --resume continues it, another --out begins "
-            "a new run"
+            f"{folder.path}: expected a folder without a run, got one with a run; --resume continues it, another --out "
+            "begins a new run"
         )
     changed = configuration.differences(read_configuration(folder, say), config)
     if changed:
