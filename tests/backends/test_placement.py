@@ -148,7 +148,7 @@ def test_several_runs_keep_what_they_share_once(monkeypatch):
         yield
         log.append("left")
 
-    monkeypatch.setitem(BACKENDS, "ray", dataclasses.replace(BACKENDS["ray"], keep=keep))
+    monkeypatch.setitem(BACKENDS, "ray", dataclasses.replace(BACKENDS["ray"], shared_by_runs=keep))
     with keep_for([Placement(), Placement("ray", 3), Placement("ray", 4)]):
         assert log == [3]
     assert log == [3, "left"]

@@ -80,7 +80,7 @@ BROKEN = {
     ),
     "a number as Python writes it": (HEADER + "1_0,1,1,1\n", ["line 2", "uplink_mbit", "'1_0'"]),
     "mistakes after a blank line": ("\n" + HEADER + "1,1,1\n", ["line 3", "expected 4 values", "got 3"]),
-    "quote left open": (HEADER + '"1,1,1,1\n', ["not valid CSV"]),
+    "quote left open": (HEADER + '"1,1,1,1\n', ["expected CSV, got"]),
 }
 
 

@@ -54,7 +54,7 @@ BROKEN = {
     "cohort too large": ("[run]\nrounds = 1\ncohort = 101\n", ["run.cohort", "101", "100"]),
     "not TOML": ("rounds: 3\n", ["expected TOML, got", "line 1"]),
     "not text": (b"\xff\xfe\x00", ["expected UTF-8 text"]),
-    "absent": (None, ["does not exist", "fedbcgd init"]),
+    "absent": (None, ["expected a configuration file, got none", "fedbcgd init"]),
     "a folder": (..., ["expected a TOML file, got a folder"]),
 }
 

@@ -157,7 +157,7 @@ def test_a_problem_without_accuracy_has_hours_and_no_target(tmp_path):
     found = measure_hours(tmp_path, chosen, None)
     assert all(set(row) == {"network", "hours"} for row in found)
     assert [str(column.header) for column in hours_table(found).columns] == ["network", "whole run"]
-    with pytest.raises(UserError, match="--target: expected none with .*, whose run has no accuracy"):
+    with pytest.raises(UserError, match=r"--target: expected none with .*, whose run has no accuracy"):
         measure_hours(tmp_path, chosen, 0.5)
 
 

@@ -140,6 +140,8 @@ def from_datasets(splits: Any, image: str, label: str, where: str, progress: Rep
     try:
         names = getattr(splits["train"].features[label], "names", ())
         return validate(Raw(split("train"), split("test"), tuple(names)), where)
+    except UserError:
+        raise
     except (LookupError, ValueError, TypeError, AttributeError) as error:
         raise UserError(
             f"{where}: expected train and test with images in {image!r} and labels in {label!r}, got another layout: {error}"
