@@ -93,6 +93,7 @@ def register_commands() -> None:
         data,
         demo,
         doctor,
+        export,
         network,
         paper,
         report,
