@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from fedbcgd.algorithms.options import page
 from fedbcgd.runs import config as configuration
 
 ROOT = Path(__file__).parents[1]
@@ -52,6 +53,11 @@ def test_the_layers_of_the_code_are_those_of_the_documentation():
     assert len(named) > 10
     for name in named:
         assert (source / name).exists(), name
+
+
+def test_the_page_of_options_is_current():
+    """`fedbcgd options --markdown > docs/options.md` writes it."""
+    assert (ROOT / "docs" / "options.md").read_text() == page()
 
 
 def test_links_and_files_in_the_readme_exist():

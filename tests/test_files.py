@@ -14,10 +14,10 @@ from fedbcgd.files import (
     open_regular,
     parse_json_object,
     read_regular,
-    verify_checksum,
-    write_text,
     read_tensors,
+    verify_checksum,
     write_tensors,
+    write_text,
 )
 
 MODES = ["rb", "r+b", "a+b", "wb"]

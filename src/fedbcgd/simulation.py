@@ -1,6 +1,7 @@
 """A federation simulated on this machine, from Python: `simulate`."""
 
 import copy
+import inspect
 import logging
 import math
 from collections.abc import Mapping, Sequence
@@ -11,7 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fedbcgd.algorithms.registry import make_algorithm
+from fedbcgd.algorithms.options import as_text
+from fedbcgd.algorithms.registry import all_option_names, make_algorithm
 from fedbcgd.backends.inprocess import Transport
 from fedbcgd.backends.placement import Placement
 from fedbcgd.backends.registry import make_backend
@@ -23,7 +25,7 @@ from fedbcgd.display.progress import single_run_display
 from fedbcgd.engine.assemble import DEFAULT_COHORT, Run, check_integer, make_job, make_target
 from fedbcgd.engine.loop import Callback, Outcome, Stop
 from fedbcgd.engine.precision import warn_if_slower
-from fedbcgd.errors import Diverged, UserError
+from fedbcgd.errors import Diverged, UserError, other_name, unknown
 from fedbcgd.network.settings import Network, as_network
 from fedbcgd.network.simulator import NetworkSimulator, fit_to_links
 
@@ -96,7 +98,8 @@ def simulate(
 
     How:
         algorithm: a registered name (`fedbcgd.algorithm_names()` lists them) or an Algorithm.
-        **options: hyper-parameters of a named algorithm: `blocks=5, lr=0.1, momentum=0.8, weighting="examples"`.
+        **options: hyper-parameters of a named algorithm: `blocks=5, lr=0.1, momentum=0.8, weighting="examples"`. All of them
+            are listed at the end of `help(fedbcgd.simulate)`, in docs/options.md and by `fedbcgd options [ALGORITHM]`.
         train: a training function of your own, train(model, data, config), in the place of the algorithm's local steps:
             it trains the model in place in any way, and returns metrics (a dictionary of numbers, a number for the loss, or
             None). docs/own-training.md tells what `config` has, and which algorithms need config.optimizer.
@@ -202,6 +205,12 @@ def simulate(
         return _result(run, model, reason)
 
 
+if simulate.__doc__:  # none with python -OO
+    simulate.__doc__ += (
+        f"\n    Options of algorithms (default): meaning [which take it, if not all]\n{as_text('        ')}\n    "
+    )
+
+
 def _result(run: Run, model: nn.Module, reason: str) -> Result:
     module = copy.deepcopy(model)  # ordinary parameters, each with memory of its own
     module.load_state_dict(run.state_dict())
@@ -214,6 +223,13 @@ def _algorithm(algorithm: str | Algorithm, options: dict[str, Any]) -> Algorithm
             given = ", ".join(options)
             raise UserError(f"options {given}: an Algorithm has its options already; pass a name to set others")
         return algorithm
+    known = all_option_names()
+    arguments = [name for name in inspect.signature(simulate).parameters if name != "options"]
+    for option in options:
+        if option not in known:
+            if hint := other_name(option, [*known, *arguments]):
+                raise UserError(f"{option}: {hint}")
+            raise unknown("argument of simulate", option, [*known, *arguments])
     return make_algorithm(algorithm, **options)
 
 

@@ -55,7 +55,7 @@ def test_no_two_kinds_of_parts_share_an_option():
     ("call", "words"),
     [
         (lambda: make_algorithm("fedbgcd"), ["'fedbgcd'", "Did you mean 'fedbcgd'", "scaffold"]),
-        (lambda: make_algorithm("fedavg", learning_rate=1), ["'learning_rate'", "lr"]),
+        (lambda: make_algorithm("fedavg", learning_rate=1), ["learning_rate: no such option; it is called lr"]),
         (lambda: make_algorithm("fedavg", momentun=1), ["'momentun'"]),
         (lambda: make_algorithm("fedavg", momentum=0.9), ["fedavg has no option 'momentum'", "server='momentum'"]),
         (lambda: make_algorithm("fedavg", blocks=5), ["'blocks'", "uplink='blocks'"]),

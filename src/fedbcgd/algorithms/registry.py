@@ -11,7 +11,7 @@ from fedbcgd.algorithms.server_rules import SERVERS, ServerRule
 from fedbcgd.algorithms.uplinks import UPLINKS, Uplink
 from fedbcgd.core.algorithm import Algorithm
 from fedbcgd.core.parts import Part, Registry, build
-from fedbcgd.errors import UserError, unknown
+from fedbcgd.errors import UserError, other_name, unknown
 
 log = logging.getLogger("fedbcgd")
 
@@ -109,6 +109,22 @@ def option_names(name: str, choice: Mapping[str, Any]) -> set[str]:
     return parts | set(_ALGORITHM_OPTIONS)
 
 
+def registries() -> dict[str, Registry[Any]]:
+    """Return the registries of parts by their kind: uplink, local, server, codec."""
+    return dict(_KINDS)
+
+
+def parts_of(name: str) -> dict[str, str]:
+    """Return the names of the four parts of a registered algorithm, by their kind."""
+    return {kind: getattr(_RECIPES[name], kind) for kind in _KINDS}
+
+
+def all_option_names() -> set[str]:
+    """Return the options of all registered parts and of algorithms as a whole."""
+    parts = {option for registry in _KINDS.values() for part in registry for option in registry.get(part).options()}
+    return parts | {*_KINDS, *_ALGORITHM_OPTIONS}
+
+
 def make_algorithm(name: str = "fedbcgd", **options: Any) -> Algorithm:
     """Make a named algorithm, with some of its hyper-parameters changed.
 
@@ -158,6 +174,8 @@ def _check_options(name: str, options: dict[str, Any], classes: dict[str, type[P
     for option in options:
         if option in allowed:
             continue
+        if option not in (known := all_option_names()) and (hint := other_name(option, known)):
+            raise UserError(f"{option}: {hint}")
         for kind, registry in _KINDS.items():
             for other in registry:
                 if option in registry.get(other).options():

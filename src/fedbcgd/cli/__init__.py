@@ -95,6 +95,7 @@ def register_commands() -> None:
         doctor,
         export,
         network,
+        options,
         paper,
         report,
         rollback,

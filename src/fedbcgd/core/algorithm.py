@@ -1,7 +1,7 @@
 """A federated algorithm is four independent choices: uplink, local rule, server rule, codec."""
 
 from dataclasses import dataclass, replace
-from typing import Any, Literal, get_args
+from typing import Annotated, Any, Literal, get_args
 
 from torch import nn
 
@@ -21,20 +21,24 @@ Weighting = Literal["uniform", "examples"]
 
 @dataclass(frozen=True)
 class Algorithm:
-    """Four parts, and the options that concern all of them.
+    """Four parts, and the options that concern all of them, each with its meaning for the table of options.
 
     Raises:
         UserError: the parts or options do not fit each other.
     """
 
     name: str
-    uplink: Uplink
-    local: LocalRule
-    server: ServerRule
-    codec: Codec
-    weighting: Weighting = "uniform"  # of the clients in a mean: equal as in the paper, or by their examples
-    max_norm: MaxNorm = None  # of an upload: see norms.py; None: no limit in a simulation, "20x" on Flower
-    over_norm: OverNorm = "refuse"  # what becomes of a larger one
+    uplink: Annotated[Uplink, "what each client sends"]
+    local: Annotated[LocalRule, "how a client steps, and what state it keeps"]
+    server: Annotated[ServerRule, "how the server moves the model"]
+    codec: Annotated[Codec, "how floats become bytes"]
+    weighting: Annotated[Weighting, "of clients in a mean: uniform, as in the paper, or examples"] = "uniform"
+    max_norm: Annotated[
+        MaxNorm,
+        "largest norm of an upload: a number, or a multiple of the median of those accepted such as 20x, the default on "
+        "Flower; off by default in a simulation",
+    ] = None
+    over_norm: Annotated[OverNorm, "what becomes of a larger one: refuse, or scale (down to the limit)"] = "refuse"
 
     def __post_init__(self) -> None:
         for name, choices in (("weighting", Weighting), ("over_norm", OverNorm)):

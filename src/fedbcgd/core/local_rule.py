@@ -31,7 +31,7 @@ class LocalRule(Part):
     lr_decay: float = Field(0.998, gt=0, le=1, description="η is multiplied by this every round")
     weight_decay: float = Field(1e-3, ge=0, description="part of every client's objective, so of every gradient")
     clip_norm: float | None = Field(None, gt=0, description="largest norm of a minibatch gradient; none by default")
-    batch_size: int = Field(50, ge=1, description="B")
+    batch_size: int = Field(50, ge=1, description="B: examples of a minibatch")
     local_epochs: int = Field(5, ge=1, description="E: passes over a client's data in a round")
     local_steps: int | None = Field(None, ge=1, description="T: steps in a round; replaces the epochs when given")
 

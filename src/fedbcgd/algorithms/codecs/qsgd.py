@@ -29,7 +29,9 @@ class QSGD(Codec):
 
     levels: int = Field(127, ge=1, le=32767, description="s: levels beside zero; 127 is 8 bits a value, 7 is 4, 1 is 2")
     bucket: int = Field(512, ge=1, description="values that share one scale")
-    scale: Literal["max", "l2"] = Field("max", description="what a bucket is divided by")
+    scale: Literal["max", "l2"] = Field(
+        "max", description="what a bucket is divided by: max, its largest magnitude, or l2, its norm"
+    )
 
     @property
     def bits(self) -> int:
