@@ -26,6 +26,32 @@ def test_the_example_script_runs(tmp_path):
     assert re.search(r"fedbcgd: accuracy 0\.\d+", done.stdout) or "fedbcgd: accuracy 1.000" in done.stdout
 
 
+def test_the_quickstart_runs_in_a_notebook(tmp_path):
+    """It is kept without outputs; progress is live, results are tables with curves, figures are drawn."""
+    nbformat, nbclient = pytest.importorskip("nbformat"), pytest.importorskip("nbclient")
+    updates = []
+
+    class Client(nbclient.NotebookClient):
+        def process_message(self, msg, cell, cell_index):
+            updates.append(msg["msg_type"])
+            return super().process_message(msg, cell, cell_index)
+
+    notebook = nbformat.read(ROOT / "examples" / "quickstart.ipynb", 4)
+    nbformat.validate(notebook)
+    code = [cell for cell in notebook.cells if cell.cell_type == "code"]
+    assert not any(cell.outputs or cell.execution_count for cell in code)
+    Client(notebook, timeout=280, kernel_name="python3", resources={"metadata": {"path": str(tmp_path)}}).execute()
+    data = [output.get("data", {}) for cell in code for output in cell.outputs]
+    pages = [kinds.get("text/html", "") for kinds in data]
+    assert sum("<progress" in page for page in pages) == 2
+    assert updates.count("update_display_data") > 2
+    tables = [page for page in pages if "<table" in page]
+    assert ["fedbcgd" in page for page in tables] == [False, True]
+    assert all(page.count("<svg") == 2 for page in tables)
+    assert sum("image/png" in kinds for kinds in data) == 2
+    assert not any(output.output_type in ("error", "stream") for cell in code for output in cell.outputs)
+
+
 @pytest.mark.slow
 def test_the_adapters_example_sends_a_tenth(tmp_path):
     script = ROOT / "examples" / "lora.py"

@@ -21,6 +21,7 @@ from fedbcgd.core.algorithm import Algorithm
 from fedbcgd.core.objective import Loss, Metrics, Precision, objective
 from fedbcgd.core.own_training import Train
 from fedbcgd.data.sources import as_source
+from fedbcgd.display.metrics import main_metric
 from fedbcgd.display.progress import single_run_display
 from fedbcgd.engine.assemble import DEFAULT_COHORT, Run, check_integer, make_job, make_target
 from fedbcgd.engine.loop import Callback, Outcome, Stop
@@ -34,9 +35,46 @@ log = logging.getLogger("fedbcgd")
 
 @dataclass
 class Result(Outcome):
-    """How a run went, and the model it trained."""
+    """How a run went, and the model it trained.
+
+    In a notebook it shows itself as a table with curves.
+    """
 
     module: nn.Module
+
+    def plot(self, metric: str | None = None, against: str = "upload_d", axes: Any = None) -> Any:
+        """Draw a metric of the run.
+
+        Example:
+            >>> figure = first.plot("test_loss")
+            >>> second.plot("test_loss", axes=figure.axes[0])
+            >>> figure.savefig("loss.pdf")
+
+        Args:
+            metric: a column of `rows`; default: the accuracy on test data, else a loss.
+            against: the column on the x axis, such as "round", "gradient_evaluations" or "hours".
+            axes: matplotlib's Axes to draw into; default: a figure of its own.
+
+        Returns:
+            The matplotlib Figure.
+
+        Raises:
+            UserError: the rows have no such column.
+        """
+        from fedbcgd.display.notebook import curve
+
+        return curve(self, metric, against, axes)
+
+    def __repr__(self) -> str:
+        metric = main_metric(self.final)
+        shown = "" if metric is None else f", {metric} {self.final[metric]:.4f}"
+        upload = f"{self.ledger.upload_d:.2f} d uploaded"
+        return f"<Result of {self.algorithm}: {self.rounds} rounds, stopped by {self.stopped}{shown}, {upload}>"
+
+    def _repr_html_(self) -> str:
+        from fedbcgd.display.notebook import html
+
+        return html(self)
 
 
 class Interrupted(KeyboardInterrupt):
@@ -115,7 +153,7 @@ def simulate(
     What is seen meanwhile:
         evaluate_every: rounds between evaluations; the last round is always evaluated.
         callbacks: called with a RoundInfo after each round; `info.stop()` ends the run.
-        progress: show a progress bar; default: when the output is a terminal.
+        progress: show a progress bar; default: on a terminal and in a notebook.
 
     Where it is computed:
         workers: processes that do the clients' work; default one per core, 0 for this process itself (for debugging,

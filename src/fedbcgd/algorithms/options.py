@@ -103,8 +103,11 @@ def _text(value: Any) -> str:
 
 def as_text(indent: str) -> str:
     """Return all options for a docstring."""
-    rows = [f"{o.name} ({o.default}): {o.meaning}" + (f" [{o.takers}]" if not o.everyone else "") for o in options()]
-    return "\n".join(textwrap.fill(row, 110, initial_indent=indent, subsequent_indent=indent + "    ", break_on_hyphens=False) for row in rows)
+    wrapper = textwrap.TextWrapper(
+        110, initial_indent=indent, subsequent_indent=indent + "    ", break_on_hyphens=False, break_long_words=False
+    )
+    rows = [f"{o.name} ({o.default}): {o.meaning}" + ("" if o.everyone else f" [{o.takers}]") for o in options()]
+    return "\n".join(map(wrapper.fill, rows))
 
 
 def page() -> str:
