@@ -13,6 +13,7 @@ from fedbcgd.engine.loop import Callback, Outcome, RoundInfo
 from fedbcgd.engine.run_folder import JsonlFile, RunFolder, exclusive_lock, sweep_up
 from fedbcgd.errors import UserError
 from fedbcgd.files import add_checksum, as_json, make_folder, refuse_link, remove, write_tensors, write_text
+from fedbcgd.models.stored import ModelInfo
 
 log = logging.getLogger("flwr.fedbcgd")
 
@@ -158,7 +159,8 @@ class ServerFolder:
     def finish(self, federation: "Federation", outcome: Outcome) -> None:
         """Write the model, the summary and the figure."""
         server = federation.server
-        write_tensors(self._folder.model, federation.state_dict())
+        info = ModelInfo.of_module(federation.job.module, precision=federation.job.objective.precision)
+        write_tensors(self._folder.model, federation.state_dict(), info.metadata())
         summary: dict[str, Any] = outcome.summary() | {
             "backend": "flower",
             "clients": server.clients,
