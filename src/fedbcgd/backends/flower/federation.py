@@ -249,7 +249,8 @@ class Federation(LegacyRounds, Strategy):
             server, result = run.server, Result()
             if evaluate_fn is not None and server.round == 0:
                 _put(result.evaluate_metrics_serverapp, 0, values := self.evaluate_centrally())
-                log.info("round 0: %s", _listed(values))
+                if shown := _listed(values):
+                    log.info("round 0: %s", shown)
 
             def record(info: RoundInfo) -> None:
                 now = server.round

@@ -11,6 +11,7 @@ from fedbcgd.errors import UserError
 
 log = logging.getLogger("flwr.fedbcgd")  # shown where Flower shows its own
 
+_MAIN = "which needs a ServerApp with @app.main()"  # one with server_fn has no call of its own
 # What is refused, and what to say instead.
 _INSTEAD = {
     "fraction_fit": "say fraction_train=…",
@@ -21,10 +22,10 @@ _INSTEAD = {
     "evaluate_metrics_aggr_fn": "metrics are means weighted by examples; leave it out",
     "fit_metrics_aggregation_fn": "metrics are means weighted by examples; leave it out",
     "evaluate_metrics_aggregation_fn": "metrics are means weighted by examples; leave it out",
-    "evaluate_fn": "pass it to start: strategy.start(grid, evaluate_fn=…)",
-    "on_fit_config_fn": "pass the settings to start: strategy.start(grid, train_config=…)",
-    "on_evaluate_config_fn": "pass the settings to start: strategy.start(grid, evaluate_config=…)",
-    "initial_parameters": "the model itself is given; other weights go to strategy.start(grid, initial_arrays=…)",
+    "evaluate_fn": f"pass it to start: strategy.start(grid, evaluate_fn=…), {_MAIN}",
+    "on_fit_config_fn": f"pass the settings to start: strategy.start(grid, train_config=…), {_MAIN}",
+    "on_evaluate_config_fn": f"pass the settings to start: strategy.start(grid, evaluate_config=…), {_MAIN}",
+    "initial_parameters": f"the model itself is given; other weights go to strategy.start(grid, initial_arrays=…), {_MAIN}",
     "accept_failures": "a failed client is lost for its round, and the round goes on; leave it out",
     "eta": "say server_lr=…",
     "eta_l": "the rate of the clients is lr=…, or a setting of your own in train_config",
