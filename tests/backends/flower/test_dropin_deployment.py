@@ -38,9 +38,9 @@ def test_the_app_before_and_after_on_a_real_federation(place, capfd):  # noqa: F
     assert float(rounds[-1][1]) < 0.8  # two rounds of 3 blocks and the shared one, in d
 
 
-def older_app(place):
+def older_app(folder):
     """The example in Flower's older shape, with the two lines that the documentation changes in it."""
-    app = shutil.copytree(EXAMPLE / "before", place / "older")
+    app = shutil.copytree(EXAMPLE / "before", folder / "older")
     shutil.copytree(OLDER, app / "images_app", dirs_exist_ok=True)
     text = (ROOT / "docs" / "flower.md").read_text()
     (diff,) = re.findall(r"^  ```diff\n(.*?)```", text, re.M | re.S)

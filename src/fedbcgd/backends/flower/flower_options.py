@@ -140,5 +140,22 @@ def check_train_config(config: Mapping[str, Any], algorithm: Algorithm) -> None:
             )
 
 
+def check_counts(**counts: Any) -> None:
+    """Refuse options that are no counts, by their names."""
+    for name, value in counts.items():
+        if not isinstance(value, int) or value < 1:
+            raise UserError(f"{name}: expected an integer ≥ 1, got {value!r}")
+
+
+def check_shares(evaluate_clients: float, close_at: float, oversample: float) -> None:
+    """Refuse shares of the clients that are not possible."""
+    if not 0 <= evaluate_clients <= 1:
+        raise UserError(f"evaluate_clients: expected a share from 0 to 1, got {evaluate_clients!r}")
+    if not 0 < close_at <= 1:
+        raise UserError(f"close_at: expected a share above 0 and at most 1, got {close_at!r}")
+    if not 1 <= oversample <= 100:
+        raise UserError(f"oversample: expected a number from 1 to 100, got {oversample!r}")
+
+
 def _is_number(value: Any) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool)

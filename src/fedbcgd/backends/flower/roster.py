@@ -178,7 +178,7 @@ class Roster:
             if reply is None:
                 raise Malformed("it did not answer")
             if reply.has_error():
-                raise Malformed(f"Flower reports: {shorten(reply.error.reason)}{_advice(reply.error.reason)}")
+                raise Malformed(f"Flower reports: {shorten(reply.error.reason)}{_advice(reply.error.reason or '')}")
             if wire.token(reply) != question.content[wire.TASK][wire.TOKEN]:
                 raise Malformed("its answer is to another question")
             try:

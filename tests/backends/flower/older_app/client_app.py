@@ -3,7 +3,6 @@
 import torch
 from flwr.client import NumPyClient
 from flwr.clientapp import ClientApp
-
 from images_app.task import Net, load_data, test, train
 
 

@@ -4,7 +4,6 @@ from flwr.common import ndarrays_to_parameters
 from flwr.server import ServerAppComponents, ServerConfig
 from flwr.server.strategy import FedAvg
 from flwr.serverapp import ServerApp
-
 from images_app.task import Net
 
 
