@@ -609,6 +609,8 @@ def test_a_number_is_the_loss_and_none_is_nothing(net, toys, returned, loss):
         ("loss", "got str"),
         ({"confusion": [1, 2]}, "'confusion' is list"),
         ({"loss": torch.zeros(2)}, "'loss' is Tensor"),
+        ({"loss": torch.tensor(1j)}, "'loss' is Tensor"),
+        ({"steps": 10**400}, "'steps' is int"),
         ({f"m{k}": 1.0 for k in range(33)}, "at most 32"),
         ({"x" * 101: 1.0}, "1 to 100 printable"),
         ({"a\nb": 1.0}, "1 to 100 printable"),

@@ -313,6 +313,9 @@ def _read_result(returned: Any, data: Any, refuse: Refusal) -> Trained:
 
 def _number(value: Any) -> float | None:
     """Return a number, or a tensor or array that holds just one, as a float; None for anything else."""
-    if isinstance(value, (Tensor, np.ndarray)):
-        return float(value.item()) if math.prod(value.shape) == 1 else None
-    return float(value) if isinstance(value, Real) else None
+    try:
+        if isinstance(value, (Tensor, np.ndarray)):
+            return float(value.item()) if math.prod(value.shape) == 1 else None
+        return float(value) if isinstance(value, Real) else None
+    except (TypeError, ValueError, OverflowError, RuntimeError):  # complex, text, too large, without values
+        return None
