@@ -178,7 +178,7 @@ def simulate(
         loss=loss,
         metrics=metrics,
         weights=weights,
-        device=where.home,
+        device=where.local_device,
         channels_last=channels_last,
         batch_clients=batch_clients,
         train=train,

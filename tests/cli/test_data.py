@@ -130,7 +130,7 @@ def test_get_of_what_is_here(fedbcgd, file, tmp_path):
     (tmp_path / "cache" / "mine.safetensors").rename(tmp_path / "cache" / "mnist.safetensors")
     code, out, _ = fedbcgd("data", "get", "mnist")
     assert code == 0
-    assert out == f"mnist is available: {tmp_path}/cache/mnist.safetensors; --again downloads it anew\n"
+    assert out == f"mnist is on this machine already: {tmp_path}/cache/mnist.safetensors; --again downloads it again\n"
 
 
 def test_get_that_finds_nothing_says_what_to_do(fedbcgd, tmp_path, monkeypatch):
@@ -160,7 +160,7 @@ def test_get_that_finds_nothing_says_what_to_do(fedbcgd, tmp_path, monkeypatch):
         (["add", "mnist", "FILE"], "mine.npz is not MNIST: shape: expected (1, 28, 28), got (3, 5, 6)"),
         (["add", "mine", "FILE", "--test-share", "0.5"], "3 test images, got"),
         (["add", "mine", "FILE", "--test-share", "nan"], "3 test images, got"),
-        (["show", "mnist"], "MNIST is not here yet"),
+        (["show", "mnist"], "MNIST is not on this machine yet"),
         (["show", "mine"], "got 'mine'"),
         (["show", "a/b"], "for a data set, got 'a/b'"),
         (["remove", "mine"], "got 'mine'"),

@@ -397,5 +397,5 @@ def test_an_idx_file_that_unpacks_to_more_than_it_says(tmp_path, declared):
 def test_a_size_for_what_has_one_already(tmp_path):
     path = tmp_path / "mine.npz"
     path.write_bytes(npz(x_train=np.zeros((2, 4, 4), np.uint8), y_train=[0, 1]))
-    with pytest.raises(UserError, match="--size: expected only for image files"):
+    with pytest.raises(UserError, match="--size: expected none with"):
         read(path, "mine", 8)

@@ -264,12 +264,14 @@ def test_a_file_of_another_version(cache, file):
     store.add("mine", file())
     path = cache / "mine.safetensors"
     path.write_bytes(header_only(path, version="999"))
-    with pytest.raises(UserError, match="was not written by this version of fedbcgd; delete it and add"):
+    with pytest.raises(UserError, match=r"expected a data set of version 2, got version 999; delete it and add"):
         store.load("mine")
 
 
 def test_what_is_not_there(file):
-    with pytest.raises(UserError, match="CIFAR-10 is not here yet: `fedbcgd data get cifar10` fetches it, or"):
+    with pytest.raises(
+        UserError, match="CIFAR-10 is not on this machine yet: `fedbcgd data get cifar10` fetches it, or"
+    ):
         store.load("cifar10")
     with pytest.raises(UserError, match="got 'minee'"):
         store.load("minee")

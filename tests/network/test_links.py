@@ -56,7 +56,7 @@ def test_rows_without_clients_are_given_out_from_the_seed(tmp_path):
 BROKEN = {
     "absent": (None, ["does not exist", "uplink_mbit"]),
     "a folder": (..., ["got a folder"]),
-    "not text": (b"\xff\xfe\x00", ["not a text file"]),
+    "not text": (b"\xff\xfe\x00", ["expected UTF-8 text"]),
     "empty": ("", ["got an empty file", "uplink_mbit, downlink_mbit"]),
     "no rows": (HEADER, ["got only a header"]),
     "unknown column": ("uplink_mbits" + HEADER[11:] + "1,1,1,1\n", ["line 1", "Did you mean 'uplink_mbit'"]),
@@ -80,7 +80,7 @@ BROKEN = {
     ),
     "a number as Python writes it": (HEADER + "1_0,1,1,1\n", ["line 2", "uplink_mbit", "'1_0'"]),
     "mistakes after a blank line": ("\n" + HEADER + "1,1,1\n", ["line 3", "expected 4 values", "got 3"]),
-    "quote left open": (HEADER + '"1,1,1,1\n', ["not valid CSV"]),
+    "quote left open": (HEADER + '"1,1,1,1\n', ["expected CSV, got"]),
 }
 
 

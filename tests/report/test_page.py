@@ -233,7 +233,7 @@ def test_a_name_that_was_pointed_here_is_refused(server):
 
 
 def test_a_port_that_is_taken(server):
-    with pytest.raises(UserError, match=r"--port \d+: Address already in use; choose another"):
+    with pytest.raises(UserError, match=r"--port: expected .*, got \d+: Address already in use; choose another"):
         PageServer([], server.server_address[1])
 
 

@@ -108,7 +108,7 @@ def test_resize_and_crop_reach_the_model(shelf):
         ({"options": {"a": 1}}, {}, "loader of your own"),
         ({"name": "embedded", "partition": "group"}, {}, "expected a data set with groups, got embedded"),
         ({"clients": 30, "partition": "group"}, {}, "expected at most 20, one for each group, got 30"),
-        ({"validation": 0.001}, {}, "leaves both parts examples"),
+        ({"validation": 0.001}, {}, "leaves examples to both training and validation"),
         ({}, {"width": None, "norm": "group"}, "norm: expected an option of lenet5"),
     ],
 )
@@ -169,7 +169,9 @@ def test_a_mistake_in_a_users_model_is_reported_before_anything_is_written(mine)
         "        self.fc = nn.Linear(7, 3)\n\n    def forward(self, x):\n        return self.fc(x)\n"
     )
     settings = config({"name": "my_data:load", "clients": 4}, {"name": "broken_net.py:Net", "width": None})
-    with pytest.raises(UserError, match=r"compute on a first batch, got RuntimeError: mat1.*broken_net\.py, line 10"):
+    with pytest.raises(
+        UserError, match=r"got an error on the first batch: RuntimeError: mat1.*broken_net\.py, line 10"
+    ):
         execute(settings, mine / "run")
     assert not (mine / "run").exists()
 

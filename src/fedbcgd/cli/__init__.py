@@ -61,11 +61,11 @@ class Commands(TyperGroup):
 app = typer.Typer(
     name="fedbcgd",
     cls=Commands,
-    help="Federated learning over slow uplinks: FedBCGD, FedBCGD+ and their baselines under one upload ledger.",
+    help="Federated learning over slow uplinks: FedBCGD, FedBCGD+ and their baselines, compared by the bytes they upload.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
-    rich_markup_mode="rich",
+    rich_markup_mode="markdown",  # in "rich" a description would lose words such as "[algorithm]"
 )
 
 
@@ -93,7 +93,7 @@ def register_commands() -> None:
         data,
         demo,
         doctor,
-        network,
+        hours,
         paper,
         report,
         rollback,

@@ -27,7 +27,7 @@ class LocalRule(Part):
     # inherited: a subclass that steps in another way must say what it needs.
     own_training: ClassVar[TrainingNeeds] = "refused"
 
-    lr: float = Field(0.1, gt=0, description="η: local learning rate in round 0")
+    lr: float = Field(0.1, gt=0, description="η: local learning rate in the first round")
     lr_decay: float = Field(0.998, gt=0, le=1, description="η is multiplied by this every round")
     weight_decay: float = Field(1e-3, ge=0, description="part of every client's objective, so of every gradient")
     clip_norm: float | None = Field(None, gt=0, description="largest norm of a minibatch gradient; none by default")

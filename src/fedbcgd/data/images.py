@@ -54,12 +54,12 @@ class Images:
     Args:
         images: uint8 (n, channels, height, width), fastest as a view of (n, height, width, channels).
         labels: int64 (n).
-        mean: of each channel, of values from 0 to 1.
-        std: of each channel.
+        mean: mean of each channel, of values from 0 to 1.
+        std: standard deviation of each channel.
         rows: the images of this source, if not all; they are not copied.
-        augment: whether to crop at random after padding with 4 black pixels, and to mirror every other image.
-        resize: the side that images are scaled to.
-        crop: the side that is then cut out, at random with `augment`, else from the middle.
+        augment: whether to crop at random after padding with 4 black pixels, and to mirror half of the images.
+        resize: side, in pixels, to which images are scaled.
+        crop: side of the square that is cut out after that, at random with `augment`, else from the middle.
     """
 
     def __init__(
@@ -89,12 +89,12 @@ class Images:
 
     @property
     def mean(self) -> Tensor:
-        """Of each channel, subtracted from the pixels."""
+        """The mean of each channel, which is subtracted from the pixels."""
         return self.resident.mean
 
     @property
     def std(self) -> Tensor:
-        """Of each channel, by which pixels are divided."""
+        """The standard deviation of each channel, by which the pixels are divided."""
         return self.resident.std
 
     def __len__(self) -> int:
@@ -112,7 +112,7 @@ class Images:
 
     @property
     def device(self) -> torch.device:
-        """Where the images are."""
+        """The device that has the images."""
         return self.labels.device
 
     @property
@@ -193,7 +193,7 @@ def crop_and_flip(pixels: np.ndarray, rng: np.random.Generator, pad: int = PAD) 
 
     Args:
         pixels: uint8 (n, height, width, channels).
-        rng: of the draws.
+        rng: the generator of the draws.
         pad: the largest move in pixels.
 
     Returns:

@@ -66,8 +66,8 @@ def load(data: bytes, where: str) -> dict[str, Any]:
 def _check_instructions(data: bytes) -> None:
     """Refuse a pickle that would use too much memory or time; pickletools checks that no length exceeds the data.
 
-    Tuples can be keys, which are hashed. A tuple that contains another one twice, in each of forty levels, takes for
-    ever, and a million nested ones overflow the stack. So no tuple may be used twice, and few may be anything but
+    Tuples can be keys, which are hashed. If each of forty tuples contains the one before it twice, that takes for ever,
+    and a million nested ones overflow the stack. So no tuple may be used twice, and only a few may be anything else than
     arguments or state.
     """
     memo_size, other_tuples = 0, 0

@@ -9,9 +9,8 @@ import numpy as np
 
 from fedbcgd.errors import UserError
 
-Progress = Callable[
-    [str, int, int], None
-]  # called with what is being done, how much is done, and of how much (0: unknown)
+# A function of what is being done, how much is done, and of how much in total (0: unknown).
+ReportProgress = Callable[[str, int, int], None]
 MAX_PIXEL_BYTES = 2 * 2**30  # of a data set in memory
 MAX_CLASSES = 100_000
 
@@ -23,7 +22,7 @@ class Split:
     Attributes:
         pixels: uint8 (n, height, width, channels).
         labels: int64 (n).
-        groups: for each example whom it comes from, such as a writer.
+        groups: for each example who it comes from, such as its writer.
     """
 
     pixels: np.ndarray
@@ -67,11 +66,11 @@ def validate(raw: Raw, where: str) -> Raw:
     """Check the arrays of a data set.
 
     Args:
-        raw: as read.
+        raw: the data set as read.
         where: its source, for messages.
 
     Returns:
-        The same with names for all classes.
+        The same data set with names for all classes.
 
     Raises:
         UserError: types, shapes, lengths or labels are wrong.

@@ -30,7 +30,7 @@ class Tensors:
     """A source of tensors of equal length.
 
     Args:
-        tensors: as a tuple or a dictionary, of which batches have the form too.
+        tensors: a tuple or a dictionary of tensors; batches have the same form.
         rows: the examples of this source, if not all; they are not copied.
     """
 
@@ -45,7 +45,7 @@ class Tensors:
 
     @property
     def device(self) -> torch.device:
-        """Where the tensors are."""
+        """The device that has the tensors."""
         return next(iter(self._columns())).device
 
     def _columns(self) -> Iterable[Tensor]:
@@ -158,8 +158,8 @@ def stacked_gather(
     """Make a function that gathers a batch from each of several sources at once.
 
     Args:
-        sources: of pairs (x, y), of equal length. Those of one data set are gathered in one operation.
-        device: where batches go.
+        sources: sources of pairs (x, y), all of one length. Those of one data set are gathered in one operation.
+        device: the device to which batches are moved.
 
     Returns:
         A function of rows (sources, batch) that returns x (sources, batch, …) and y (sources, batch); and the number of
@@ -197,7 +197,7 @@ class Parts(Sequence["Images | Tensors"]):
 
     Args:
         data: the whole data set.
-        rows: of all clients, one after the other.
+        rows: the rows of all clients, one client after the other.
         ends: where the rows of each client end.
     """
 
@@ -254,7 +254,7 @@ def on_device(clients: Sequence[Any], device: torch.device) -> Sequence[Any]:
     Other data stays where it is, and is moved batch by batch.
 
     Args:
-        clients: their data.
+        clients: the data of each client.
         device: the destination.
 
     Returns:
@@ -297,7 +297,7 @@ def in_channels_last(clients: Sequence[Any]) -> Sequence[Any]:
     Nothing is done if that would copy more than `MAX_LAID_OUT` bytes. (`Images` has this layout already.)
 
     Args:
-        clients: their data.
+        clients: the data of each client.
 
     Returns:
         The clients' sources.
@@ -358,7 +358,7 @@ def as_source(data: Any, where: str) -> Source:
         The source.
 
     Raises:
-        UserError: it is something else, has no examples, or tensors of unequal length.
+        UserError: the data is something else, has no examples, or has tensors of unequal length.
     """
     if isinstance(data, (Tensors, Images, Items)) or (isinstance(data, Source) and not isinstance(data, Tensor)):
         source: Source = data
@@ -399,13 +399,13 @@ def _no_examples(where: str) -> UserError:
 
 
 def first_loader(data: Any) -> DataLoader[Any] | None:
-    """Return the DataLoader that data for a training function is, or begins with, as in (train_loader, test_loader)."""
+    """Return the DataLoader of a training function's data: the data itself, or the first of (train_loader, test_loader)."""
     first = data[0] if isinstance(data, (tuple, list)) and data else data
     return first if isinstance(first, DataLoader) else None
 
 
 def examples_in(data: Any) -> int | None:
-    """Return how many examples data for a training function holds; None where that cannot be told."""
+    """Return how many examples a training function's data has; None if that is unknown."""
     loader = first_loader(data)
     try:
         return len(as_source(data, "data") if loader is None else loader.dataset)  # type: ignore[arg-type]

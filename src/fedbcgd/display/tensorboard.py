@@ -7,10 +7,10 @@ from fedbcgd.errors import UserError
 
 
 class TensorBoard:
-    """A callback that writes every metric over the rounds; after a resume, repeated rounds replace earlier ones.
+    """A callback that writes every metric over the rounds; rounds that a resumed run repeats replace earlier ones.
 
     Args:
-        folder: For the event files.
+        folder: Where the event files are written.
 
     Raises:
         UserError: TensorBoard is not installed.

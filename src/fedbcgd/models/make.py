@@ -25,8 +25,8 @@ class BuiltModel:
 
     Attributes:
         module: the network.
-        loss: its own loss, if it has one; None is the cross entropy.
-        metrics: its own metrics, if it has some.
+        loss: its own loss; None: the cross entropy.
+        metrics: its own metrics; None: those of classification.
         notes: messages for the user, such as which pretrained weights were not used.
     """
 
@@ -50,8 +50,8 @@ def make_model(
         name: a name of `MODELS`; `module:attribute` or `file.py:attribute` of a factory; or `hf:FOLDER`, a folder with
             a config.json of transformers.
         shape: channels, height and width of an image.
-        classes: how many.
-        seed: the initial weights are drawn from it.
+        classes: how many classes.
+        seed: fixes the initial weights.
         weights: a file of weights to start from.
         options: further arguments of the factory.
 
@@ -91,11 +91,11 @@ def _from_package(name: str, shape: tuple[int, int, int], classes: int, options:
 
 
 def load_attribute(name: str, key: str) -> Any:
-    """Import what a user names.
+    """Import an attribute of a user's module.
 
     Args:
         name: `module:attribute` or `path/to/file.py:attribute`; modules are also searched for in the current folder.
-        key: of the configuration, for messages.
+        key: the key of the configuration that has the name, for messages.
 
     Returns:
         The attribute.
@@ -142,8 +142,8 @@ def call_factory(factory: Any, name: str, key: str, defaults: dict[str, Any], op
 
     Args:
         factory: a function or class; anything that cannot be called is returned as it is.
-        name: of the factory, for messages.
-        key: of the configuration, for messages.
+        name: the name of the factory, for messages.
+        key: the key of the configuration that has the name, for messages.
         defaults: arguments that are passed if the factory has parameters of their names.
         options: arguments from the configuration.
 

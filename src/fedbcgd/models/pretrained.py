@@ -70,7 +70,7 @@ class Loaded:
     unused: tuple[str, ...]
 
     def lines(self) -> list[str]:
-        """Describe it to the user."""
+        """Return lines that describe the result to the user."""
         return [
             f"pretrained weights from {self.source}",
             "positions " + ("interpolated to this model's grid" if self.interpolated else "as in the file"),
@@ -86,10 +86,10 @@ def load_pretrained(model: ViT, weights: str | Path, seed: int = 0) -> Loaded:
     """Copy the body of a pretrained ViT into a model, and draw the model's head anew.
 
     Args:
-        model: is changed only if all tensors of its body fit.
+        model: the model, which is changed only if all tensors of its body fit.
         weights: a .safetensors file, a PyTorch file (.bin, .pt, .pth), a folder that holds model.safetensors or
             pytorch_model.bin, or the name owner/model of one on the Hugging Face hub (extra `hf`).
-        seed: of the head.
+        seed: fixes the head.
 
     Returns:
         Which tensors were used, and how.

@@ -23,9 +23,9 @@ class Problem:
     """A model, the clients' data and the optimum.
 
     Attributes:
-        model: at its initial point.
-        clients: their data.
-        loss: of a batch.
+        model: the model at its initial point.
+        clients: the data of each client.
+        loss: the loss of a batch.
         metrics: `gap`, which is f(x) − f(x*) exactly, and `loss`, which is f(x).
         test: a placeholder, since the metrics need no data.
         optimum: x*, flat.
@@ -65,14 +65,14 @@ def quadratics(
     """Make heterogeneous quadratics f_i(w) = mean over ν of ½·Σ_k a_ik·(w_k − t_iνk)².
 
     Args:
-        clients: how many.
-        dim: of w.
+        clients: how many clients.
+        dim: length of w.
         beta: upper bound of all curvatures a_ik.
         mu: lower bound of all curvatures.
         sigma: σ² is the variance of a single example's gradient around its client's gradient.
         G: G² is the mean of ‖∇f_i(x*)‖² over the clients.
-        examples: of each client.
-        seed: of the draws.
+        examples: how many examples each client has.
+        seed: fixes the draws.
         conditioned: False draws the curvatures of each client independently, so that their mean f is much better
             conditioned than β/μ. True makes a coordinate about equally steep for all clients, so that f is about as
             badly conditioned as they are.

@@ -130,7 +130,7 @@ def test_what_cannot_be_sent_is_said_so_and_leaves_nothing(net, toys):
         with lock:
             return F.cross_entropy(model(batch[0]), batch[1])
 
-    with pytest.raises(UserError, match=r"cannot be sent to worker processes.*workers=0"):
+    with pytest.raises(UserError, match=r"expected model, loss and data that can be pickled.*workers=0"):
         go(net, toys, loss=loss)
     assert len(os.listdir("/proc/self/fd")) <= before + 1
 

@@ -1,9 +1,9 @@
 """Worker processes on this machine: the default backend. One per core, one thread each.
 
-Workers get tasks as they become free, in the order of the plan, but the longest of the next few first, so that no core is
-idle for long at the end of a round; and no further ahead than there are upload slots. If tasks are short, a worker gets its
-next one before it has finished the last, so that it need not wait for a message. A worker that dies is replaced and its task
-run again: every draw comes from (seed, round, client), so the result is the same.
+A worker that becomes free gets the longest of the next few tasks of the plan, so that no core is idle for long at the end of
+a round. No task is handed out for which there is no upload slot. If tasks are short, a worker gets its next one before it
+has finished the last, so that it need not wait for a message. A worker that dies is replaced and its task run again: every
+draw comes from (seed, round, client), so the result is the same.
 """
 
 import contextlib
@@ -46,14 +46,15 @@ from fedbcgd.errors import UserError, WorkerLost, shortage
 
 log = logging.getLogger("fedbcgd")
 
-MAX_WAITING_BYTES = 1 << 28  # of uploads that wait for earlier ones, unless the workers need more slots
-MAX_ATTEMPTS = 3  # workers that may die with one task before the run ends
-MAX_QUEUED_CLIENTS = 256  # of a request: such a request and a reply both fit into the socket's buffer, so no one blocks
+MAX_WAITING_BYTES = 1 << 28  # of memory for upload slots; more if the workers alone need more
+MAX_ATTEMPTS = 3  # the run ends when this many workers were lost with one task
+# A request for more clients is not sent ahead: request and reply must fit into the socket's buffers, or both ends block.
+MAX_QUEUED_CLIENTS = 256
 SHORT_TASK = 0.02  # seconds: if tasks take less, a worker gets its next one early
 
 
 def _waiting_bytes(job: Job) -> int:
-    """Return the bytes of an upload that waits: in its slot, or decoded."""
+    """Return the memory that one waiting upload takes: its slot or, if larger, its decoded values."""
     return max(slot_bytes(job.algorithm, job.layout), job.layout.size * job.layout.dtype.itemsize)
 
 
@@ -77,7 +78,7 @@ _Queues = dict[type[Request], _Queue | None]
 
 
 class _Round:
-    """The tasks of a plan, of which the longest of the next few comes first."""
+    """Hands out the tasks of a plan: the longest of the next few first."""
 
     def __init__(self, backend: "Workers", inbox: Inbox, plan: Plan, slots: int):
         self._backend = backend
@@ -89,7 +90,7 @@ class _Round:
         self._rank = {p: k for k, p in enumerate(self._positions)}
         self._left = len(units)
         self._later = deque(units)
-        self._next: set[tuple[int, ...]] = set()  # the units of which one is chosen
+        self._next: set[tuple[int, ...]] = set()  # the next units, of which the longest is handed out
         self._examples = {unit: sum(backend.job.examples(plan.tasks[p].client) for p in unit) for unit in units}
         self._window = slots
         self._free_slots = list(range(slots))
@@ -101,12 +102,12 @@ class _Round:
         return not self._left
 
     def hands_out_early(self, workers: int) -> bool:
-        # The last units go to workers that are free: one that waits behind another would make the round longer.
+        # The last units only go to idle workers: queued behind another unit they would prolong the round.
         small = (self._backend.job.batch_clients or 1) <= MAX_QUEUED_CLIENTS
         return small and self._backend.last_seconds < SHORT_TASK and len(self._later) + len(self._next) >= workers
 
     def next(self) -> FitRequest | None:
-        # A slot is in use until all earlier uploads have arrived: within this window there is one for each task.
+        # A slot is in use until all earlier uploads of the plan are settled, so within this window each task has one.
         end = bisect_left(self._positions, self._inbox.settled) + self._window
         while self._later and self._rank[self._later[0][-1]] < end:
             self._next.add(self._later.popleft())
@@ -140,7 +141,7 @@ class _Round:
 
 
 class _Evaluation:
-    """The batches of an evaluation, in order."""
+    """Hands out the spans of an evaluation, in order."""
 
     def __init__(self, examples: int):
         self._todo = deque(enumerate(spans(examples)))
@@ -207,11 +208,12 @@ class Workers:
             except OSError as error:
                 reason = shortage(error) or error.strerror
                 raise UserError(
-                    f"workers: memory to share with worker processes cannot be allocated: {reason}; workers=0 needs none"
+                    f"workers: expected memory to share with worker processes, got none: {reason}; fewer workers need less, "
+                    "workers=0 needs none"
                 ) from error
             except (pickle.PicklingError, TypeError, AttributeError) as error:
                 raise UserError(
-                    f"workers: model, loss and data cannot be sent to worker processes ({error}); workers=0 sends nothing"
+                    f"workers: expected model, loss and data that can be pickled, got {error}; workers=0 sends nothing"
                 ) from error
             self._fds.append(job_fd)
             self._descriptors = [job_fd, self._fds[0], *([] if store.file is None else [store.file.fd])]
@@ -232,7 +234,7 @@ class Workers:
         return self._memory.get(stored)
 
     def pids(self) -> list[int]:
-        """Return the process numbers of the workers."""
+        """Return the process ids of the workers."""
         return [worker.pid for worker in self._workers]
 
     # -- a round ------------------------------------------------------------------------------------------------------
@@ -267,7 +269,13 @@ class Workers:
     # -- work of any kind ---------------------------------------------------------------------------------------------
 
     def _work(self, round: "_Queue | None", finished: Callable[[], bool], waiting: str | None) -> None:
-        """Keep every worker busy until `finished`: with the round and, if that has no task, with the evaluation."""
+        """Keep every worker busy until `finished`: with the round and, if that has no task, with the evaluation.
+
+        Args:
+            round: the queue of fit requests; None: only the evaluation, if one was begun.
+            finished: asked before each wait.
+            waiting: the name in `clock` for the time spent waiting; None: it is not counted.
+        """
         self._deaths.clear()
         self._lost_forkservers.clear()
         queues: _Queues = {FitRequest: round, EvaluateRequest: self._evaluation}
@@ -335,7 +343,7 @@ class Workers:
             if (queue := queues[type(request)]) is not None:
                 queue.requeue(request)
         current = worker.pending[0] if worker.pending else None
-        cause: Any  # the same for a request that is tried again
+        cause: Any  # identifies the request, also when it is repeated
         match current:
             case None:
                 cause = activity = "while idle" if worker.ready else "while starting"
@@ -352,8 +360,8 @@ class Workers:
         worker.end()
         if self._deaths[cause] >= MAX_ATTEMPTS:
             raise WorkerLost(
-                f"{MAX_ATTEMPTS} worker processes in a row were lost {activity} (the last one {reason}). Out of memory? "
-                "Fewer workers need less; workers=0 computes in this process and shows errors directly"
+                f"{MAX_ATTEMPTS} worker processes were lost {activity} (the last one {reason}). Out of memory? Fewer "
+                "workers need less; workers=0 computes in this process and shows errors directly"
             )
         again = "" if current is None else " and its task runs again"
         log.warning("worker %d (pid %d) %s %s; it is replaced%s", k, worker.pid, reason, activity, again)

@@ -59,9 +59,10 @@ def prepare() -> None:
 
 
 def serve_forks(line: Line, idle: float) -> Line:
-    """Fork this process on request. Returns only in the forks, with the line to listen to.
+    """Fork this process on request; end it after `idle` seconds without forks and requests.
 
-    Ends the process after `idle` seconds without forks and requests.
+    Returns:
+        Only in a fork: the line on which it gets its messages.
     """
     gc.collect()
     gc.freeze()  # so that collections in the forks do not touch, and copy, the shared memory
@@ -134,7 +135,7 @@ def serve(line: Line) -> None:
 
 
 class JobServer:
-    """Answers requests, with the job and the shared memory."""
+    """Answers FitRequest and EvaluateRequest in a worker, with the job and the shared memory."""
 
     def __init__(self, request: JobRequest, job_fd: int, shared_fd: int, state_fd: int | None = None):
         sys.path[:] = request.path  # the user's modules are found as in the parent
@@ -181,7 +182,7 @@ class JobServer:
 
 
 def _exit_with_parent(parent: int) -> None:
-    """Have the system kill this process when the parent ends (Linux; elsewhere the closed line ends it, after the task)."""
+    """Have Linux kill this process when its parent ends; on other systems the closed line ends it after its task."""
     if sys.platform == "linux":
         import ctypes
 
