@@ -281,7 +281,7 @@ def make_server(
 
 def check_integer(name: str, value: Any, least: int) -> None:
     """Refuse a value that is no integer, or below the least possible one."""
-    if not isinstance(value, (int, np.integer)) or not least <= value < 2**63:
+    if not isinstance(value, (int, np.integer)) or isinstance(value, bool) or not least <= value < 2**63:
         raise UserError(f"{name}: expected an integer ≥ {least}, got {value!r}")
 
 
