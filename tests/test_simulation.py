@@ -229,7 +229,13 @@ def test_progress_lines_without_a_terminal(net, toys, capsys):
 @pytest.mark.parametrize(
     ("kwargs", "words"),
     [
-        ({"rounds": None}, ["when to stop", "rounds", "budget", "target"]),
+        ({"rounds": None}, ["rounds: expected", "budget", "target"]),
+        ({"rounds": True}, ["rounds: expected an integer ≥ 1, got True"]),
+        ({"seed": True}, ["seed: expected an integer ≥ 0, got True"]),
+        ({"budget": True}, ["budget: expected a positive number", "True"]),
+        ({"callbacks": 3}, ["callbacks: expected a list of callables, got 3"]),
+        ({"loss": 3}, ["loss: expected a function of (model, batch), got 3"]),
+        ({"metrics": 3}, ["metrics: expected a function of (model, batch), got 3"]),
         ({"rounds": 0}, ["rounds", "≥ 1"]),
         ({"target": 0.5}, ["target", "test"]),
         ({"target": ("test_acuracy", 0.5), "test": (torch.zeros(2, 4), torch.zeros(2).long())}, ["test_accuracy"]),
@@ -273,7 +279,7 @@ def test_the_earlier_name_of_batch_clients_still_works(caplog):
         result = simulate(Logistic(2, (1, 2, 2)), clients, "fedavg", rounds=1, workers=0, progress=False, **options)
         models.append(torch.cat([p.detach().flatten() for p in result.module.parameters()]))
     assert torch.equal(*models)
-    assert "together is called batch_clients now" in caplog.text
+    assert "together: expected the new name, batch_clients" in caplog.text
 
 
 def test_without_a_number_of_blocks_none_stands_still(net, toys, caplog):

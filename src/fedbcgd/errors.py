@@ -11,7 +11,7 @@ class UserError(ValueError):
 
 
 class Diverged(RuntimeError):
-    """The server refused every upload of several rounds in a row, so training cannot recover.
+    """The server refused at least two thirds of the uploads in several successive rounds, so training cannot recover.
 
     Attributes:
         result: what `simulate` had computed until then; None if another caller raised the error.
@@ -21,11 +21,11 @@ class Diverged(RuntimeError):
 
 
 class NothingAccepted(RuntimeError):
-    """No upload was accepted in several rounds in a row, on Flower: going on cannot help."""
+    """No upload was accepted in several successive rounds, on Flower, so that continuing cannot help."""
 
 
 class WorkerLost(RuntimeError):
-    """One task ended several worker processes."""
+    """Several worker processes were lost with the same task, or could not be started."""
 
 
 def did_you_mean(name: str, allowed: Iterable[str]) -> str:

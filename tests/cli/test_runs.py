@@ -97,7 +97,7 @@ def test_json(place):
         (["blocks", "lenet5", "--blocks", "0"], "an integer ≥ 1"),
         (
             ["blocks", "lenet5", "--divider", "1,2", "--blocks", "3"],
-            "expected sizes of 3 blocks, as blocks says, got 2",
+            "expected 3 sizes, as many as blocks, got 2",
         ),
         (["blocks", "lenet5", "--divider", "evn"], "Did you mean 'even'"),
         (["blocks", "lenet5", "--shape", "32"], "channels,height,width"),

@@ -286,7 +286,7 @@ def test_a_users_own_model_may_offer_it():
     [
         ({"model": nn.Linear(12, 2)}, "Linear has no method stacked_gradient"),
         ({"loss": lambda model, batch: model(batch[0]).sum()}, "another loss is chosen"),
-        ({"name": "fedbcgd-frozen"}, "each client moves other coordinates"),
+        ({"name": "fedbcgd-frozen"}, "moves different coordinates for each client"),
         ({"name": "fedbcgd+", "damping": "adaptive"}, "adaptive damping"),
         ({"batch_clients": 0}, "batch_clients: expected an integer ≥ 1"),
         ({"batch_clients": "many"}, "batch_clients: expected an integer"),

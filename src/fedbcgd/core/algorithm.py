@@ -32,9 +32,9 @@ class Algorithm:
     local: LocalRule
     server: ServerRule
     codec: Codec
-    weighting: Weighting = "uniform"  # of the clients in a mean: equal as in the paper, or by their examples
+    weighting: Weighting = "uniform"  # of each client in a mean: the same, as in the paper, or its number of examples
     max_norm: MaxNorm = None  # of an upload: see norms.py; None: no limit in a simulation, "20x" on Flower
-    over_norm: OverNorm = "refuse"  # what becomes of a larger one
+    over_norm: OverNorm = "refuse"  # what to do with a larger upload: refuse it, or scale it down to the limit
 
     def __post_init__(self) -> None:
         for name, choices in (("weighting", Weighting), ("over_norm", OverNorm)):
@@ -48,12 +48,12 @@ class Algorithm:
             )
         if self.codec.residual and getattr(self.local, "derived", False):
             raise UserError(
-                "derived: expected false with a codec that keeps residuals (topk), got true: the change that arrives "
+                f"derived: expected False with codec {self.codec.registered_name()!r}, got True: the change that arrives "
                 "has parts of earlier rounds, so the control change cannot be derived from it"
             )
 
     def for_cohort(self, cohort: int) -> "Algorithm":
-        """Return the algorithm for cohorts of this size: blocks="auto" becomes a number."""
+        """Return this algorithm with the options filled in that depend on the cohort's size, such as blocks="auto"."""
         return replace(self, uplink=self.uplink.for_cohort(cohort))
 
     def check(self, model: nn.Module) -> None:
@@ -78,17 +78,21 @@ class Algorithm:
         return lengths | ({BUFFERS: [buffers]} if buffers else {})
 
     def upload_d(self, layout: Layout) -> float:
-        """Return the mean upload of a client in a round, over the blocks, in units of d."""
+        """Return the upload of a client in one round, averaged over the blocks, in units of d."""
         if self.uplink.pooled:
             return 0.0
         uploads = [sum(map(sum, self.lengths(layout, j).values())) for j in range(layout.blocks)]
         return sum(uploads) / len(uploads) / (layout.dim * layout.dtype.itemsize)
 
     def options(self) -> dict[str, Any]:
-        """Return every hyper-parameter by name: `make_algorithm(**options)` makes this algorithm again."""
+        """Return every hyper-parameter by name: `make_algorithm(**options)` makes this algorithm again.
+
+        That needs its four parts to be registered.
+        """
         kinds = ("uplink", "local", "server", "codec")
         chosen: dict[str, Any] = {kind: getattr(self, kind).registered_name() for kind in kinds}
         for kind in kinds:
             chosen |= getattr(self, kind).model_dump()
+        # No limit is no option, so that a run without one has the same options on Flower and in a simulation.
         limits = {"max_norm": self.max_norm, "over_norm": self.over_norm} if self.max_norm is not None else {}
         return {"name": self.name, **chosen, "weighting": self.weighting, **limits}

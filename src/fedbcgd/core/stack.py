@@ -1,4 +1,4 @@
-"""Several clients trained in one batch: a row for each, so that a small model fills a matrix multiplication.
+"""Several clients trained at once, as rows of one matrix, so that small models need fewer and larger multiplications.
 
 A local rule trains a stack as it trains one client: x, y, c_i and gradients have a row per client, and every operation of a
 rule works row by row. All clients have equally many examples, so that they step together. The model provides the gradient:
@@ -31,7 +31,7 @@ from fedbcgd.data.sources import Source, stacked_gather
 if TYPE_CHECKING:
     from fedbcgd.core.local_rule import LocalRule
 
-GATHERED_AHEAD = 1 << 20  # values of a whole epoch that are gathered before its steps: they stay in the cache
+GATHERED_AHEAD = 1 << 20  # an epoch of at most this many values is gathered before its steps: it stays in the cache
 
 Stacked = dict[str, Tensor]
 StackedGradient = Callable[[Stacked, Tensor, Tensor, Stacked], Tensor]
@@ -39,7 +39,7 @@ StackedStep = Callable[[Stacked, Tensor, Tensor, float, float], Tensor]
 
 
 def stacked_gradient_of(module: nn.Module) -> StackedGradient | None:
-    """Return the model's gradient for several clients; None for most models."""
+    """Return the model's `stacked_gradient`; None if it has none."""
     return getattr(module, "stacked_gradient", None)
 
 
@@ -54,7 +54,7 @@ def stacked_step_of(module: nn.Module) -> StackedStep | None:
 
 
 class StackMemory(GradientMemory):
-    """Memory for this many clients: their models and gradients, whole and by parameter."""
+    """Memory for the models and gradients of several clients: as one matrix, and as views for each parameter."""
 
     def __init__(self, layout: Layout, clients: int, device: torch.device):
         self.y = torch.empty(clients, layout.dim, dtype=layout.dtype, device=device)
@@ -69,7 +69,7 @@ class StackMemory(GradientMemory):
 class _StackedMinibatch(Minibatch):
     """A minibatch for each client: `rows` has one row of positions per client."""
 
-    examples: tuple[Tensor, Tensor] | None = None  # if they are gathered already
+    examples: tuple[Tensor, Tensor] | None = None  # (x, y) of the minibatch if gathered ahead
 
     @property
     def size(self) -> int:
@@ -166,9 +166,9 @@ def unbatchable_reason(rule: "LocalRule", layout: Layout, module: nn.Module, obj
     if stacked_gradient_of(module) is None:
         return f"{name} has no method stacked_gradient (logistic, binary-logistic and binary-sigmoid have one)"
     if objective.loss != getattr(module, "own_loss", classification_loss):
-        return f"{name} has the gradient of its own loss, and another loss is chosen"
+        return f"{name} computes the gradient of its own loss, but another loss was given"
     if layout.size > layout.dim:
         return f"{name} has buffers"
     if any(e.order != tuple(range(len(e.shape))) for e in layout.parameters):
-        return f"the parameters of {name} do not lie in memory in their ordinary order"
+        return f"the parameters of {name} are not contiguous"
     return rule.unbatchable_reason

@@ -1,6 +1,7 @@
-"""All private functions of PyTorch that we use, each with a public form for versions that lack or changed it.
+"""All private functions of PyTorch that we use, each with a fallback of public functions for versions that lack it.
 
-On the CPU both forms give the same bits; the private ones save calls and passes over memory.
+The private ones save calls and passes over memory. On the CPU both give the same bits (`tests/core/test_torch_private.py`);
+on GPUs, which round otherwise, they are only close.
 """
 
 from functools import cache
@@ -23,7 +24,7 @@ def sgd_step(
 
 
 def plain_sgd_step(values: list[Tensor], gradients: list[Tensor], eta: float, decay: float) -> None:
-    """Do the same with public functions."""
+    """Like `sgd_step`, with public functions."""
     for v, g in zip(values, gradients, strict=True):
         # Not in place: autograd may return one gradient tensor for two parameters.
         v.add_(g.add(v, alpha=decay) if decay else g, alpha=-eta)
@@ -46,7 +47,7 @@ def _fused_sgd_step(values: list[Tensor], gradients: list[Tensor], eta: float, d
 
 @cache
 def has_fused_step(device: str, dtype: torch.dtype) -> bool:
-    """Return whether PyTorch has the fused step, and it does what `plain_sgd_step` does."""
+    """Return whether PyTorch has a fused step that gives what `plain_sgd_step` gives."""
     if device not in ("cpu", "cuda") or dtype not in (torch.float32, torch.float64):
         return False
     fused, plain, gradient = (torch.arange(k, k + 8, device=device, dtype=dtype) / 7 for k in (1, 1, 3))

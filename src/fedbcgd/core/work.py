@@ -1,4 +1,4 @@
-"""One client's work in one round: what a local rule may touch while it trains, and what remains afterwards."""
+"""One client's work in one round: what a local rule calls while it trains (`Work`), and what remains (`Progress`)."""
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -20,12 +20,13 @@ if TYPE_CHECKING:
 
 _CACHED = 1 << 15  # values worked on at a time
 
-SeedDraw = Callable[[int], np.random.Generator]  # seeds all that is drawn for the minibatch of this number
+# Seeds torch for the draw of this number, and returns the generator for augmentation.
+SeedDraw = Callable[[int], np.random.Generator]
 
 
 @dataclass(frozen=True)
 class Minibatch:
-    """ζ: some rows and, if a rule needs the same ζ twice, the number of its draw (augmentation, dropout)."""
+    """A minibatch ζ: its rows, and a number for its draws (augmentation, dropout) if a rule needs the same ones twice."""
 
     rows: Tensor
     draw: int | None = None
@@ -76,19 +77,20 @@ class GradientMemory:
 
 
 class Progress:
-    """How far a client is in its round: all that is needed to compute what it uploads.
+    """The state of a client's round: everything from which its upload is computed.
 
     Attributes:
-        x: the anchor, which is the model of the broadcast.
+        x: the model of the broadcast (the anchor of SVRG).
         y: the client's own model.
         controls: c, the server's control vectors.
         state: c_i, the client's own vectors.
         slices: the coordinates that it uploads.
         eta: the learning rate of the round.
-        losses: the sum over the minibatches.
+        losses: the sum of the losses of the minibatches so far.
         steps: local steps so far.
         evaluations: gradients of minibatches computed so far.
-        notes: vectors that a rule's `train` leaves for its `changes`.
+        notes: vectors that a rule's `train` stores for later, such as ∇f_i(x) for `changes`. Those of SVRG are "full" and
+            "anchor".
     """
 
     def __init__(
@@ -163,7 +165,7 @@ class Work(Progress):
         return len(self._data)
 
     def minibatches(self) -> Iterator[Minibatch]:
-        """Yield T minibatches: every epoch in a new order, with a smaller last batch if the examples do not divide."""
+        """Yield T minibatches: every epoch in a new order, with a smaller last batch if their number is no multiple of B."""
         total = self._rule.steps(self.examples)
         while self.steps < total:
             for batch in self._epoch():
@@ -173,7 +175,7 @@ class Work(Progress):
                     return
 
     def partition(self, first_draw: int = 0) -> list[Minibatch]:
-        """Return minibatches of all examples with fixed draws: used again, they give the same ζ."""
+        """Return the minibatches of one epoch, each of which can be used again with the same augmentation and dropout."""
         return [replace(batch, draw=first_draw + k) for k, batch in enumerate(self._epoch())]
 
     def _epoch(self) -> list[Minibatch]:
@@ -183,7 +185,7 @@ class Work(Progress):
         return [Minibatch(rows) for rows in order.split(self._rule.batch_size)]
 
     def keep(self, count: int) -> list[Gradient]:
-        """Return memory for this many gradients, until the next client."""
+        """Return memory for this many gradients; it is reused by the next client."""
         return self._gradients.keep(count)
 
     def gradient(self, batch: Minibatch, out: Gradient | None = None, loss_only: bool = False) -> Tensor:
@@ -197,7 +199,7 @@ class Work(Progress):
         return self._flat(self._parts(batch), out, loss_only)
 
     def descend(self, batch: Minibatch, *terms: tuple[float, Tensor]) -> None:
-        """Step: y ← y − η·(∇f_i(y; ζ) + Σ a·v) for (a, v) in `terms`.
+        """Step: y ← y − η·(∇f_i(y; ζ) + Σ a·v) for (a, v) in `terms`, where ∇f_i has weight decay and is clipped.
 
         The gradient is added parameter by parameter, which saves a pass over memory.
         """
@@ -226,7 +228,7 @@ class Work(Progress):
         return g
 
     def _parts(self, batch: Minibatch) -> tuple[Tensor | None, ...]:
-        """Return the gradient of the loss, without weight decay, for each parameter."""
+        """Return the gradient of the loss, without weight decay, for each parameter; count the evaluation and its loss."""
         rng = self._rng if batch.draw is None else self._seed_draw(batch.draw)
         inputs = to_device(self._data.gather(batch.rows, rng), self.y.device)
         loss = self._objective.loss(self._model.module, inputs)
@@ -273,6 +275,6 @@ def _differentiate(loss: object, parameters: list[Tensor]) -> tuple[Tensor | Non
         if set(map(type, gradients)) != {type(None)}:
             return gradients
     raise UserError(
-        "loss: expected one that depends on trainable parameters of the model that it is called with, got one that depends "
+        "loss: expected one that depends on the trainable parameters of the model it is called with, got one that depends "
         "on none; nothing would be trained"
     )
