@@ -33,15 +33,20 @@ def test_gradients_are_those_of_autograd(probes, monkeypatch, way):
         monkeypatch.setattr(torch_private, "plain_differentiate", lambda loss, parameters: "plain")
     assert torch_private._has_engine() is not bool(way)
     draw = torch.Generator().manual_seed(0)
-    a, b, c = (nn.Parameter(torch.randn(n, generator=draw)) for n in ((3, 4), (4, 2), ()))
+    losses = (
+        lambda a, b, c: ((a @ b).tanh() * c).sum(),
+        lambda a, b, c: a.sum(),
+        lambda a, b, c: c,
+        lambda a, b, c: (a @ b).mean()[None],
+    )
     for dtype in (torch.float32, torch.float64, torch.bfloat16):
-        a, b, c = (nn.Parameter(p.detach().to(dtype)) for p in (a, b, c))
-        for loss in (lambda: ((a @ b).tanh() * c).sum(), lambda: a.sum(), lambda: c, lambda: (a @ b).mean()[None]):
-            found = torch_private.differentiate(loss(), (a, b, c))
+        abc = tuple(nn.Parameter(torch.randn(n, generator=draw).to(dtype)) for n in ((3, 4), (4, 2), ()))
+        for loss in losses:
+            found = torch_private.differentiate(loss(*abc), abc)
             if way:
                 assert found == "plain"
                 continue
-            for mine, theirs in zip(found, torch.autograd.grad(loss(), (a, b, c), allow_unused=True), strict=True):
+            for mine, theirs in zip(found, torch.autograd.grad(loss(*abc), abc, allow_unused=True), strict=True):
                 assert (mine is None) == (theirs is None)
                 assert mine is None or torch.equal(mine, theirs)
 

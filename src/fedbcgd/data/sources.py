@@ -129,8 +129,9 @@ def gather_ahead(
         rng: for `gather`, which does not use it here.
         device: where the minibatches go.
     """
-    plain = isinstance(source, (Images, Tensors)) and source.plain
-    if not plain or len(rows) * source.example_size > GATHERED_AHEAD:
+    if not (isinstance(source, (Images, Tensors)) and source.plain):
+        return None
+    if len(rows) * source.example_size > GATHERED_AHEAD:
         return None
     return _split(to_device(source.gather(rows, rng), device), size)
 

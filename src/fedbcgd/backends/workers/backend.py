@@ -2,8 +2,8 @@
 
 Workers get tasks as they become free, in the order of the plan, but the longest of the next few first, so that no core is
 idle for long at the end of a round; and no further ahead than there are upload slots. If tasks are short, a worker gets
-several at a time, and the next before it has finished the last, so that it need not wait for a message. A worker that dies is
-replaced and its tasks run again: every draw comes from (seed, round, client), so the result is the same.
+several at a time, and the next before it has finished the last, so that it need not wait for a message. A worker that dies
+is replaced and its tasks run again: every draw comes from (seed, round, client), so the result is the same.
 """
 
 import contextlib

@@ -91,7 +91,7 @@ Unit = tuple[Assignment, ...]  # one client, or several that are trained in one 
 
 @dataclass(frozen=True)
 class FitRequest:
-    """Train these clients, unit by unit. Where tasks are short there are several: a message takes as long as a small task."""
+    """Train these clients, unit by unit: several units where tasks are as short as a message takes."""
 
     epoch: int
     units: tuple[Unit, ...]
