@@ -15,7 +15,7 @@ It moves each v in `values` to v − eta·(gradient + decay·v): a multiplicatio
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
@@ -26,12 +26,10 @@ from torch import Tensor, nn
 from fedbcgd.core.messages import Allocator
 from fedbcgd.core.vector import Layout
 from fedbcgd.core.work import Gradient, GradientMemory, Minibatch, Progress, Work
-from fedbcgd.data.sources import Source, stacked_gather
+from fedbcgd.data.sources import GATHERED_AHEAD, Source, stacked_gather
 
 if TYPE_CHECKING:
     from fedbcgd.core.local_rule import LocalRule
-
-GATHERED_AHEAD = 1 << 20  # an epoch of at most this many values is gathered before its steps: it stays in the cache
 
 Stacked = dict[str, Tensor]
 StackedGradient = Callable[[Stacked, Tensor, Tensor, Stacked], Tensor]
@@ -68,8 +66,6 @@ class StackMemory(GradientMemory):
 @dataclass(frozen=True)
 class _StackedMinibatch(Minibatch):
     """A minibatch for each client: `rows` has one row of positions per client."""
-
-    examples: tuple[Tensor, Tensor] | None = None  # (x, y) of the minibatch if gathered ahead
 
     @property
     def size(self) -> int:
@@ -116,21 +112,24 @@ class Stack(Work):
     def examples(self) -> int:
         return self._examples
 
-    def _epoch(self) -> list[Minibatch]:
+    def partition(self, first_draw: int = 0) -> list[Minibatch]:
+        return [replace(batch, draw=first_draw + k) for k, batch in enumerate(self._epoch(self._examples))]
+
+    def _epoch(self, most: int) -> list[Minibatch]:
         order = torch.from_numpy(np.stack([rng.permutation(self._examples) for rng in self._rngs]))
-        order = order.to(self._data_device)  # once an epoch, not with every batch
         size = self._rule.batch_size
+        order = order.to(self._data_device)[:, : most * size]  # once an epoch, not with every batch
         batches = order.split(size, dim=1)
         if order.numel() * self._example_size > GATHERED_AHEAD:
             return [_StackedMinibatch(rows) for rows in batches]
         x, y = self._gather(order)
-        examples = zip(x.split(size, dim=1), y.split(size, dim=1), strict=True)
-        return [_StackedMinibatch(rows, examples=pair) for rows, pair in zip(batches, examples, strict=True)]
+        inputs = zip(x.split(size, dim=1), y.split(size, dim=1), strict=True)
+        return [_StackedMinibatch(rows, inputs=pair) for rows, pair in zip(batches, inputs, strict=True)]
 
     def _load(self, batch: Minibatch) -> tuple[Tensor, Tensor]:
         assert isinstance(batch, _StackedMinibatch)
         self.evaluations += 1
-        return batch.examples or self._gather(batch.rows)
+        return batch.inputs or self._gather(batch.rows)
 
     def gradient(self, batch: Minibatch, out: Gradient | None = None, loss_only: bool = False) -> Tensor:
         x, y = self._load(batch)

@@ -164,7 +164,7 @@ class FlatModel:
         for name, view in views.items():
             view.copy_(tensors[name].detach())
             replaced[id(tensors[name])] = view
-        self.parameters = [tensors[e.name] for e in layout.parameters]
+        self.parameters = tuple(tensors[e.name] for e in layout.parameters)
         self.views = [replaced[id(p)] for p in self.parameters]  # the parameters' memory, without autograd
         self._address = [view.data_ptr() for view in self.views]
         self.strides = [view.stride() for view in self.views]
