@@ -35,7 +35,7 @@ class Federation:
         rows = np.arange(clients * 2) % 1000
         parts = split(Tensors((torch.zeros(1000, 1), torch.zeros(1000))), np.split(rows, clients))
         algorithm = make_algorithm(name, blocks=N, divider="even", shared="none", local_steps=1, batch_size=2)
-        job = make_job(Vector(d), parts, algorithm, None, 0, loss)
+        job = make_job(Vector(d), parts, algorithm, None, 0, loss=loss)
         server = make_server(job, cohort, Stop(rounds=1))
         self._store = StateStore(algorithm.state_names, job.layout.dim, job.layout.dtype, path)
         self._backend = make_backend(job, self._store, cohort, Placement())

@@ -83,10 +83,7 @@ def test_images_lie_in_channels_last_only_where_loss_and_metrics_take_them(goal,
     """The weights do all the same."""
     clients = in_colour()
     test = clients[0]
-    job = make_job(
-        Colours(), clients, fedbcgd.make_algorithm("fedavg"), test, 0, *map(goal.get, ("loss", "metrics")),
-        channels_last=given,
-    )  # fmt: skip
+    job = make_job(Colours(), clients, fedbcgd.make_algorithm("fedavg"), test, 0, channels_last=given, **goal)
     assert job.module.conv.weight.is_contiguous(memory_format=torch.channels_last)
     held = [as_source(data, "client").tensors[0] for data in (*job.clients, job.test)]
     assert [x.is_contiguous() for x in held] == [bool(goal)] * 4

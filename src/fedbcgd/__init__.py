@@ -69,7 +69,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name == "flower":  # a package of its own, for those who have Flower
+    if name == "flower":  # needs the extra `flower`
         return import_module("fedbcgd.flower")
     if name not in _HOME:
         raise AttributeError(f"module 'fedbcgd' has no attribute {name!r}")

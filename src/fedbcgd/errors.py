@@ -11,7 +11,7 @@ class UserError(ValueError):
 
 
 class Diverged(RuntimeError):
-    """The server refused every upload of several rounds in a row, so training cannot recover.
+    """The server refused at least two thirds of the uploads in several successive rounds, so training cannot recover.
 
     Attributes:
         result: what `simulate` had computed until then; None if another caller raised the error.
@@ -21,11 +21,11 @@ class Diverged(RuntimeError):
 
 
 class NothingAccepted(RuntimeError):
-    """No upload was accepted in several rounds in a row, on Flower: going on cannot help."""
+    """No upload was accepted in several successive rounds, on Flower, so that continuing cannot help."""
 
 
 class WorkerLost(RuntimeError):
-    """One task ended several worker processes."""
+    """Several worker processes were lost with the same task, or could not be started."""
 
 
 def did_you_mean(name: str, allowed: Iterable[str]) -> str:
@@ -38,7 +38,7 @@ def unknown(kind: str, name: str, allowed: Iterable[str]) -> UserError:
     """Make the error for a name that does not exist.
 
     Args:
-        kind: what the name stands for, such as "algorithm".
+        kind: what the name stands for, such as "algorithm"; or the field that has it.
         name: the name that the user wrote.
         allowed: all names that exist.
 
@@ -46,7 +46,7 @@ def unknown(kind: str, name: str, allowed: Iterable[str]) -> UserError:
         An error that suggests the most similar name and lists all.
     """
     names = sorted(allowed)
-    return UserError(f"unknown {kind} {name!r}.{did_you_mean(name, names)} Known: {', '.join(names) or 'none'}.")
+    return UserError(f"{kind}: expected one of {', '.join(names) or 'none'}, got {name!r}.{did_you_mean(name, names)}")
 
 
 # Options by the names that other libraries and papers have for them.

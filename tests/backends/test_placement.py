@@ -16,11 +16,17 @@ WRONG = {
     "workers of this process": ({"backend": "inprocess", "workers": 2}, "workers: expected none .*'inprocess', got 2"),
     "part of a worker": ({"workers": 1.5}, "workers: expected an integer.*1.5"),
     "fewer than none": ({"workers": -1}, "workers: expected an integer ≥ 0, got -1"),
-    "an address for workers": ({"address": "auto"}, "address.*only with backend = 'ray'"),
-    "a GPU for workers": ({"gpus": 0.5, "device": "cuda"}, "gpus.*only with backend = 'ray'"),
+    "an address for workers": (
+        {"address": "auto"},
+        "address: expected none with backend = 'workers', got 'auto'; .*'ray'",
+    ),
+    "a GPU for workers": (
+        {"gpus": 0.5, "device": "cuda"},
+        "gpus: expected none with backend = 'workers', got 0.5; .*'ray'",
+    ),
     "less than no GPU": ({"backend": "ray", "gpus": -1.0}, "gpus: expected a number ≥ 0"),
     "not a number": ({"backend": "ray", "gpus": "half"}, "gpus.*'half'"),
-    "a GPU and a half": ({"backend": "ray", "gpus": 1.5, "device": "cuda"}, "gpus.*share up to 1 or a whole"),
+    "a GPU and a half": ({"backend": "ray", "gpus": 1.5, "device": "cuda"}, "gpus: expected at most 1 or a whole"),
     "a GPU unused": ({"backend": "ray", "gpus": 0.5}, "gpus.*device = 'cpu'"),
     "a GPU missing": (
         {"backend": "ray", "gpus": 0.0, "device": "cuda:0"},
@@ -56,15 +62,15 @@ def test_the_backend_may_change_when_a_run_goes_on():
 
 
 def test_with_ray_the_server_stays_on_the_cpu():
-    assert Placement("ray", device="cuda").home == "cpu"
-    assert Placement(device="cuda").home == "cuda"
+    assert Placement("ray", device="cuda").local_device == "cpu"
+    assert Placement(device="cuda").local_device == "cuda"
 
 
 def test_without_the_extra_it_is_named(net, toys, tmp_path, monkeypatch):
     from fedbcgd.runs.execute import execute
 
     monkeypatch.setitem(sys.modules, "ray", None)
-    words = r"backend 'ray' needs the extra `ray`: pip install 'fedbcgd\[ray\]'"
+    words = r"backend 'ray': expected the extra `ray`, got none: pip install 'fedbcgd\[ray\]'"
     with pytest.raises(UserError, match=words):
         simulate(net(), toys(), rounds=1, backend="ray")
     config = configuration.check({"run": {"rounds": 1, "backend": "ray"}}, "test")
@@ -92,10 +98,11 @@ def test_a_backend_is_one_entry(net, toys, monkeypatch):
     assert log == ["installed", "early", ("make", 6, None)]
     assert all(torch.equal(a, b) for a, b in zip(ends[0].parameters(), ends[1].parameters(), strict=True))
     config = configuration.check({"run": {"rounds": 1, "backend": "mine", "device": "cuda"}}, "test")
-    assert (config.placement.entry, config.placement.home) == (entry, "cpu")
+    assert (config.placement.entry, config.placement.local_device) == (entry, "cpu")
     images = [(torch.randn(4, 1, 2, 2), torch.randint(3, (4,)))] * 2
     with pytest.raises(
-        UserError, match="batch_clients: expected backend = 'inprocess' or 'workers' with it, got 'mine'"
+        UserError,
+        match=r"batch_clients: expected none with backend = 'mine', got 2; .* backend = 'inprocess' or 'workers'",
     ):
         simulate(Logistic(3, (1, 2, 2)), images, "fedavg", rounds=1, backend="mine", batch_clients=2)
     with pytest.raises(UserError, match=r"network\.crash: expected backend = 'workers'.* got 'mine'"):
@@ -141,7 +148,7 @@ def test_several_runs_keep_what_they_share_once(monkeypatch):
         yield
         log.append("left")
 
-    monkeypatch.setitem(BACKENDS, "ray", dataclasses.replace(BACKENDS["ray"], keep=keep))
+    monkeypatch.setitem(BACKENDS, "ray", dataclasses.replace(BACKENDS["ray"], shared_by_runs=keep))
     with keep_for([Placement(), Placement("ray", 3), Placement("ray", 4)]):
         assert log == [3]
     assert log == [3, "left"]

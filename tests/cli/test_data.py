@@ -85,7 +85,7 @@ def test_a_life(fedbcgd, file, tmp_path):
     code, out, _ = fedbcgd("data", "remove", "mine")
     assert (code, out) == (0, "mine removed\n")
     assert os.listdir(tmp_path / "cache") == []
-    assert "unknown data set here 'mine'" in refused(fedbcgd, "data", "remove", "mine")
+    assert "got 'mine'" in refused(fedbcgd, "data", "remove", "mine")
 
 
 def test_list_names_what_could_be_had(fedbcgd, tmp_path):
@@ -130,7 +130,7 @@ def test_get_of_what_is_here(fedbcgd, file, tmp_path):
     (tmp_path / "cache" / "mine.safetensors").rename(tmp_path / "cache" / "mnist.safetensors")
     code, out, _ = fedbcgd("data", "get", "mnist")
     assert code == 0
-    assert out == f"mnist is available: {tmp_path}/cache/mnist.safetensors; --again downloads it anew\n"
+    assert out == f"mnist is on this machine already: {tmp_path}/cache/mnist.safetensors; --again downloads it again\n"
 
 
 def test_get_that_finds_nothing_says_what_to_do(fedbcgd, tmp_path, monkeypatch):
@@ -153,18 +153,18 @@ def test_get_that_finds_nothing_says_what_to_do(fedbcgd, tmp_path, monkeypatch):
         (["get", "minst"], "Did you mean 'mnist'"),
         (["add", "Mine", "FILE"], "for a data set, got 'Mine'"),
         (["add", "../mine", "FILE"], "for a data set, got '../mine'"),
-        (["add", "embedded", "FILE"], "is reserved"),
-        (["add", "mine", "nowhere"], "nowhere does not exist"),
-        (["add", "mine", "FILE/below"], "mine.npz/below does not exist"),
-        (["add", "mine", "."], "holds no data set of a known format"),
+        (["add", "embedded", "FILE"], "not reserved in configurations"),
+        (["add", "mine", "nowhere"], "nowhere: expected a file or a folder, got none"),
+        (["add", "mine", "FILE/below"], "mine.npz/below: expected a file or a folder, got none"),
+        (["add", "mine", "."], "got none of these"),
         (["add", "mnist", "FILE"], "mine.npz is not MNIST: shape: expected (1, 28, 28), got (3, 5, 6)"),
-        (["add", "mine", "FILE", "--test-share", "0.5"], "has 3; leave it out"),
-        (["add", "mine", "FILE", "--test-share", "nan"], "has 3; leave it out"),
-        (["show", "mnist"], "MNIST is not here yet"),
-        (["show", "mine"], "unknown data set 'mine'"),
+        (["add", "mine", "FILE", "--test-share", "0.5"], "3 test images, got"),
+        (["add", "mine", "FILE", "--test-share", "nan"], "3 test images, got"),
+        (["show", "mnist"], "MNIST is not on this machine yet"),
+        (["show", "mine"], "got 'mine'"),
         (["show", "a/b"], "for a data set, got 'a/b'"),
-        (["remove", "mine"], "unknown data set here 'mine'"),
-        (["remove", "../cache"], "unknown data set here"),
+        (["remove", "mine"], "got 'mine'"),
+        (["remove", "../cache"], "got '../cache'"),
         (["show", "embedded", "--out", "no/such/folder.png"], "no/such/folder.png could not be written"),
     ],
 )
@@ -189,7 +189,7 @@ def test_calls_that_are_none(fedbcgd, args):
 def test_nan_is_no_share(fedbcgd, tmp_path):
     np.savez(tmp_path / "mine.npz", x_train=X, y_train=Y)
     message = refused(fedbcgd, "data", "add", "mine", tmp_path / "mine.npz", "--test-share", "nan")
-    assert "leaves train or test empty" in message
+    assert "leaves images in train and test" in message
 
 
 def test_a_share_and_a_size(fedbcgd, tmp_path):
@@ -223,6 +223,7 @@ def test_a_hostile_archive_as_a_real_process(file, tmp_path):
     assert done.returncode == 2
     assert done.stdout == ""
     assert done.stderr == (
-        f"fedbcgd: {tmp_path}/evil.tar.gz holds '../../\\x1b[31mevil\\n', a name that leads out of the archive: refused\n"
+        f"fedbcgd: {tmp_path}/evil.tar.gz: expected names inside the archive, got '../../\\x1b[31mevil\\n', which "
+        "leads out of it\n"
     )
     assert sorted(tmp_path.rglob("*")) == before

@@ -33,7 +33,7 @@ def test_a_page_of_real_runs(tmp_path):
     for words in ("upload_wait_bytes", "block_bytes", '"classes": ["T-shirt', '"algorithm.momentum"'):
         assert words in html
     missing = fedbcgd("report", "nowhere", cwd=tmp_path, check=2)
-    assert missing.stderr.startswith("fedbcgd: nowhere is not a folder")
+    assert missing.stderr.startswith("fedbcgd: nowhere: expected the folder of a run")
 
     (tmp_path / "empty").mkdir()
     empty = fedbcgd("report", "empty", "--out", "empty.html", cwd=tmp_path, check=2)

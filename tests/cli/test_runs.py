@@ -74,10 +74,13 @@ def test_json(place):
 @pytest.mark.parametrize(
     ("args", "words"),
     [
-        (["run", "absent.toml", "--out", "x"], "does not exist"),
+        (["run", "absent.toml", "--out", "x"], "expected a configuration file, got none; `fedbcgd init absent.toml`"),
         (["run", "run.toml"], "--out"),
         (["run", "run.toml", "--out", "x", "--set", "run.roundz=3"], "Did you mean 'rounds'"),
-        (["run", "run.toml", "--out", "x", "--set", "algorithm.lr=0"], "lr: expected a number greater than 0, got 0"),
+        (
+            ["run", "run.toml", "--out", "x", "--set", "algorithm.lr=0"],
+            "run.toml: algorithm.lr: expected a number greater than 0, got 0",
+        ),
         (["run", "run.toml", "--out", "x", "--set", "run.budget=0.01"], "budget: expected at least 0.333 d"),
         (["run", "run.toml", "--out", "/proc/nowhere"], "/proc/nowhere could not be created"),
         (
@@ -87,14 +90,14 @@ def test_json(place):
         (["compare", "run.toml", "--algorithms", "fedavg,fedagv", "--out", "x"], "'fedagv'"),
         (["compare", "run.toml", "--algorithms", "fedavg,fedavg", "--out", "x"], "expected each name once"),
         (["compare", "run.toml", "--algorithms", ",", "--out", "x"], "expected at least one name, got none"),
-        (["sweep", "run.toml", "--grid", "lr", "--out", "x"], "--grid lr"),
+        (["sweep", "run.toml", "--grid", "lr", "--out", "x"], "--grid: expected option=value,value"),
         (["sweep", "run.toml", "--grid", "lr=0.1,-1", "--out", "x"], "greater than 0"),
         (["sweep", "run.toml", "--grid", "blocks=2", "--grid", "blocks=3", "--out", "x"], "expected each option once"),
         (["blocks", "lenet"], "Did you mean 'lenet5'"),
         (["blocks", "lenet5", "--blocks", "0"], "an integer ≥ 1"),
         (
             ["blocks", "lenet5", "--divider", "1,2", "--blocks", "3"],
-            "expected sizes of 3 blocks, as blocks says, got 2",
+            "expected 3 sizes, as many as blocks, got 2",
         ),
         (["blocks", "lenet5", "--divider", "evn"], "Did you mean 'even'"),
         (["blocks", "lenet5", "--shape", "32"], "channels,height,width"),
@@ -109,7 +112,7 @@ def test_mistakes(place, args, words):
 def test_a_run_that_is_no_table(place):
     (place / "run.toml").write_text("run = 3")
     done = fedbcgd("run", "run.toml", "--out", "x", cwd=place, check=2)
-    assert "run.toml: run: expected a dictionary or instance of Run, got 3" in " ".join(done.stderr.split())
+    assert "run.toml: run: expected a table, got 3" in " ".join(done.stderr.split())
 
 
 @pytest.mark.parametrize(
@@ -130,14 +133,14 @@ def test_a_run_that_is_no_table(place):
 def test_workers_are_prepared_where_a_file_looks_as_if_it_had_some(tmp_path, monkeypatch, text, sets, early):
     """Whatever is wrong with the file is said by others."""
     from fedbcgd.backends.workers import processes
-    from fedbcgd.cli.common import expect_workers
+    from fedbcgd.cli.common import start_workers_early
 
     started = []
     monkeypatch.setattr(processes, "start_early", lambda: started.append(True))
     (tmp_path / "run.toml").write_text(text)
-    expect_workers(tmp_path / "run.toml", sets)
+    start_workers_early(tmp_path / "run.toml", sets)
     assert started == [True] * early
-    expect_workers(tmp_path / "absent.toml", sets)
+    start_workers_early(tmp_path / "absent.toml", sets)
     assert len(started) == early
 
 
@@ -195,7 +198,7 @@ def test_an_extension_that_was_killed_is_not_taken_for_finished(place):
     refused = fedbcgd(*args, "--budget", "2", cwd=place, check=None)  # it may have gone past 2 d, or not
     assert refused.returncode in (0, 2)
     if refused.returncode:
-        assert "past what is asked for" in refused.stderr
+        assert "run.rounds, run.budget: expected at least round" in refused.stderr
     assert "finished before" not in refused.stderr
 
 
@@ -268,7 +271,7 @@ def test_damaged_folders(place, damage):
     else:
         assert str(out.name) in done.stderr
     if damage in ("metrics", "cut"):
-        assert "out/metrics.jsonl is damaged: 1 of 1 rows are lost, and the run goes on without them" in done.stderr
+        assert "out/metrics.jsonl is damaged: 1 of 1 rows are lost, and the run continues without them" in done.stderr
 
 
 def test_the_file_that_init_writes_works_for_every_algorithm(tmp_path):
@@ -343,7 +346,7 @@ def test_hours_to_a_target_under_each_profile(place):
     assert " s on the clock of its network; everything is in one" in done.stdout
     run = "out/fedbcgd/seed-0"
     done = fedbcgd("hours", run, "--network", "own,datacentre", cwd=place)
-    for word in ("own", "datacentre", "who served each block (the own network)", "fair 0.5", " s "):
+    for word in ("own", "datacentre", "who served each block (the run's own network)", "fair 0.5", " s "):
         assert word in done.stdout
     done = fedbcgd("hours", run, "--json", cwd=place)
     *found, lean = map(json.loads, done.stdout.splitlines())
@@ -357,14 +360,14 @@ def test_hours_to_a_target_under_each_profile(place):
     assert 4 < first["hours"] < 4.01  # two rounds, an hour of latency each way
     assert lean["network"] == "links.csv"
     for wrong, word in {
-        "--network=": "expected names with commas, of 4g",
+        "--network=": "expected names separated by commas, of 4g",
         "--target=80": "an accuracy > 0 and ≤ 1",
     }.items():
         assert word in fedbcgd("hours", run, wrong, cwd=place, check=2).stderr
-    assert "not the folder of a run" in fedbcgd("hours", f"{run}/metrics.jsonl", cwd=place, check=2).stderr
+    assert "expected the folder of a run" in fedbcgd("hours", f"{run}/metrics.jsonl", cwd=place, check=2).stderr
     wrong = fedbcgd("hours", run, "--network", "5g", cwd=place, check=2)
     assert "Did you mean '4g'" in wrong.stderr
-    assert "not the folder of a run" in fedbcgd("hours", "out", cwd=place, check=2).stderr
+    assert "expected the folder of a run" in fedbcgd("hours", "out", cwd=place, check=2).stderr
 
 
 def test_sweep_never_looks_at_the_test_set(place):
@@ -410,7 +413,7 @@ def test_sigterm_writes_a_checkpoint(place):
     process.terminate()
     _, errors = process.communicate(timeout=60)
     assert process.returncode == 130
-    assert "--resume goes on from there" in errors
+    assert "--resume continues from there" in errors
     assert (place / "out" / "checkpoint" / "server.safetensors").exists()
 
 

@@ -244,13 +244,15 @@ def move(model):
 
 @pytest.mark.parametrize("name", [*CORRECTED, *ANCHORED])
 def test_an_optimiser_of_ones_own_is_refused(net, toys, name):
-    with pytest.raises(UserError, match=r"client \d, round 1: .* corrects gradients: step with config.optimizer"):
+    with pytest.raises(
+        UserError, match=r"train: expected steps of config.optimizer.*, got none; .* \(client \d, round 1\)"
+    ):
         go(net, toys(), name, stepping(own))
 
 
 @pytest.mark.parametrize("name", CORRECTED)
 def test_other_moves_beside_corrected_steps_are_refused(net, toys, name):
-    with pytest.raises(UserError, match="moved by something else than steps of"):
+    with pytest.raises(UserError, match=r"expected only steps of config.optimizer\(.*got another change"):
         go(net, toys(), name, stepping(ours, after=move))
 
     def between(model, data, config):
@@ -258,21 +260,27 @@ def test_other_moves_beside_corrected_steps_are_refused(net, toys, name):
         stepping(own)(model, data, config)
         through_config(model, data, config)
 
-    with pytest.raises(UserError, match="moved by something else"):
+    with pytest.raises(UserError, match="got another change"):
         go(net, toys(), name, between)
 
 
 @pytest.mark.parametrize(
     ("make_optimizer", "why"),
     [
-        (lambda m, c: c.optimizer(m.parameters(), momentum=0.9), "no momentum"),
-        (lambda m, c: c.optimizer(m.parameters(), torch.optim.Adam), "plain SGD.*not Adam"),
-        (lambda m, c: c.optimizer(list(m.parameters())[:-1]), r"'4.bias' of the model is not in the optimiser"),
+        (
+            lambda m, c: c.optimizer(m.parameters(), momentum=0.9),
+            r"expected an optimiser without momentum, got momentum = 0.9",
+        ),
+        (
+            lambda m, c: c.optimizer(m.parameters(), torch.optim.Adam),
+            "expected torch.optim.SGD, got Adam; .* plain SGD",
+        ),
+        (lambda m, c: c.optimizer(list(m.parameters())[:-1]), "got one without '4.bias'"),
         (
             lambda m, c: c.optimizer([{"params": m[0].parameters()}, {"params": m[2:].parameters(), "lr": 1}]),
-            "one rate",
+            "expected one lr for all parameters, got 0.1, 1;",
         ),
-        (lambda m, c: c.optimizer(m.parameters(), lr=0.0), "every step had lr = 0"),
+        (lambda m, c: c.optimizer(m.parameters(), lr=0.0), "got lr = 0 in all of them"),
         (lambda m, c: c.optimizer(m.parameters(), fused=True), "fused"),
     ],
 )
@@ -285,7 +293,7 @@ def test_controls_need_plain_sgd_on_all_parameters(net, toys, name, make_optimiz
 def test_derived_controls_need_the_algorithms_rate(net, toys):
     train = stepping(lambda m, c: c.optimizer(m.parameters(), lr=0.05))
     assert go(net, toys(), "scaffold", train).rounds == 3
-    with pytest.raises(UserError, match=r"lr = 0.1 .*mean rate of the steps was 0.05"):
+    with pytest.raises(UserError, match=r"expected lr = 0.1 .*got 0.05 in the mean"):
         go(net, toys(), "scaffold", train, derived=True)
 
 
@@ -300,7 +308,7 @@ def test_svrg_needs_closures_of_one_minibatch(net, toys):
         batches = minibatches(data, config)
         optimizer.step(lambda: step(model, optimizer, *next(batches))())
 
-    with pytest.raises(UserError, match="two gradients at the same point"):
+    with pytest.raises(UserError, match="at one point, got two different"):
         go(net, toys((9,) * 4), "fedbcgd+", another_batch_each_time)
 
 
@@ -355,7 +363,7 @@ def test_a_rule_that_does_not_know_of_own_training_is_refused(net, toys):
 
     base = make_algorithm("fedavg", lr=0.1)
     algorithm = Algorithm("signs", base.uplink, Signs(lr=0.1), base.server, base.codec)
-    with pytest.raises(UserError, match="steps of its own"):
+    with pytest.raises(UserError, match="train: expected none with local rule 'Signs'"):
         simulate(net(), toys(), algorithm, rounds=1, workers=0, train=plain_sgd)
 
 
@@ -486,10 +494,10 @@ def untie(model):
 @pytest.mark.parametrize(
     ("change", "why"),
     [
-        (rename, r"it lacks second.weight; it has third.weight besides"),
-        (widen, r"'first.weight' had shape \(3, 4\) before training, \(5, 4\) after it"),
-        (thaw, "'body.bias' is frozen or tied"),
-        (untie, "'second.weight' is frozen or tied"),
+        (rename, "got one without second.weight and with third.weight besides; wrap"),
+        (widen, r"expected 'first.weight' to keep its shape \(3, 4\), got \(5, 4\)"),
+        (thaw, "expected 'body.bias' to stay as it was"),
+        (untie, "expected 'second.weight' to stay as it was"),
     ],
 )
 def test_a_model_that_cannot_be_read_back_is_refused(toys, change, why):
@@ -607,12 +615,14 @@ def test_a_number_is_the_loss_and_none_is_nothing(net, toys, returned, loss):
     ("returned", "why"),
     [
         ("loss", "got str"),
-        ({"confusion": [1, 2]}, "'confusion' is list"),
-        ({"loss": torch.zeros(2)}, "'loss' is Tensor"),
+        ({"confusion": [1, 2]}, "expected numbers in the returned dictionary, got 'confusion' of type list"),
+        ({"loss": torch.zeros(2)}, "got 'loss' of type Tensor"),
+        ({"loss": torch.tensor(1j)}, "got 'loss' of type Tensor"),
+        ({"steps": 10**400}, "got 'steps' of type int"),
         ({f"m{k}": 1.0 for k in range(33)}, "at most 32"),
         ({"x" * 101: 1.0}, "1 to 100 printable"),
         ({"a\nb": 1.0}, "1 to 100 printable"),
-        ({"num-examples": 0}, "n ≥ 1"),
+        ({"num-examples": 0}, 'expected "num-examples" ≥ 1 .*got 0'),
     ],
 )
 def test_other_results_are_refused(net, toys, returned, why):
@@ -672,7 +682,8 @@ def test_an_error_names_the_users_line_the_client_and_the_round(net, toys, worke
 
 def test_loaders_without_a_training_function_are_refused(net, toys):
     with pytest.raises(
-        UserError, match=r"client 0 is a DataLoader; pass the data set in it \(loader.dataset\).*train=…"
+        UserError,
+        match=r"client 0: expected a data set, got a DataLoader; pass the data set in it \(loader.dataset\).*train=…",
     ):
         go(net, [DataLoader(TensorDataset(*data)) for data in toys()])
 

@@ -84,14 +84,14 @@ def test_names_that_lead_out_are_refused(tmp_path, kind, name):
     path = pack(PICTURES | {name: plain((9, 9, 9))}, tmp_path / "set", kind)
     message = refusal(tmp_path, path)
     assert repr(name) in message
-    assert "leads out of the archive: refused" in message
+    assert "leads out of it" in message
 
 
 @pytest.mark.parametrize("kind", ["zip", "tar"])
 @pytest.mark.parametrize("name", ["a\nfedbcgd: all is well.png", "\x1b[2J.png", "bell\x07/a.png", "c1\x9b31m.png"])
 def test_names_that_a_terminal_would_follow_are_refused(tmp_path, kind, name):
     path = pack(PICTURES | {f"train/{name}": plain((9, 9, 9))}, tmp_path / "set", kind)
-    assert "control characters: refused" in refusal(tmp_path, path)
+    assert "expected printable names" in refusal(tmp_path, path)
 
 
 @pytest.mark.parametrize(
@@ -110,7 +110,7 @@ def test_links_and_devices_in_a_tar_are_refused(tmp_path, kind, link):
     with tarfile.open(path, "w") as tar:
         tar.addfile(member("train/cat/x.png", kind, link))
     message = refusal(tmp_path, path)
-    assert "'train/cat/x.png', a link, a device or a sparse file: refused" in message
+    assert "'train/cat/x.png', a link, a device or a sparse file" in message
 
 
 def test_a_sparse_file_in_a_tar_is_refused(tmp_path):
@@ -121,7 +121,7 @@ def test_a_sparse_file_in_a_tar_is_refused(tmp_path):
     block[148:156] = b"%06o\0 " % (sum(block[:148]) + 8 * 32 + sum(block[156:]))
     (tmp_path / "a.tar").write_bytes(bytes(block) + bytes(1024))
     with memory_below(4):
-        assert "sparse file: refused" in refusal(tmp_path, tmp_path / "a.tar")
+        assert "sparse file" in refusal(tmp_path, tmp_path / "a.tar")
 
 
 def test_a_link_in_a_zip_is_only_a_small_file(tmp_path):
@@ -130,7 +130,7 @@ def test_a_link_in_a_zip_is_only_a_small_file(tmp_path):
     path = tmp_path / "a.zip"
     with zipfile.ZipFile(path, "w") as archive:
         archive.writestr(info, "/etc/passwd")
-    assert "link.png is no image that can be read" in refusal(tmp_path, path)
+    assert "link.png: expected an image" in refusal(tmp_path, path)
 
 
 def test_a_zip_that_declares_too_much_is_refused_unread(tmp_path):
@@ -287,18 +287,19 @@ def test_what_is_no_archive_is_refused(tmp_path):
 
 def test_what_is_not_there_or_no_file_is_refused(tmp_path):
     os.mkfifo(tmp_path / "pipe")
-    assert refusal(tmp_path, tmp_path / "none") == f"{tmp_path}/none does not exist"
-    assert refusal(tmp_path, tmp_path / "none.npz") == f"{tmp_path}/none.npz does not exist"
-    assert refusal(tmp_path, tmp_path / "pipe").endswith("is no file or folder")
+    for name in ("none", "none.npz"):
+        message = refusal(tmp_path, tmp_path / name)
+        assert message == f"{tmp_path}/{name}: expected a file or a folder, got none: it does not exist"
+    assert refusal(tmp_path, tmp_path / "pipe").endswith("got something else")
     assert "File name too long" in refusal(tmp_path, tmp_path / ("x" * 300))
     assert "File name too long" in refusal(tmp_path, tmp_path / ("x" * 300 + ".npz"))
 
 
 def test_an_empty_folder_says_what_is_known(tmp_path):
     (tmp_path / "nothing").mkdir()
-    assert "Known are: CIFAR" in refusal(tmp_path, tmp_path / "nothing")
+    assert "expected CIFAR" in refusal(tmp_path, tmp_path / "nothing")
 
 
 def test_a_folder_that_looks_like_an_npz_file(tmp_path):
     path = pack({"x.txt": npz(x=1)}, tmp_path / "a.npz", "folder")
-    assert "holds no data set" in refusal(tmp_path, path)
+    assert "got none of these" in refusal(tmp_path, path)

@@ -75,7 +75,9 @@ def test_kinds_that_are_not_listed_are_refused_whatever_their_name(tmp_path, kin
     """Each of Pillow's decoders can be attacked, and some start other programs."""
     files = {"train/a/0.png": saved("RGB", kind), "test/a/0.png": plain((1, 2, 3))}
     message = refusal(tmp_path, pack(files, tmp_path / "set", "folder"))
-    assert message.endswith("train/a/0.png is no image that can be read, or is damaged: cannot identify image file")
+    assert message.endswith(
+        "train/a/0.png: expected an image, got a file that is none or is damaged: cannot identify image file"
+    )
 
 
 def png(width, height, *chunks, body=b""):
@@ -242,15 +244,23 @@ def test_tiny_imagenet(tmp_path, kind):
     [
         ("words.txt", None, "got one without tiny-imagenet-200/words.txt"),
         ("val/val_annotations.txt", None, "got one without tiny-imagenet-200/val/val_annotations.txt"),
-        ("wnids.txt", b"n01\n", "is of class 'n02', which wnids.txt does not list"),
-        ("wnids.txt", b"", "which wnids.txt does not list"),
-        ("val/val_annotations.txt", b"", "has 3 training and 0 validation images"),
-        ("val/val_annotations.txt", b"val_9.JPEG\tn01\t0\n", "line for 'val_9.JPEG' that fits no image and class"),
-        ("val/val_annotations.txt", b"val_0.JPEG\tn77\t0\n", "that fits no image and class"),
-        ("val/val_annotations.txt", b"val_0.JPEG\n", "that fits no image and class"),
-        ("val/val_annotations.txt", b"../../train/n01/images/n01_0.JPEG\tn01\n", "that fits no image and class"),
+        ("wnids.txt", b"n01\n", "expected the classes of wnids.txt, got 'n02'"),
+        ("wnids.txt", b"", "expected the classes of wnids.txt"),
+        ("val/val_annotations.txt", b"", "expected training and validation images, got 3 and 0"),
+        (
+            "val/val_annotations.txt",
+            b"val_9.JPEG\tn01\t0\n",
+            "lines that name an image and its class, got one for 'val_9.JPEG'",
+        ),
+        ("val/val_annotations.txt", b"val_0.JPEG\tn77\t0\n", "lines that name an image and its class"),
+        ("val/val_annotations.txt", b"val_0.JPEG\n", "lines that name an image and its class"),
+        (
+            "val/val_annotations.txt",
+            b"../../train/n01/images/n01_0.JPEG\tn01\n",
+            "lines that name an image and its class",
+        ),
         ("val/images/val_0.JPEG", plain((0, 0, 0), 63, 64, "JPEG"), "expected images of one size"),
-        ("val/images/val_0.JPEG", b"\xff\xd8\xff", "val_0.JPEG is no image that can be read"),
+        ("val/images/val_0.JPEG", b"\xff\xd8\xff", "val_0.JPEG: expected an image"),
     ],
 )
 def test_tiny_imagenet_with_something_wrong(tmp_path, file, data, words):

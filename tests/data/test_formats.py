@@ -156,14 +156,14 @@ def test_one_of_several_data_sets_is_picked_by_its_name(tmp_path):
     path = pack(files, tmp_path / "e", "zip")
     assert read(path, "emnist-balanced").train.labels.tolist() == [5, 1]
     message = refusal(tmp_path, path, "mine")
-    assert "several data sets: emnist-balanced, emnist-letters; add one of them under its name" in message
+    assert "expected one data set, got emnist-balanced, emnist-letters; add one of them under its name" in message
 
 
 def test_files_that_macos_adds_are_passed_over(tmp_path):
     files = mnist(X, [0, 1], X, [1, 0], "emnist-digits-")
     hidden = {f"__MACOSX/._{name}": b"\0\5\x16\7" for name in files}
     assert read(pack(files | hidden, tmp_path / "e", "zip")).train.labels.tolist() == [0, 1]
-    assert "holds no data set" in refusal(tmp_path, pack(hidden, tmp_path / "h", "zip"))
+    assert "got none of these" in refusal(tmp_path, pack(hidden, tmp_path / "h", "zip"))
 
 
 @pytest.mark.parametrize(
@@ -208,22 +208,22 @@ GOOD = {"x_train": X, "y_train": [0, 1], "x_test": X, "y_test": [1, 1]}
             "expected train images as uint8 of shape (n, height, width) or (n, height, width, channels), got float64",
         ),
         ({"x_train": X[0]}, "expected train images as uint8"),
-        ({"x_train": X[:0], "y_train": np.array([], int)}, "train holds no images"),
-        ({"x_test": X[:, :1]}, "train and test images differ in shape: (2, 3, 1) and (1, 3, 1)"),
-        ({"y_train": [0, 1, 1]}, "train has 2 images but 3 labels"),
-        ({"y_train": [0, -1]}, "has the label -1; expected labels from 0"),
+        ({"x_train": X[:0], "y_train": np.array([], int)}, "train: expected images, got none"),
+        ({"x_test": X[:, :1]}, "expected test images of shape (2, 3, 1), as in training, got (1, 3, 1)"),
+        ({"y_train": [0, 1, 1]}, "train: expected 2 labels, as many as images, got 3"),
+        ({"y_train": [0, -1]}, "expected labels from 0, got -1"),
         ({"y_train": [0, 10**6]}, "expected labels from 0 to at most 99,999, got 1000000"),
-        ({"y_train": np.array([0, 2**64 - 1], np.uint64)}, "has the label -1"),
+        ({"y_train": np.array([0, 2**64 - 1], np.uint64)}, "expected labels from 0, got -1"),
         ({"y_train": [0.0, 1.0]}, "expected labels that are integers ≥ 0"),
         ({"y_train": ["cat", "dog"]}, "expected labels that are integers ≥ 0"),
         ({"y_test": None}, "expected both x_test and y_test or neither"),
-        ({"classes": ["cat"]}, "a label is 1, but only 1 classes have names"),
+        ({"classes": ["cat"]}, "expected labels below 1, the number of class names, got 1"),
         ({"classes": "cat"}, "classes: expected a list"),
         ({"classes": np.full((2, 2), "a")}, "classes: expected a list"),
         ({"classes": np.zeros(100_001, "S1")}, "expected at most 100,000 classes, got 100,001"),
         ({"group_train": 3}, "group_train: expected a list"),
         ({"group_train": [[1, 2], [3, 4]]}, "group_train: expected a list"),
-        ({"group_train": [1, 2, 3]}, "train has 2 images but 3 groups"),
+        ({"group_train": [1, 2, 3]}, "train: expected 2 groups, as many as images, got 3"),
     ],
 )
 def test_npz_files_that_do_not_fit_together(tmp_path, change, words):
@@ -252,7 +252,7 @@ def test_npz_files_with_damaged_or_hostile_arrays(tmp_path, member):
     path = tmp_path / "a.npz"
     path.write_bytes(zip_bytes({"x_train.npy": member, "y_train.npy": npy("{}")}))
     message = refusal(tmp_path, path)
-    assert "is no .npz file of plain arrays, or is damaged" in message
+    assert "expected an .npz file of plain arrays" in message
 
 
 def test_objects_in_an_npz_file_are_not_unpickled(tmp_path):
@@ -310,7 +310,7 @@ WRONG = {
             data_batch_1=python2({b"labels": [0], b"data": ROWS}),
             data_batch_2=python2({b"labels": [0, 0, 0], b"data": ROWS}),
         ),
-        "data_batch_1 has 2 images but 1 labels",  # though together they are as many
+        "data_batch_1: expected 2 labels, as many as images, got 1",  # though together they are as many
     ),
     "labels as text": (
         change("cifar10 python", test_batch=python2({b"labels": [b"a", b"b"], b"data": ROWS})),
@@ -322,7 +322,7 @@ WRONG = {
     ),
     "fewer names than classes": (
         change("cifar10 python", batches=python2({b"label_names": [b"a"]})),
-        "a label is 1, but only 1 classes have names",
+        "expected labels below 1, the number of class names, got 1",
     ),
     "binary cut short": (
         change("cifar10 binary", data_batch_1=bytes(3072)),
@@ -333,12 +333,15 @@ WRONG = {
         change("cifar sheets", data_batch_3=image(np.zeros((1, 1023, 3)))),
         "expected 1024 pixels in a row, got 1023",
     ),
-    "a sheet gone": (change("cifar sheets", data_batch_3=None), "package/data_batch_3.png is missing"),
-    "labels no JSON": (change("cifar sheets", train_lables=b"[1, 2"), "train_lables.json is no JSON"),
-    "labels too deep": (change("cifar sheets", train_lables=b"[" * 99_999), "is no JSON"),
+    "a sheet gone": (
+        change("cifar sheets", data_batch_3=None),
+        "package/data_batch_3.png: expected this file, got none",
+    ),
+    "labels no JSON": (change("cifar sheets", train_lables=b"[1, 2"), "train_lables.json: expected JSON"),
+    "labels too deep": (change("cifar sheets", train_lables=b"[" * 99_999), "expected JSON"),
     "labels an object": (change("cifar sheets", train_lables=json.dumps({"a": 1}).encode()), "integers ≥ 0"),
     "labels too large": (change("cifar sheets", test_lables=b"[1e999]"), "integers ≥ 0"),
-    "idx gone": (change("idx", t10k_labels_idx1_ubyte=None), "has no file with the labels of test"),
+    "idx gone": (change("idx", t10k_labels_idx1_ubyte=None), "expected a file with the labels of test"),
     "idx empty": (change("idx", t10k_labels_idx1_ubyte=b""), "expected an idx file"),
     "idx of floats": (
         change("idx", train_images_idx3_ubyte=b"\0\0\x0d\3" + bytes(12)),
@@ -394,5 +397,5 @@ def test_an_idx_file_that_unpacks_to_more_than_it_says(tmp_path, declared):
 def test_a_size_for_what_has_one_already(tmp_path):
     path = tmp_path / "mine.npz"
     path.write_bytes(npz(x_train=np.zeros((2, 4, 4), np.uint8), y_train=[0, 1]))
-    with pytest.raises(UserError, match="--size: expected only for image files"):
+    with pytest.raises(UserError, match="--size: expected none with"):
         read(path, "mine", 8)

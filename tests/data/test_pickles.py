@@ -100,7 +100,7 @@ def calls(marker):
 def test_nothing_is_run(tmp_path):
     marker = tmp_path / "marker"
     for name, data in calls(marker):
-        with pytest.raises(UserError, match="which no data set needs: refused"):
+        with pytest.raises(UserError, match="which no data set needs"):
             pickles.load(data, name)
         assert not marker.exists(), name
 
@@ -126,8 +126,8 @@ def test_names_and_instructions_that_no_data_set_needs(data, words):
         pickles.load(data, "batch")
     message = str(refused.value)
     assert words.replace(r"\\", "\\") in message
-    assert message.startswith("batch: it ")
-    assert message.endswith("which no data set needs: refused")
+    assert message.startswith("batch: expected arrays and plain values, got ")
+    assert message.endswith("which no data set needs")
     assert message.isprintable()
     assert len(message) < 200
 
@@ -143,7 +143,7 @@ def test_names_and_instructions_that_no_data_set_needs(data, words):
 )
 def test_nothing_can_be_set_on_a_class_or_a_function(data):
     before = {name: dict(vars(kind)) for name, kind in vars(pickles).items() if isinstance(kind, type)}
-    with pytest.raises(UserError, match="batch is no CIFAR batch, or is damaged"):
+    with pytest.raises(UserError, match="batch: expected a CIFAR batch"):
         pickles.load(data, "batch")
     assert before == {name: dict(vars(kind)) for name, kind in vars(pickles).items() if isinstance(kind, type)}
 
@@ -241,7 +241,7 @@ def test_bombs_in_a_process_that_has_little_memory():
 def test_cut_short_anywhere(protocol):
     data = pickle.dumps({"data": pictures(1, 64), "labels": [3, 4], "names": [b"a", "b"]}, protocol)
     for length in range(len(data)):
-        with pytest.raises(UserError, match="batch is no CIFAR batch, or is damaged"):
+        with pytest.raises(UserError, match="batch: expected a CIFAR batch"):
             pickles.load(data[:length], "batch")
 
 
@@ -261,5 +261,5 @@ def test_a_hostile_batch_is_refused_and_nothing_is_kept(tmp_path, monkeypatch, k
     files = cifar10_python([ROWS, ROWS], [[0, 1], [1, 0]], [b"a", b"b"])
     files["cifar-10-batches-py/test_batch"] = pickle.dumps(Call(os.system, f"touch {tmp_path}/marker"))
     message = refusal(tmp_path, pack(files, tmp_path / "cifar", kind))
-    assert "cifar-10-batches-py/test_batch: it uses 'posix.system'" in message
+    assert "cifar-10-batches-py/test_batch: expected arrays and plain values, got 'posix.system'" in message
     assert not (tmp_path / "marker").exists()

@@ -104,13 +104,13 @@ def test_a_crash_at_any_moment_comes_back_to_the_last_checkpoint(tmp_path_factor
         elif event == "begin":
             if writing is not None:  # one at a time
                 kept = [writing, kept[0]]
-                store.released()
+                store.checkpoint_is_durable()
             writing = store.snapshot(), {k: list(v) for k, v in now.items()}
             store.seal(writing[0])
         elif event == "durable":
             if writing is not None:
                 kept = [writing, kept[0]]
-                store.released()
+                store.checkpoint_is_durable()
                 writing = None
         else:
             writing = None
@@ -146,7 +146,7 @@ def test_the_state_of_the_last_two_checkpoints_is_kept(tmp_path):
             store.check(table)
         tables.append(store.snapshot())
         store.seal(tables[-1])
-        store.released()
+        store.checkpoint_is_durable()
         if value % 3 == 2:  # the run goes on from here
             store.close()
             store = StateStore(("c",), DIM, torch.float32, tmp_path / "clients.bin")
@@ -174,7 +174,7 @@ def test_a_file_that_was_cut_is_refused(tmp_path):
     store.close()
     os.truncate(path, 0)
     again = StateStore(("c",), DIM, torch.float32, path)
-    with pytest.raises(UserError, match="shorter than its checkpoint"):
+    with pytest.raises(UserError, match=r"expected slot \d+, which its checkpoint names"):
         again.restore(table)
 
 

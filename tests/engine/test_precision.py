@@ -46,7 +46,7 @@ def test_one_line_says_that_bf16_is_slower_here(net, toys, caplog, monkeypatch):
 
 
 def test_a_step_that_takes_long_is_not_tried(net, toys, caplog, monkeypatch):
-    monkeypatch.setattr(precision, "MOST", 0.0)
+    monkeypatch.setattr(precision, "MAX_STEP_SECONDS", 0.0)
     monkeypatch.setattr(precision, "_ratio", lambda *_: 3.0)
     assert "a matrix product takes 3.0 times as long" in run(net, toys, caplog, precision="bf16")[0]
 

@@ -101,7 +101,10 @@ def test_models_on_the_hub(tmp_path, hub):
     (new, old, text, none, bad), _ = child(tmp_path, server.server_port, *names)
     assert new.startswith("pretrained weights from owner/new (")
     assert old.endswith("pytorch_model.bin)")
-    assert "owner/text: the model on the Hugging Face hub has neither model.safetensors nor" in text
+    assert (
+        "owner/text: expected model.safetensors or pytorch_model.bin in the model on the Hugging Face hub, got neither"
+        in text
+    )
     assert "owner/none: no such file or folder here, and no such model on the Hugging Face hub" in none
     assert "owner/no--name: no such file or folder here, and no such model" in bad
     assert same(body(a), {name: p for name, p in load_file(tmp_path / "0.safetensors").items() if "head" not in name})

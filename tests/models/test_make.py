@@ -69,16 +69,16 @@ def test_a_name_may_be_that_of_a_module(here):
 @pytest.mark.parametrize(
     ("name", "options", "message"),
     [
-        ("nowhere:make", {}, "no module 'nowhere'"),
-        ("nowhere.py:make", {}, "nowhere.py does not exist"),
-        ("user_nets:nothing", {}, "no 'nothing'"),
+        ("nowhere:make", {}, "got 'nowhere'"),
+        ("nowhere.py:make", {}, "got nowhere.py, which does not exist"),
+        ("user_nets:nothing", {}, "got 'nothing'"),
         ("user_nets:number", {}, "to return an nn.Module.*got int"),
-        ("user_nets:make", {"hiden": 3}, "hiden.*takes no such argument.*hidden"),
+        ("user_nets:make", {"hiden": 3}, "hiden: expected an argument of.*hidden"),
         ("user_nets:broken", {}, "RuntimeError: no such layer"),
         ("user_nets:", {}, "module:attribute"),
         ("lenet", {}, "Did you mean 'lenet5'"),
-        ("lenet5", {"norm": "group"}, "lenet5 has no such option; it has width"),
-        ("vit-small", {"width": 0.5}, "vit-small has no such option"),
+        ("lenet5", {"norm": "group"}, "norm: expected an option of lenet5"),
+        ("vit-small", {"width": 0.5}, "width: expected an option of vit-small"),
         ("binary-logistic", {}, "classes: expected 2 for BinaryLogistic, got 10"),
     ],
 )

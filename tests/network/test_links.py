@@ -56,12 +56,12 @@ def test_rows_without_clients_are_given_out_from_the_seed(tmp_path):
 BROKEN = {
     "absent": (None, ["does not exist", "uplink_mbit"]),
     "a folder": (..., ["got a folder"]),
-    "not text": (b"\xff\xfe\x00", ["not a text file"]),
+    "not text": (b"\xff\xfe\x00", ["expected UTF-8 text"]),
     "empty": ("", ["got an empty file", "uplink_mbit, downlink_mbit"]),
     "no rows": (HEADER, ["got only a header"]),
     "unknown column": ("uplink_mbits" + HEADER[11:] + "1,1,1,1\n", ["line 1", "Did you mean 'uplink_mbit'"]),
-    "missing column": ("uplink_mbit,downlink_mbit\n1,1\n", ["line 1", "'latency_ms' is missing"]),
-    "column twice": ("uplink_mbit," + HEADER + "1,1,1,1,1\n", ["'uplink_mbit' appears twice"]),
+    "missing column": ("uplink_mbit,downlink_mbit\n1,1\n", ["line 1", "got none named 'latency_ms'"]),
+    "column twice": ("uplink_mbit," + HEADER + "1,1,1,1,1\n", ["got 'uplink_mbit' twice"]),
     "too few values": (HEADER + "1,1,1\n", ["line 2", "expected 4 values", "got 3"]),
     "not a number": (HEADER + "1,1,1,1\n1,fast,1,1\n", ["line 3", "downlink_mbit", "'fast'"]),
     "no uplink": (HEADER + "0,1,1,1\n", ["line 2", "uplink_mbit: expected a number > 0, got '0'"]),
@@ -70,14 +70,17 @@ BROKEN = {
     "negative latency": (HEADER + "1,1,-1,1\n", ["latency_ms: expected a number ≥ 0"]),
     "never available": ("availability," + HEADER + "0,1,1,1,1\n", ["availability: expected a share > 0 and ≤ 1"]),
     "half a client": ("client," + HEADER + "0.5,1,1,1,1\n", ["client: expected an integer ≥ 0"]),
-    "a client twice": ("client," + HEADER + "0,1,1,1,1\n0,1,1,1,1\n", ["line 3", "client 0", "already, in line 2"]),
+    "a client twice": (
+        "client," + HEADER + "0,1,1,1,1\n0,1,1,1,1\n",
+        ["line 3", "client 0", "a second one for client 0, after that in line 2"],
+    ),
     "a client missing": (
         "client," + HEADER + "0,1,1,1,1\n2,1,1,1,1\n",
         ["each of 3 clients", "got none for client 1 (1 are missing)"],
     ),
     "a number as Python writes it": (HEADER + "1_0,1,1,1\n", ["line 2", "uplink_mbit", "'1_0'"]),
     "mistakes after a blank line": ("\n" + HEADER + "1,1,1\n", ["line 3", "expected 4 values", "got 3"]),
-    "quote left open": (HEADER + '"1,1,1,1\n', ["not valid CSV"]),
+    "quote left open": (HEADER + '"1,1,1,1\n', ["expected CSV, got"]),
 }
 
 

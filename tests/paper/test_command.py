@@ -61,7 +61,7 @@ def test_results_are_not_lost_where_a_data_set_is_missing(copy, monkeypatch):
     monkeypatch.setattr(plan, "load_data", load)
     plan._data_facts.cache_clear()
     try:
-        with pytest.raises(UserError, match="which would be lost: embedded is not here"):
+        with pytest.raises(UserError, match="would be lost, got none: embedded is not here"):
             reproduce("figure8", command.make_request("smoke", copy), run=False)
     finally:
         plan._data_facts.cache_clear()

@@ -206,7 +206,7 @@ def test_gradients_of_the_local_rule_count_in_the_cost():
 def test_mistakes_are_named():
     with pytest.raises(UserError, match="table3"):
         command.item_names("tabel3")
-    with pytest.raises(UserError, match="Known: cpu, paper, smoke"):
+    with pytest.raises(UserError, match="expected one of cpu, paper, smoke"):
         command.check_scale("gpu")
     with pytest.raises(UserError, match=r"--data: expected NAME=OTHER, such as .*, got emnist"):
         command.make_request("cpu", None, data=["emnist"])

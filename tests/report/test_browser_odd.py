@@ -238,7 +238,7 @@ def test_a_place_that_was_taken_away_is_not_live(browser, tmp_path):
         runs.rename(tmp_path / "elsewhere")
         browser.wait_for("not live", "return document.querySelector('#live-text').textContent")
         assert browser.run("return document.querySelector('#live').classList.contains('lost')") is True
-        assert f"{runs} is not a folder" in browser.text("#problems")
+        assert f"{runs}: expected the folder of a run" in browser.text("#problems")
         assert len(browser.texts("ol.bars li")) == 3  # what was known is still shown
         shutil.move(tmp_path / "elsewhere", runs)
         browser.wait_for("live", "return document.querySelector('#live-text').textContent")

@@ -44,7 +44,7 @@ def test_a_folder_that_several_paths_lead_to_is_there_once_under_the_first(tmp_p
 
 
 def test_a_place_that_is_not_there_is_a_mistake(tmp_path):
-    with pytest.raises(UserError, match="is not a folder: expected the folder of a run"):
+    with pytest.raises(UserError, match="expected the folder of a run"):
         find_runs([tmp_path / "absent"])
 
 
@@ -217,7 +217,7 @@ def test_the_server_says_what_is_wrong(server, tmp_path, monkeypatch):
         ask(server.address + "data.json")
     assert (refused.value.code, refused.value.read().decode()) == (
         503,
-        f"{tmp_path / 'runs'} is not a folder: expected the folder of a run, or one that holds several\n",
+        f"{tmp_path / 'runs'}: expected the folder of a run, or one that holds several, got no folder\n",
     )
     monkeypatch.setattr(server, "content", lambda: 1 / 0)
     with pytest.raises(urllib.error.HTTPError) as refused:
@@ -233,7 +233,7 @@ def test_a_name_that_was_pointed_here_is_refused(server):
 
 
 def test_a_port_that_is_taken(server):
-    with pytest.raises(UserError, match=r"--port \d+: Address already in use; choose another"):
+    with pytest.raises(UserError, match=r"--port: expected .*, got \d+: Address already in use; choose another"):
         PageServer([], server.server_address[1])
 
 

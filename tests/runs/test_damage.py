@@ -149,7 +149,8 @@ def test_a_damaged_newest_checkpoint_falls_back_to_the_one_before(place, cut, ca
     assert Checkpoints(cut / "checkpoint", None).load()[1]["round"] == 3
     execute(make(6), cut, resume=True, figures=False)
     assert caplog.messages == [
-        f"{cut / CHECKPOINTS[0]} is damaged: its checksum does not match: going on from the checkpoint before it, of round 3"
+        f"{cut / CHECKPOINTS[0]} is damaged: its checksum does not match: the run resumes from the checkpoint before it, "
+        "of round 3"
     ]
     assert same(cut, place)
     assert rows_of(cut) == rows_of(place / "whole")
@@ -176,7 +177,7 @@ def test_without_a_whole_checkpoint_nothing_goes_on(cut):
         execute(make(6), cut, resume=True, figures=False)
     assert {p: p.read_bytes() for p in cut.rglob("*") if p.is_file()} == before
     (cut / CHECKPOINTS[1]).unlink()
-    with pytest.raises(UserError, match="no other checkpoint is whole"):
+    with pytest.raises(UserError, match="expected an undamaged checkpoint, got none"):
         execute(make(6), cut, resume=True, figures=False)
 
 
@@ -242,7 +243,7 @@ def test_lost_metrics_do_not_make_the_model_unusable(place, cut, caplog, damage)
     page.write([cut], cut / "report.html")
     assert state(cut, "metrics.jsonl") in ("damaged", "missing")
     execute(make(6), cut, resume=True, figures=False)
-    assert caplog.messages == [f"{path} is damaged: {lost} of 4 rows are lost, and the run goes on without them"]
+    assert caplog.messages == [f"{path} is damaged: {lost} of 4 rows are lost, and the run continues without them"]
     assert same(cut, place)
     rows = rows_of(place / "whole")
     assert rows_of(cut) == (rows[1:] if lost == 1 else rows[3:])  # the last row is measured again
@@ -256,7 +257,10 @@ def test_a_damaged_configuration_is_taken_from_the_checkpoint(place, cut, caplog
     assert path.read_text() != before
     assert state(cut, "config.toml") == "damaged"
     execute(make(6), cut, resume=True, figures=False)
-    assert caplog.messages == [f"{path} is damaged (its checksum does not match): the copy in the checkpoint is used"]
+    assert caplog.messages == [
+        f"{path}: expected it as it was written, got a changed file (its checksum does not match); the checkpoint's copy "
+        "is used"
+    ]
     assert same(cut, place)
     assert read_configuration(RunFolder(cut)).algorithm["lr"] == 0.1
 
@@ -301,7 +305,7 @@ def test_planted_links_are_not_followed(cut, tmp_path, name, fresh):
     if fresh and name == "config.toml":
         execute(make(6), cut, resume=True, figures=False)  # puts its own in the place of the link
     else:
-        with pytest.raises(UserError, match=r"got a link|has parts of a run"):
+        with pytest.raises(UserError, match=r"got a link|got parts of a run"):
             execute(make(6), cut, resume=True, figures=False)
     kept = other / "clients.bin" if name == "checkpoint" else other
     assert kept.read_bytes() == b"of somebody else"
@@ -346,7 +350,7 @@ def test_rows_removed_in_the_middle_of_a_run_are_put_back(place, tmp_path, caplo
             (tmp_path / name).write_text("by somebody else")
 
     execute(make(6), tmp_path, callbacks=[once(3, act)], figures=False)
-    assert caplog.messages == [f"{tmp_path / name} was removed or replaced while the run went on: it is written again"]
+    assert caplog.messages == [f"{tmp_path / name} was removed or replaced during the run: it is written again"]
     assert rows_of(tmp_path) == rows_of(place / "whole")
     assert not [f for f in checks.check(tmp_path) if f.bad]
 
@@ -360,7 +364,9 @@ def test_client_state_removed_in_the_middle_of_a_run_is_not_lost(place, tmp_path
         if how == "replaced":
             path.write_text("by somebody else")
 
-    with pytest.raises(UserError, match=r"clients\.bin was removed or replaced .* the checkpoint of round 3 is whole"):
+    with pytest.raises(
+        UserError, match=r"clients\.bin: expected the file that .* continues from the checkpoint of round 3"
+    ):
         execute(make(6), tmp_path, callbacks=[once(3, act)], figures=False)
     execute(make(6), tmp_path, resume=True, figures=False)
     assert same(tmp_path, place)
@@ -415,7 +421,7 @@ def test_a_folder_of_an_earlier_version_can_be_resumed(place, cut, caplog):
     page.write([cut], cut / "report.html")
     execute(make(6), cut, resume=True, figures=False)
     assert caplog.messages == [
-        f"{cut / CHECKPOINTS[0]} is of an earlier version and has no checksums, so it is not checked"
+        f"{cut / CHECKPOINTS[0]} was written by an earlier version, without checksums, so it is not checked"
     ]
     assert same(cut, place)
     assert rows_of(cut) == rows_of(place / "whole")

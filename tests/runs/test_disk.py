@@ -44,7 +44,7 @@ def run(place, *args, out="disk/out", check=0):
 def test_a_full_disk_is_one_message_and_the_last_checkpoint_is_whole(small_disk):
     done = run(small_disk, check=2)
     assert "No space left on device" in done.stderr
-    assert "is whole" in done.stderr
+    assert "--resume continues from the checkpoint of round" in done.stderr
     assert len(done.stderr.strip().splitlines()) == 1
     # with room again the run goes on, to the model of a run that never met a full disk
     subprocess.run(["mount", "-o", "remount,size=400m", str(small_disk)], check=True)

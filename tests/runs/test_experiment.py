@@ -101,15 +101,15 @@ def test_resize_and_crop_reach_the_model(shelf):
 @pytest.mark.parametrize(
     ("data", "model", "message"),
     [
-        ({"name": "smal"}, {}, "unknown data set 'smal'. Did you mean 'small'"),
+        ({"name": "smal"}, {}, "got 'smal'. Did you mean 'small'"),
         ({"name": "cifar10"}, {}, "fedbcgd data get cifar10"),
         ({}, {"name": "lenet"}, "Did you mean 'lenet5'"),
         ({"positive": 4}, {}, "data.positive: expected a label from 0 to 3, got 4"),
         ({"options": {"a": 1}}, {}, "loader of your own"),
         ({"name": "embedded", "partition": "group"}, {}, "expected a data set with groups, got embedded"),
         ({"clients": 30, "partition": "group"}, {}, "expected at most 20, one for each group, got 30"),
-        ({"validation": 0.001}, {}, "leaves training or validation empty"),
-        ({}, {"width": None, "norm": "group"}, "lenet5 has no such option"),
+        ({"validation": 0.001}, {}, "leaves examples to both training and validation"),
+        ({}, {"width": None, "norm": "group"}, "norm: expected an option of lenet5"),
     ],
 )
 def test_mistakes(shelf, data, model, message):
@@ -169,7 +169,9 @@ def test_a_mistake_in_a_users_model_is_reported_before_anything_is_written(mine)
         "        self.fc = nn.Linear(7, 3)\n\n    def forward(self, x):\n        return self.fc(x)\n"
     )
     settings = config({"name": "my_data:load", "clients": 4}, {"name": "broken_net.py:Net", "width": None})
-    with pytest.raises(UserError, match=r"failed on a first batch: RuntimeError: mat1.*broken_net\.py, line 10"):
+    with pytest.raises(
+        UserError, match=r"got an error on the first batch: RuntimeError: mat1.*broken_net\.py, line 10"
+    ):
         execute(settings, mine / "run")
     assert not (mine / "run").exists()
 
@@ -208,7 +210,7 @@ def test_a_run_says_how_unequal_clients_are(shelf, tmp_path):
 def test_a_run_does_not_go_on_with_other_data_of_the_same_name(shelf, tmp_path):
     execute(config(rounds=1), tmp_path / "run")
     store.save("small", made_up(seed=1), "made up again")
-    with pytest.raises(UserError, match="other data under the name 'small'"):
+    with pytest.raises(UserError, match="got other data named 'small'"):
         execute(config(rounds=2), tmp_path / "run", resume=True)
     store.save("small", made_up(groups=True), "the first again")
     assert execute(config(rounds=2), tmp_path / "run", resume=True).rounds == 2

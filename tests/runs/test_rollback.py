@@ -60,12 +60,12 @@ def test_the_command(tmp_path):
     assert (tmp_path / "model.safetensors").exists()
     with pytest.raises(UserError, match=r"expected one of the checkpoints in .* \(3, 2\), got 1"):
         roll_back(tmp_path, 1)
-    with exclusive_lock(tmp_path), pytest.raises(UserError, match="another process is at work"):
+    with exclusive_lock(tmp_path), pytest.raises(UserError, match="expected a folder that no other process uses"):
         roll_back(tmp_path, 2)
     assert [kept.round for kept in checkpoints(tmp_path)] == [3, 2]
     code, output = says(tmp_path, 2)
     assert code == 0
-    assert output.startswith(f"{tmp_path} goes on after round 2\nset aside: ")
+    assert output.startswith(f"{tmp_path} will continue after round 2\nrenamed: ")
     assert says(tmp_path) == (0, f"round 2: {tmp_path}/checkpoint/previous.safetensors\n")
     assert says(tmp_path, 2)[1] == f"{tmp_path} is at round 2 already\n"
 
@@ -82,5 +82,5 @@ def test_a_damaged_checkpoint_is_told_and_can_be_left(tmp_path):
 
 
 def test_a_folder_without_a_run_is_refused(tmp_path):
-    with pytest.raises(UserError, match="has no checkpoint"):
+    with pytest.raises(UserError, match="with a checkpoint, got one without"):
         checkpoints(tmp_path)

@@ -1,4 +1,4 @@
-"""All clients in this process, one after another: for debugging, and the reference for every other backend."""
+"""Trains all clients in this process, one after another: for debugging, and as the reference for all other backends."""
 
 from collections.abc import Callable
 
@@ -24,7 +24,7 @@ class InProcess:
         Args:
             job: model, data and algorithm.
             store: the clients' state.
-            transport: replaces the network: it gets each upload, and returns it, a damaged one, or None if it is lost.
+            transport: a function called with each upload; it returns the upload, a damaged one, or None to lose it.
         """
         self.job = job
         self.store = store

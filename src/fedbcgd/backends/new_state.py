@@ -1,4 +1,4 @@
-"""A client's new state: the one place where slots are reserved, accepted or discarded."""
+"""Keeps a client's new state if its upload is accepted. Only here are slots reserved, accepted or discarded."""
 
 from fedbcgd.core.messages import StateUpdate, Upload
 from fedbcgd.engine.backend import Inbox
@@ -6,7 +6,7 @@ from fedbcgd.engine.client_state import StateStore
 
 
 class NewState:
-    """A slot reserved for the new state of a client, which becomes valid if the server accepts the upload.
+    """A slot that is reserved for a client's new state, which becomes valid if the server accepts the upload.
 
     Attributes:
         old: the slot of the state that the task begins with; None: zero.
@@ -24,8 +24,8 @@ class NewState:
         """Hand the upload to the server, and keep the new state if the server accepts it.
 
         Args:
-            inbox: of the round.
-            upload: of the client.
+            inbox: receives the uploads of the round.
+            upload: the client's upload.
             update: the new state; None if it is in slot `new` already.
 
         Returns:

@@ -43,13 +43,16 @@ class Placement:
         if self.workers is not None and not (isinstance(self.workers, Integral) and 0 <= self.workers < 2**31):
             yield f"workers: expected an integer ≥ 0, got {self.workers!r}"
         elif self.workers and not chosen.has_workers:
-            yield f"workers: expected none with backend = {self.backend!r}, got {self.workers!r}"
+            yield f"workers: expected none with backend = {self.backend!r}, got {self.workers!r}; leave it out"
         elif self.workers == 0 and chosen.device_is_remote:
             yield f"workers: expected at least one with backend = {self.backend!r}, got 0 (which would be this process)"
         for entry in BACKENDS.values():
             for name in entry.options if entry is not chosen else ():
                 if getattr(self, name) is not None:
-                    yield f"{name}: expected only with backend = {entry.name!r}, got {getattr(self, name)!r}"
+                    yield (
+                        f"{name}: expected none with backend = {self.backend!r}, got {getattr(self, name)!r}; leave it out, "
+                        f"or take backend = {entry.name!r}"
+                    )
         if "gpus" in chosen.options:
             yield from self._gpu_problems()
 
@@ -60,7 +63,7 @@ class Placement:
             yield f"gpus: expected a number ≥ 0, got {self.gpus!r}"
             return
         if self.gpus > 1 and self.gpus != int(self.gpus):
-            yield f"gpus: expected a share up to 1 or a whole number for each actor, got {self.gpus!r}"
+            yield f"gpus: expected at most 1 or a whole number of GPUs for each actor, got {self.gpus!r}"
         if self.gpus and self.device == "cpu":
             yield f"gpus: expected 0 with device = 'cpu', which uses no GPU, got {self.gpus:g}"
         if self.gpus == 0 and self.device.startswith("cuda"):
@@ -76,6 +79,6 @@ class Placement:
         )
 
     @property
-    def home(self) -> str:
+    def local_device(self) -> str:
         """The device of this process: the CPU if `device` is that of remote workers."""
         return "cpu" if self.entry.device_is_remote else self.device

@@ -26,21 +26,26 @@ def _do_nothing() -> None:
 
 @dataclass(frozen=True)
 class BackendEntry:
-    """What is known of a backend before it is made."""
+    """What is known of a backend before it is made.
+
+    An option that only this backend has is also a field of `Placement`, a key of `[run]` (runs/config.py) and an argument
+    of `simulate`.
+    """
 
     name: str
     summary: str  # for the description of `[run] backend`
     make: "Make"  # a function of job, store, cohort, placement and transport
     check_installed: Callable[[], None] = _do_nothing  # raises UserError if a package is missing
     start_early: Callable[[], None] = _do_nothing  # called as soon as the backend is chosen, to prepare it
-    keep: "Callable[[Placement], AbstractContextManager[None]] | None" = None  # keeps what several runs share
+    # Returns a context in which several successive runs share something, such as one Ray.
+    shared_by_runs: "Callable[[Placement], AbstractContextManager[None]] | None" = None
     has_workers: bool = True  # False: all work is done in this process
     options: tuple[str, ...] = ()  # fields of Placement that no other backend has
-    device_is_remote: bool = False  # `device` is the workers'; the server computes on the CPU
+    device_is_remote: bool = False  # `device` is that of the workers; the server computes on the CPU
     takes_transport: bool = False  # accepts `transport`, see `simulate`
     batches_clients: bool = False  # can train several clients in one batch
     overlaps_evaluation: bool = False  # can evaluate during the next round: an OverlappingBackend
-    crashes_workers: bool = False  # has `pids` of processes on this machine that `[network] crash` may kill
+    crashes_workers: bool = False  # has a method `pids`: the local worker processes that `[network] crash` may kill
 
 
 def _in_process(
@@ -109,7 +114,7 @@ BACKENDS: dict[str, BackendEntry] = {
             summary="actors of a Ray cluster (extra `ray`)",
             make=_ray,
             check_installed=_check_ray,
-            keep=_keep_ray,
+            shared_by_runs=_keep_ray,
             options=("address", "gpus"),
             device_is_remote=True,
         ),
@@ -118,7 +123,7 @@ BACKENDS: dict[str, BackendEntry] = {
 
 
 def find(where: "Placement") -> BackendEntry:
-    """Return the backend that a placement chooses.
+    """Return the entry of the backend that a placement leads to.
 
     Worker processes need `workers` above 0 and the CPU; otherwise this process does the work.
 
@@ -149,7 +154,7 @@ def make_backend(
         store: the clients' state.
         cohort: clients of a round; more workers than that are not started.
         where: which backend, how many workers, on which device.
-        transport: replaces the network; only for the backend in this process.
+        transport: see `simulate`; only for the backend in this process.
 
     Raises:
         UserError: the backend does not exist, cannot be started, or cannot do what the job needs.
@@ -157,18 +162,19 @@ def make_backend(
     entry = find(where)
     if job.batch_clients is not None and not entry.batches_clients:
         raise UserError(
-            f"batch_clients: expected backend = {names('batches_clients')} with it, got {where.backend!r}; leave it out"
+            f"batch_clients: expected none with backend = {where.backend!r}, got {job.batch_clients}; leave it out, or take "
+            f"backend = {names('batches_clients')}"
         )
     return entry.make(job, store, cohort, where, transport)
 
 
 def keep_for(placements: "Iterable[Placement]") -> ExitStack:
-    """Keep what several successive runs share, such as one Ray for all of them, until the returned stack is closed."""
+    """Start what several successive runs share, such as one Ray, and keep it until the returned stack is closed."""
     first: dict[str, Placement] = {}
     for where in placements:
         first.setdefault(find(where).name, where)
     with ExitStack() as stack:
         for name, where in first.items():
-            if (keep := BACKENDS[name].keep) is not None:
-                stack.enter_context(keep(where))
+            if (shared := BACKENDS[name].shared_by_runs) is not None:
+                stack.enter_context(shared(where))
         return stack.pop_all()

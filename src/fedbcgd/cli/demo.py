@@ -11,9 +11,12 @@ from fedbcgd.cli import app
 @app.command()
 def demo(
     budget: Annotated[
-        float, typer.Option(min=1, max=10_000, help="Upload of a client, in units of the model's size d.")
+        float,
+        typer.Option(
+            min=1, max=10_000, help="Upload budget of each algorithm: total of an average client, in models (d)."
+        ),
     ] = 20,
-    seed: Annotated[int, typer.Option(min=0, max=2**63 - 1, help="Seed of every random draw.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, max=2**63 - 1, help="Fixes every random draw.")] = 0,
     out: Annotated[Path, typer.Option(help="Folder for the plots and the metrics.")] = Path("fedbcgd-demo"),
 ) -> None:
     """Train LeNet-5 on Fashion-MNIST with FedAvg, FedBCGD and FedPAQ under the same upload budget.
@@ -26,13 +29,13 @@ def demo(
     start_early()
     from fedbcgd.display.progress import wide_console
     from fedbcgd.files import make_folder
-    from fedbcgd.runs import demo as experiment
+    from fedbcgd.runs.demo import conclude, introduce, run
 
     console = wide_console()
     folder = make_folder(out)
-    experiment.introduce(console, budget, seed)
+    introduce(console, budget, seed)
     try:
-        results = experiment.run(budget, seed, folder)
+        results = run(budget, seed, folder)
     except KeyboardInterrupt:
         raise KeyboardInterrupt(f"interrupted; the measurements so far are in {folder}") from None
-    experiment.conclude(console, results, budget, folder)
+    conclude(console, results, budget, folder)

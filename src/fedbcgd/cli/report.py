@@ -16,12 +16,12 @@ def report(
     ],
     out: Annotated[Path, typer.Option("--out", help="The HTML file to write.")] = Path("report.html"),
     watch: Annotated[
-        bool, typer.Option("--watch", help="Serve the page on this machine and refresh it while runs go on.")
+        bool, typer.Option("--watch", help="Serve the page on this machine and refresh it while runs continue.")
     ] = False,
-    port: Annotated[int, typer.Option(min=0, max=65535, help="With --watch; 0: a free one.")] = 0,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port of --watch; 0: any free one.")] = 0,
     open_: Annotated[bool, typer.Option("--open", help="Open the page in a browser.")] = False,
 ) -> None:
-    """Make a page of runs: one HTML file with everything in it, that opens without a network.
+    """Write a report about runs: one HTML file that contains everything and opens offline.
 
     It shows accuracy against upload, rounds, gradient evaluations and time; time to a target under an uplink of your
     choice; traffic per block; labels of the clients; configurations and how they differ; tables to copy as CSV and LaTeX. A

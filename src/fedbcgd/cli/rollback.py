@@ -1,4 +1,4 @@
-"""`fedbcgd rollback`: let a run go on from an earlier checkpoint."""
+"""`fedbcgd rollback`: take a run back to an earlier checkpoint."""
 
 from pathlib import Path
 from typing import Annotated
@@ -12,13 +12,16 @@ from fedbcgd.cli import app
 def rollback(
     folder: Annotated[Path, typer.Argument(help="The folder of a run, simulated or on Flower.", show_default=False)],
     round: Annotated[
-        int | None, typer.Argument(help="Rounds that were done then. Without it: say which there are.")
+        int | None,
+        typer.Argument(
+            help="Number of finished rounds at the checkpoint to return to. Without it the checkpoints are listed."
+        ),
     ] = None,
 ) -> None:
     """Take a run back to the checkpoint before its last one; without ROUND, list the checkpoints.
 
-    The last two are kept. What is newer is set aside under another name, and the run goes on from the older one when it is
-    started again. Refused while a process is at work in the folder.
+    The last two checkpoints are kept. The newer one is renamed, and the run continues from the older one when it is started
+    again. While a process uses the folder, nothing is changed.
     """
     from fedbcgd.runs.rollback import checkpoints, roll_back
 
@@ -27,6 +30,6 @@ def rollback(
             print(f"round {kept.round}: {kept.path}" if kept.round is not None else f"damaged: {kept.problem}")
         return
     aside = roll_back(folder, round)
-    print(f"{folder} goes on after round {round}" if aside else f"{folder} is at round {round} already")
+    print(f"{folder} will continue after round {round}" if aside else f"{folder} is at round {round} already")
     for path in aside:
-        print(f"set aside: {path}")
+        print(f"renamed: {path}")

@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from fedbcgd.cli import app
-from fedbcgd.cli.common import ConfigFile, Out, Sets, expect_workers
+from fedbcgd.cli.common import ConfigFile, Out, Sets, start_workers_early
 from fedbcgd.display.terminal import Json, Quiet, display, print_json, terminable
 
 
@@ -15,17 +15,24 @@ def run(
     config: ConfigFile,
     out: Out,
     set_: Sets = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Continue the run in the folder, to the same bits.")] = False,
+    resume: Annotated[
+        bool,
+        typer.Option(
+            "--resume",
+            help="Continue the run in the folder; the result is bit for bit that of an uninterrupted run.",
+        ),
+    ] = False,
     quiet: Quiet = False,
     as_json: Json = False,
 ) -> None:
-    """Train as a configuration file says, in a folder of its own.
+    """Run a configuration file, with all results in a folder.
 
     The folder gets config.toml (complete: it reproduces the run), metrics.jsonl, summary.json, model.safetensors, curve.png
-    and checkpoint/. After Ctrl-C, a crash or a power cut, --resume continues to the same model as an uninterrupted run.
-    With --resume, run.rounds, run.budget and run.target may be extended.
+    and checkpoint/. After Ctrl-C, a crash or a power cut, --resume continues; the model is that of an uninterrupted run.
+    With --resume, run.rounds, budget and target may be extended, and workers, backend, address, gpus, checkpoint_every and
+    tensorboard may change.
     """
-    expect_workers(config, set_)
+    start_workers_early(config, set_)
     from fedbcgd.display.progress import wide_console
     from fedbcgd.display.tables import table
     from fedbcgd.report.network import format_hours

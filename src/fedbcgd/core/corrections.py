@@ -19,18 +19,18 @@ from fedbcgd.core.work import Work
 from fedbcgd.data.sources import as_source, first_loader, to_device
 from fedbcgd.errors import UserError
 
-_SAME = 1e-3  # relative difference up to which two gradients of one minibatch at one point count as equal
+_TOLERANCE = 1e-3  # relative difference up to which two gradients of one minibatch at one point count as equal
 
 
 class Refusal:
-    """Raises the UserError of a client's training."""
+    """Raises a UserError that names client and round."""
 
     def __init__(self, algorithm: str, task: Task):
         self.algorithm = algorithm
         self._where = f"client {task.client}, round {task.round + 1}"
 
     def __call__(self, reason: str) -> NoReturn:
-        raise UserError(f"train, {self._where}: {reason}")
+        raise UserError(f"train: {reason} ({self._where})")
 
 
 def needs(rule: LocalRule) -> str:
@@ -63,7 +63,7 @@ class Corrections:
         self._refuse = refuse
         self._anchored = needs(rule) == "anchored"
         # With control variates or an anchor a step is y ← y − η·g and nothing else.
-        self._plain = self._anchored or bool(rule.controls)
+        self._needs_plain_sgd = self._anchored or bool(rule.controls)
         self._names = [e.name for e in model.layout.parameters]
         self._gradient = torch.zeros_like(work.y)
         self._gradient_views = self._views(self._gradient)
@@ -74,13 +74,18 @@ class Corrections:
         self._hooks: list[Any] = []
 
     def attach(self, optimizer: Optimizer) -> None:
+        """Correct the gradients before each step of an optimiser, and count its steps."""
         if any(group.get("fused") for group in optimizer.param_groups):
             # With a GradScaler the gradients of a fused optimiser are still scaled when its step begins.
-            self._refuse(f"{self._refuse.algorithm} corrects gradients, which it cannot with fused=True: leave it out")
+            self._refuse(
+                f"expected an optimiser without fused=True, whose gradients {self._refuse.algorithm} can correct, got one "
+                "with it; leave it out"
+            )
         self._hooks.append(optimizer.register_step_pre_hook(self._before_step))
         self._hooks.append(optimizer.register_step_post_hook(self._after_step))
 
     def detach(self) -> None:
+        """Leave all optimisers as they were."""
         for hook in self._hooks:
             hook.remove()
 
@@ -93,19 +98,21 @@ class Corrections:
         work, steps = self._work, len(self._rates)
         if not steps:
             self._refuse(
-                f"{self._refuse.algorithm} corrects gradients: step with config.optimizer(model.parameters()), or choose "
-                "an algorithm that needs no correction (fedavg, fedbcgd, …)"
+                f"expected steps of config.optimizer(model.parameters()), as {self._refuse.algorithm} corrects their "
+                "gradients, got none; step with it, or choose an algorithm that needs no correction (fedavg, fedbcgd, …)"
             )
-        self._check_place()
+        self._check_unchanged()
         work.steps = steps
         work.evaluations += self._extra_evaluations
         total = math.fsum(self._rates)
         if not total:
-            self._refuse(f"{self._refuse.algorithm} divides by the sum of the rates, and every step had lr = 0")
+            self._refuse(
+                f"expected steps with lr > 0, by whose sum {self._refuse.algorithm} divides, got lr = 0 in all of them"
+            )
         if getattr(self._rule, "derived", False) and not math.isclose(total, steps * work.eta, rel_tol=1e-6):
             self._refuse(
-                "with derived=True the server computes the control change from the algorithm's rate, so every step must "
-                f"have lr = {work.eta:g} (config.lr); the mean rate of the steps was {total / steps:g}"
+                f"expected lr = {work.eta:g} (config.lr) in every step, got {total / steps:g} in the mean; with "
+                "derived=True the server computes the control change from that rate"
             )
         if any(rate != work.eta for rate in self._rates):
             work.eta = total / steps  # c_i⁺ = c_i − c + (x − y)/Ση_t
@@ -115,26 +122,26 @@ class Corrections:
     def _before_step(self, optimizer: Optimizer, args: tuple[Any, ...], options: dict[str, Any]) -> Any:
         """Correct the gradients that are there, or those that the closure will compute."""
         self._moved_parameters(optimizer)  # check them before anything is computed
-        if self._plain:
+        if self._needs_plain_sgd:
             self._check_plain(optimizer)
-        self._gather_place()
-        self._check_place()
+        self._read_parameters()
+        self._check_unchanged()
         closure = args[1] if len(args) > 1 else options.get("closure")
         if closure is not None:
             return (args[0], lambda: self._corrected_loss(optimizer, closure)), {}
         if self._anchored:
             self._refuse(
-                f"{self._refuse.algorithm} takes each minibatch's gradient at two points: step with "
-                "optimizer.step(closure), where closure() sets the gradients to zero, computes the loss of the current "
-                "minibatch, calls backward() and returns the loss"
+                f"expected optimizer.step(closure), got a step without a closure; {self._refuse.algorithm} computes each "
+                "minibatch's gradient at two points, so closure() must set the gradients to zero, compute the loss of the "
+                "current minibatch, call backward() and return the loss"
             )
         self._correct_gradients(optimizer)
         return None
 
     def _after_step(self, optimizer: Optimizer, *arguments: Any) -> None:
-        self._gather_place()
+        self._read_parameters()
         if self._rule.project(self._work):
-            self._set_place(self._model.views)
+            self._write_parameters(self._model.views)
         self._expected.copy_(self._work.y)
         self._rates.append(float(optimizer.param_groups[0]["lr"]))
 
@@ -161,24 +168,24 @@ class Corrections:
     # -- the anchor
 
     def _compute_at_anchor(self, optimizer: Optimizer, closure: Callable[[], Any]) -> None:
-        """Leave ∇f_i(x; ζ) of the closure's minibatch in the notes, and before the first step ∇f_i(x)."""
+        """Store ∇f_i(x; ζ) of the closure's minibatch in `work.notes`, and before the first step ∇f_i(x)."""
         parameters = self._moved_parameters(optimizer)
         if not self._rates:
             self._work.notes["full"] = self._full_gradient(parameters)
         with generators_restored():  # so that the closure draws the same again at y
-            self._set_place(self._views(self._work.x))
+            self._write_parameters(self._views(self._work.x))
             for p in parameters.values():
                 p.grad = None
             closure()
             self._gather_gradients(parameters)
             for p in parameters.values():
                 p.grad = None
-            self._set_place(self._model.views)
+            self._write_parameters(self._model.views)
         self._work.notes["anchor"] = self._gradient.clone()
         self._extra_evaluations += 1
 
     def _full_gradient(self, parameters: Mapping[str, Tensor]) -> Tensor:
-        """Return ∇f_i(x), weight decay included: the mean over the client's data, in minibatches. y = x still."""
+        """Return ∇f_i(x) with weight decay: the mean over the client's data, computed in minibatches. Called while y = x."""
         total, examples = torch.zeros_like(self._work.x), 0
         views = self._views(total)
         given = [parameters[name] for name in self._names]
@@ -191,7 +198,10 @@ class Corrections:
                 examples += size
                 self._extra_evaluations += 1
         if not examples:
-            self._refuse("its data holds no examples, so it has no full gradient")
+            self._refuse(
+                f"expected at least one example in the client's data, of which {self._refuse.algorithm} needs the full "
+                "gradient, got none"
+            )
         return total.div_(examples).add_(self._work.x, alpha=self._rule.weight_decay)
 
     def _batches(self) -> Iterator[tuple[Any, int]]:
@@ -210,48 +220,52 @@ class Corrections:
         """At the first step y = x: both gradients of the minibatch must be the same."""
         self._gather_gradients(self._moved_parameters(optimizer))
         first = self._work.notes["anchor"]
-        if torch.linalg.vector_norm(self._gradient - first) > _SAME * torch.linalg.vector_norm(first):
+        if torch.linalg.vector_norm(self._gradient - first) > _TOLERANCE * torch.linalg.vector_norm(first):
             self._refuse(
-                f"{self._refuse.algorithm} calls the closure of optimizer.step(closure) twice, and it gave two gradients at "
-                "the same point: it must set gradients to zero and compute the loss of one minibatch, drawn before the step"
+                "expected a closure that gives the same gradient when it is called twice at one point, got two different "
+                "ones; it must set gradients to zero and compute the loss of one minibatch, drawn before the step"
             )
 
     # -- checks
 
     def _check_plain(self, optimizer: Optimizer) -> None:
         groups = optimizer.param_groups
-        name, why = type(optimizer).__name__, f"{self._refuse.algorithm} corrects the steps of plain SGD"
+        why = f"{self._refuse.algorithm} corrects the steps of plain SGD"
         if type(optimizer) is not SGD:
-            self._refuse(f"{why}: take config.optimizer(model.parameters()), not {name}")
-        if any(group["momentum"] or group["maximize"] for group in groups):
-            self._refuse(f"{why}: its optimiser must have no momentum and must not maximise")
-        if len({float(group["lr"]) for group in groups}) > 1:
-            self._refuse(f"{why} with one rate for all parameters")
+            name = type(optimizer).__name__
+            self._refuse(f"expected torch.optim.SGD, got {name}; {why}: take config.optimizer(model.parameters())")
+        for option in ("momentum", "maximize"):
+            if values := [group[option] for group in groups if group[option]]:
+                self._refuse(f"expected an optimiser without {option}, got {option} = {values[0]}; {why}")
+        rates = sorted({float(group["lr"]) for group in groups})
+        if len(rates) > 1:
+            self._refuse(f"expected one lr for all parameters, got {', '.join(f'{rate:g}' for rate in rates)}; {why}")
         decay = self._rule.weight_decay
         if self._anchored and any(group["weight_decay"] != decay for group in groups):
             self._refuse(
-                f"{self._refuse.algorithm} has weight decay in its full gradient: set it with the algorithm's weight_decay "
-                f"({decay:g} now) and leave it out of config.optimizer"
+                f"expected weight_decay = {decay:g}, the algorithm's, in the optimiser, got another one; "
+                f"{self._refuse.algorithm} has weight decay in its full gradient, so set it as the algorithm's option and "
+                "leave it out of config.optimizer"
             )
 
-    def _check_place(self) -> None:
-        """Refuse a model that is not where the last corrected step left it."""
+    def _check_unchanged(self) -> None:
+        """Refuse a model whose parameters changed since the last corrected step."""
         # NaN is for the server to refuse, as always.
         if not torch.equal(self._work.y, self._expected) and bool(self._work.y.isfinite().all()):
             self._refuse(
-                f"{self._refuse.algorithm} corrects gradients, but the parameters were moved by something else than "
-                "steps of config.optimizer(model.parameters())"
+                f"expected only steps of config.optimizer(model.parameters()), whose gradients {self._refuse.algorithm} "
+                "corrects, to change the parameters, got another change"
             )
 
     def _moved_parameters(self, optimizer: Optimizer) -> dict[str, Tensor]:
         """Return those of the model's parameters that the optimiser moves, by name."""
         there = {id(p) for group in optimizer.param_groups for p in group["params"]}
         found = {name: p for name, p in self._trained().items() if id(p) in there}
-        if len(found) < (len(self._names) if self._plain else 1):
+        if len(found) < (len(self._names) if self._needs_plain_sgd else 1):
             missing = next(name for name in self._names if name not in found)
             self._refuse(
-                f"{self._refuse.algorithm} corrects the gradients of all parameters, but {missing!r} of the model is not in "
-                "the optimiser: step with config.optimizer(model.parameters())"
+                f"expected an optimiser of all parameters, whose gradients {self._refuse.algorithm} corrects, got one "
+                f"without {missing!r}; step with config.optimizer(model.parameters())"
             )
         return found
 
@@ -261,17 +275,17 @@ class Corrections:
         """Return the parameters as the module has them now."""
         now = dict(self._module.named_parameters())
         if lost := [name for name in self._names if name not in now]:
-            self._refuse(f"the model has no parameter {lost[0]!r} any longer")
+            self._refuse(f"expected the parameter {lost[0]!r} to stay in the model, got a model without it")
         return {name: now[name] for name in self._names}
 
     def _views(self, vector: Tensor) -> list[Tensor]:
         return [e.view(vector) for e in self._model.layout.parameters]
 
-    def _gather_place(self) -> None:
+    def _read_parameters(self) -> None:
         """Read y from the module."""
         copy_each(self._model.views, [p.detach() for p in self._trained().values()])
 
-    def _set_place(self, values: list[Tensor]) -> None:
+    def _write_parameters(self, values: list[Tensor]) -> None:
         copy_each([p.detach() for p in self._trained().values()], values)
 
     def _gather_gradients(self, parameters: Mapping[str, Tensor]) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Entry:
-    """The traffic and the work of one client in one round."""
+    """One upload that arrived: its traffic, and the gradients computed for it."""
 
     round: int
     client: int
@@ -57,7 +57,7 @@ class Ledger:
             self.block_bytes[entry.block] += entry.upload_bytes
 
     def record_lost(self, download_bytes: int) -> None:
-        """Count a client that got the model and sent no upload that arrived."""
+        """Count a client that got the model and whose upload did not arrive."""
         self.lost += 1
         self.download_bytes += download_bytes
 

@@ -1,11 +1,11 @@
 """Training by a user's own function, `train(model, data, config)`, in the place of a local rule's steps.
 
-The function gets a copy of the model with the values of the broadcast and may do anything with it. What it leaves is read
-back by name; the copy is dropped, and with it all hooks, flags and modes that the function has set.
+The function gets a copy of the model with the values of the broadcast and may do anything with it. The trained
+parameters are read back by name; the copy is dropped, and with it all hooks, flags and modes that the function has set.
 
 A rule that needs y − x alone takes any training. A rule that corrects gradients is attached to the optimiser that
-`config.optimizer(…)` makes: its gradients are corrected before each step. An upload of such a rule is refused if the model
-moved by anything else, since the client's control variates would then be wrong.
+`config.optimizer(…)` makes: its gradients are corrected before each step. With such a rule training is refused if
+anything else changed the model, since the client's control variates would then be wrong.
 """
 
 import copy
@@ -44,16 +44,16 @@ class TrainConfig:
     """What a training function is told of its task: `train(model, data, config)`.
 
     `config["name"]` and `config.get("name", default)` read the values that came with the task (on Flower, those of
-    `train_config`), and where it has none of that name, the attributes.
+    `train_config`); if there is none of that name, they return the attribute below.
 
     Attributes:
         round: the number of the round, from 1.
         client: the index of the client, from 0.
-        seed: of this client in this round; the generators of torch, numpy and random were seeded with it.
+        seed: the seed of this client in this round; the generators of torch, numpy and random were seeded with it.
         lr: the algorithm's learning rate of this round.
         weight_decay: the algorithm's weight decay.
         local_epochs: passes over the data that the algorithm asks for.
-        local_steps: steps that it asks for instead; None: count epochs.
+        local_steps: steps that the algorithm asks for; None: it asks for `local_epochs`.
         batch_size: examples of a minibatch.
         device: where the model is.
         values: what came with the task.
@@ -114,12 +114,12 @@ _PUBLIC = tuple(f.name for f in fields(TrainConfig) if f.name != "values" and no
 
 @dataclass(frozen=True)
 class Trained:
-    """What is known of a client's training, beside the model.
+    """What is known of a client's training, besides the model.
 
     Attributes:
         examples: n_i.
-        loss: the mean over the training; None: not known.
-        metrics: further ones, by name.
+        loss: the mean loss during the training; None: not known.
+        metrics: further metrics, by name.
     """
 
     examples: int
@@ -128,7 +128,7 @@ class Trained:
 
 
 def check_own_training(train: Any, algorithm: Algorithm) -> None:
-    """Refuse what cannot go together with a training function, with the reason.
+    """Check that this algorithm and its options work with a user's training function.
 
     Raises:
         UserError: it is not callable, or the algorithm has options that only its own steps can honour.
@@ -138,16 +138,19 @@ def check_own_training(train: Any, algorithm: Algorithm) -> None:
     rule = algorithm.local
     if needs(rule) == "refused":
         raise UserError(
-            f"train: the local rule {rule.registered_name()!r} has steps of its own and does not say how another training "
-            "function would take them (see LocalRule.own_training)"
+            f"train: expected none with local rule {rule.registered_name()!r}, which has steps of its own, got a function; "
+            "leave it out, or set `own_training` in the rule's class if it can take another function's steps"
         )
     if algorithm.uplink.pooled:
-        raise UserError(f"train: {algorithm.name} trains on the data of all clients at once: leave train out")
-    for option, advice in own_options(algorithm):
+        raise UserError(
+            f"train: expected none with {algorithm.name}, which trains on the data of all clients at once, got a "
+            "function; leave it out"
+        )
+    for option, advice in options_of_own_steps(algorithm):
         raise UserError(f"{option}: expected none together with train, got {getattr(rule, option)}: {advice}")
 
 
-def own_options(algorithm: Algorithm) -> list[tuple[str, str]]:
+def options_of_own_steps(algorithm: Algorithm) -> list[tuple[str, str]]:
     """Return the options that only the algorithm's own steps can honour, if they are set, and what to do instead."""
     advice = {
         "clip_norm": "clip in the function, before optimizer.step()",
@@ -166,10 +169,10 @@ class OwnTraining:
 
     Args:
         train: the function.
-        algorithm: whose local rule it stands for.
-        model: has x, and takes y.
+        algorithm: whose local rule the function replaces.
+        model: the flat model; holds x before the training and y after it.
         objective: what is minimised, for rules that need the full gradient.
-        seed: of the run.
+        seed: the seed of the run.
 
     Raises:
         UserError: see `check_own_training`.
@@ -187,7 +190,7 @@ class OwnTraining:
         """Train one client: move work.y, and count its steps.
 
         Args:
-            work: of the client; its model has the values of the broadcast.
+            work: the client's round; its model has the values of the broadcast.
             task: which client, and which round.
             data: what the user gave for this client.
             values: what came with the task.
@@ -249,22 +252,24 @@ class OwnTraining:
         if set(before) != set(after):
             lost, new = sorted(set(before) - set(after)), sorted(set(after) - set(before))
             refuse(
-                "expected a model with the same parameters and buffers as before training"
-                + (f"; it lacks {', '.join(lost[:3])}" if lost else "")
-                + (f"; it has {', '.join(new[:3])} besides" if new else "")
-                + ". Wrap the model as a whole (wrapped = DDP(model)) instead of changing its parts"
+                "expected a model with the same parameters and buffers as before training, got one "
+                + " and ".join(
+                    [f"without {', '.join(lost[:3])}"] * bool(lost) + [f"with {', '.join(new[:3])} besides"] * bool(new)
+                )
+                + "; wrap the model as a whole (wrapped = DDP(model)) instead of changing its parts"
             )
         for name, value in after.items():
             if value.shape != before[name].shape:
-                refuse(f"{name!r} had shape {tuple(before[name].shape)} before training, {tuple(value.shape)} after it")
+                shape, now = tuple(before[name].shape), tuple(value.shape)
+                refuse(f"expected {name!r} to keep its shape {shape}, got {now} after training")
             if name in views:
                 views[name].copy_(value.detach())
         for name, value in after.items():
             # Frozen ones, and further names of tied ones: those were read under their first name.
             if name not in views and not _equal(before[name], value):
                 refuse(
-                    f"{name!r} is frozen or tied to another parameter, so it is not uploaded, but training changed it: "
-                    "leave it as it is, or let it require gradients in the model that you pass"
+                    f"expected {name!r} to stay as it was, since it is frozen or tied to another parameter and not "
+                    "uploaded, got a change; leave it as it is, or let it require gradients in the model that you pass"
                 )
 
 
@@ -292,13 +297,16 @@ def _read_result(returned: Any, data: Any, refuse: Refusal) -> Trained:
     for name, value in returned.items():
         number = _number(value)
         if not isinstance(name, str) or number is None:
-            refuse(f"{wanted} to be returned; {name!r} is {type(value).__name__}")
+            refuse(f"expected numbers in the returned dictionary, got {name!r} of type {type(value).__name__}")
         numbers[name.removeprefix("train_")] = number
     examples = numbers.pop(EXAMPLES, None)
     if examples is None:
         examples = examples_in(data)
     if examples is None or not math.isfinite(examples) or examples < 1:
-        refuse(f'return {{"{EXAMPLES}": n}} with the number of examples, n ≥ 1: the data does not tell it')
+        refuse(
+            f'expected "{EXAMPLES}" ≥ 1 in the returned dictionary, got {examples}; the data has no length: '
+            f'return {{"{EXAMPLES}": n}}'
+        )
     loss = numbers.pop("loss", None)
     metrics = {name: value for name, value in numbers.items() if math.isfinite(value)}
     if len(metrics) > MOST_TRAIN_METRICS:
@@ -311,6 +319,9 @@ def _read_result(returned: Any, data: Any, refuse: Refusal) -> Trained:
 
 def _number(value: Any) -> float | None:
     """Return a number, or a tensor or array that holds just one, as a float; None for anything else."""
-    if isinstance(value, (Tensor, np.ndarray)):
-        return float(value.item()) if math.prod(value.shape) == 1 else None
-    return float(value) if isinstance(value, Real) else None
+    try:
+        if isinstance(value, (Tensor, np.ndarray)):
+            return float(value.item()) if math.prod(value.shape) == 1 else None
+        return float(value) if isinstance(value, Real) else None
+    except (TypeError, ValueError, OverflowError, RuntimeError):  # complex, text, too large, without values
+        return None

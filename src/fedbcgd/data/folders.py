@@ -10,7 +10,7 @@ import numpy as np
 from PIL import Image
 
 from fedbcgd.data.containers import Files
-from fedbcgd.data.raw import Progress, Raw, Split, allocate_pixels
+from fedbcgd.data.raw import Raw, ReportProgress, Split, allocate_pixels
 from fedbcgd.errors import UserError
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".webp", ".gif", ".ppm", ".pgm")
@@ -27,8 +27,8 @@ def decode(data: bytes, where: str, mode: str | None = None, size: int | None = 
     Args:
         data: the content of its file.
         where: its name, for messages.
-        mode: of Pillow, such as "RGB"; by default "L" for grey images and "RGB" for all others.
-        size: the side that it is scaled to.
+        mode: a mode of Pillow, such as "RGB"; by default "L" for grey images and "RGB" for all others.
+        size: side, in pixels, to which it is scaled.
 
     Returns:
         Its pixels, uint8 (height, width, channels).
@@ -51,20 +51,20 @@ def decode(data: bytes, where: str, mode: str | None = None, size: int | None = 
         raise
     except Exception as error:  # damaged bytes can raise anything
         reason = str(error).split(" <")[0]  # without the address of a buffer
-        raise UserError(f"{where} is no image that can be read, or is damaged: {reason}") from None
+        raise UserError(f"{where}: expected an image, got a file that is none or is damaged: {reason}") from None
     return pixels[..., None] if pixels.ndim == 2 else pixels
 
 
 def decode_all(
-    files: Files, names: Sequence[str], size: int | None, progress: Progress, mode: str | None = None
+    files: Files, names: Sequence[str], size: int | None, progress: ReportProgress, mode: str | None = None
 ) -> np.ndarray:
     """Decode several images of one size into one array. If one of them has colours, all get three channels.
 
     Args:
-        files: that contain the images.
-        names: of the images.
-        size: the side that all are scaled to.
-        progress: is called now and then.
+        files: contain the images.
+        names: the names of the images.
+        size: side, in pixels, to which all are scaled.
+        progress: called from time to time, see `raw.ReportProgress`.
         mode: see `decode`.
 
     Returns:
@@ -95,7 +95,7 @@ def decode_all(
     return out
 
 
-def tiny_imagenet(files: Files, root: str, name: str, size: int | None, progress: Progress) -> Raw:
+def tiny_imagenet(files: Files, root: str, name: str, size: int | None, progress: ReportProgress) -> Raw:
     """Read train/WNID/images/*.JPEG, and val/images/*.JPEG with val_annotations.txt as the test set."""
 
     def text(name: str) -> str:
@@ -112,7 +112,7 @@ def tiny_imagenet(files: Files, root: str, name: str, size: int | None, progress
         parts = file.removeprefix(root).split("/") if file.startswith(root) else []
         if len(parts) == 4 and parts[0] == "train" and parts[2] == "images" and _is_image(file):
             if parts[1] not in label_of:
-                raise UserError(f"{files.where}: {file} is of class {parts[1]!r}, which wnids.txt does not list")
+                raise UserError(f"{files.where}: expected the classes of wnids.txt, got {parts[1]!r} for {file}")
             train.append(file)
             train_labels.append(label_of[parts[1]])
     all_names = set(files.names)
@@ -121,11 +121,14 @@ def tiny_imagenet(files: Files, root: str, name: str, size: int | None, progress
     for line in text("val/val_annotations.txt").splitlines():
         file, *rest = line.split("\t")
         if not rest or rest[0] not in label_of or f"{root}val/images/{file}" not in all_names:
-            raise UserError(f"{files.where}: val_annotations.txt has a line for {file!r} that fits no image and class")
+            raise UserError(
+                f"{files.where}: val_annotations.txt: expected lines that name an image and its class, got one for "
+                f"{file!r}"
+            )
         test.append(f"{root}val/images/{file}")
         test_labels.append(label_of[rest[0]])
     if not train or not test:
-        raise UserError(f"{files.where} has {len(train)} training and {len(test)} validation images")
+        raise UserError(f"{files.where}: expected training and validation images, got {len(train)} and {len(test)}")
     pixels = decode_all(files, [*train, *test], size, progress, "RGB")
     n = len(train)
     classes = tuple(description.get(wnid, wnid).split(",")[0].strip() for wnid in wnids)
@@ -146,7 +149,7 @@ def root_of(names: Sequence[str]) -> str | None:
     return root + "/" if root else ""
 
 
-def image_folder(files: Files, root: str, name: str, size: int | None, progress: Progress) -> Raw:
+def image_folder(files: Files, root: str, name: str, size: int | None, progress: ReportProgress) -> Raw:
     """Read train/CLASS/… and test/CLASS/…, or CLASS/… alone, which has no test set."""
     by_split: dict[str, list[tuple[str, str]]] = {}
     for file in files.names:
@@ -160,7 +163,7 @@ def image_folder(files: Files, root: str, name: str, size: int | None, progress:
     train = next((by_split[s] for s in (*TRAIN, "") if s in by_split), [])
     test = next((by_split[s] for s in TEST if s in by_split), [])
     if not train:
-        raise UserError(f"{files.where} has no images in train/CLASS/ or CLASS/")
+        raise UserError(f"{files.where}: expected images in train/CLASS/ or CLASS/, got none")
     classes = sorted({label for label, _ in train})
     label_of = {name: k for k, name in enumerate(classes)}
     if unexpected := sorted({name for name, _ in test} - set(classes)):

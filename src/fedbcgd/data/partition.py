@@ -7,16 +7,16 @@ import numpy as np
 from fedbcgd.errors import UserError
 from fedbcgd.rng import stream
 
-Parts = list[np.ndarray]
+RowsByClient = list[np.ndarray]
 
 
-def iid(examples: int, clients: int, seed: int = 0) -> Parts:
+def iid(examples: int, clients: int, seed: int = 0) -> RowsByClient:
     """Split examples at random into parts of equal size, to within one example.
 
     Args:
         examples: how many there are.
         clients: how many parts.
-        seed: of the partition.
+        seed: fixes the partition.
 
     Returns:
         The row numbers of each client.
@@ -28,18 +28,18 @@ def iid(examples: int, clients: int, seed: int = 0) -> Parts:
     return np.array_split(stream(seed, "partition").permutation(examples), clients)
 
 
-def dirichlet(labels: np.ndarray, clients: int, rho: float, seed: int = 0) -> Parts:
+def dirichlet(labels: np.ndarray, clients: int, rho: float, seed: int = 0) -> RowsByClient:
     """Split examples into parts of equal size, to within one, with label shares drawn from Dirichlet(ρ).
 
-    Every example is assigned once. In turns, each client requests labels by its shares. If a label is requested more
-    often than examples of it are left, they go to requests chosen at random, and the others are repeated in the next
-    turn with the labels that are left.
+    Every example is assigned once. All clients request labels by their shares. If a label is requested more often than
+    examples of it are left, these go to requests chosen at random. Requests that got none are made again, for the labels
+    that are left, until every client has its examples.
 
     Args:
-        labels: of all examples.
+        labels: the label of each example.
         clients: how many parts.
         rho: ρ; the smaller, the fewer labels a client has.
-        seed: of the partition.
+        seed: fixes the partition.
 
     Returns:
         The row numbers of each client.
@@ -75,7 +75,7 @@ def dirichlet(labels: np.ndarray, clients: int, rho: float, seed: int = 0) -> Pa
     return [np.sort(np.concatenate(part)) for part in parts]
 
 
-def dirichlet_unequal(labels: np.ndarray, clients: int, rho: float, seed: int = 0) -> Parts:
+def dirichlet_unequal(labels: np.ndarray, clients: int, rho: float, seed: int = 0) -> RowsByClient:
     """Split the examples of each label by shares drawn from Dirichlet(ρ), so that labels and sizes both vary.
 
     A client that would have no example gets one of the largest client. Arguments, result and errors are those of
@@ -92,14 +92,14 @@ def dirichlet_unequal(labels: np.ndarray, clients: int, rho: float, seed: int = 
     return _fill_empty([np.concatenate(part) for part in parts])
 
 
-def shards(labels: np.ndarray, clients: int, each: int, seed: int = 0) -> Parts:
+def shards(labels: np.ndarray, clients: int, each: int, seed: int = 0) -> RowsByClient:
     """Sort examples by label, cut them into shards of equal size (to within one), and give each client some at random.
 
     Args:
-        labels: of all examples.
+        labels: the label of each example.
         clients: how many parts.
         each: shards of a client.
-        seed: of the partition.
+        seed: fixes the partition.
 
     Returns:
         The row numbers of each client.
@@ -120,14 +120,14 @@ def shards(labels: np.ndarray, clients: int, each: int, seed: int = 0) -> Parts:
     return [np.sort(np.concatenate([pieces[k] for k in own])) for own in shards_of]
 
 
-def quantity(examples: int, clients: int, spread: float, seed: int = 0) -> Parts:
+def quantity(examples: int, clients: int, spread: float, seed: int = 0) -> RowsByClient:
     """Split examples at random into parts of unequal size, by shares drawn from a Dirichlet distribution.
 
     Args:
         examples: how many there are.
         clients: how many parts.
         spread: parameter of the distribution; the smaller, the more unequal the sizes.
-        seed: of the partition.
+        seed: fixes the partition.
 
     Returns:
         The row numbers of each client.
@@ -141,13 +141,13 @@ def quantity(examples: int, clients: int, spread: float, seed: int = 0) -> Parts
     return _fill_empty(_cut(rng.permutation(examples), rng.dirichlet(np.full(clients, spread))))
 
 
-def by_group(groups: np.ndarray, clients: int, seed: int = 0) -> Parts:
+def by_group(groups: np.ndarray, clients: int, seed: int = 0) -> RowsByClient:
     """Keep the examples of each group (a writer, a device) together. If groups outnumber clients, each gets several.
 
     Args:
-        groups: of all examples.
+        groups: the group of each example.
         clients: how many parts.
-        seed: of the partition.
+        seed: fixes the partition.
 
     Returns:
         The row numbers of each client.
@@ -166,11 +166,11 @@ def by_group(groups: np.ndarray, clients: int, seed: int = 0) -> Parts:
     return [np.sort(np.concatenate([rows[k] for k in own])) for own in groups_of]
 
 
-def label_counts(labels: np.ndarray, parts: Parts) -> np.ndarray:
+def label_counts(labels: np.ndarray, parts: RowsByClient) -> np.ndarray:
     """Count the examples of each label at each client.
 
     Args:
-        labels: of all examples.
+        labels: the label of each example.
         parts: the row numbers of each client.
 
     Returns:
@@ -185,7 +185,7 @@ class Heterogeneity:
     """How unequal the clients are.
 
     Attributes:
-        clients: how many.
+        clients: how many clients.
         smallest: examples of the smallest client.
         median: examples of the median client.
         largest: examples of the largest client.
@@ -206,7 +206,7 @@ class Heterogeneity:
 
     @classmethod
     def of(cls, counts: np.ndarray) -> "Heterogeneity":
-        """Measure it from label counts, see `label_counts`."""
+        """Measure how unequal the clients are, from their label counts (see `label_counts`)."""
         sizes = counts.sum(1)
         share = counts / sizes[:, None]
         overall = counts.sum(0) / counts.sum()
@@ -235,18 +235,18 @@ class Heterogeneity:
         )
 
 
-def _rows_by_label(labels: np.ndarray, rng: np.random.Generator) -> Parts:
+def _rows_by_label(labels: np.ndarray, rng: np.random.Generator) -> RowsByClient:
     """Return the rows of each label, shuffled."""
     distinct, label = np.unique(labels, return_inverse=True)
     return [rng.permutation(np.flatnonzero(label == c)) for c in range(len(distinct))]
 
 
-def _cut(rows: np.ndarray, share: np.ndarray) -> Parts:
+def _cut(rows: np.ndarray, share: np.ndarray) -> RowsByClient:
     """Cut rows into consecutive pieces of these shares."""
     return np.split(rows, np.round(np.cumsum(share)[:-1] * len(rows)).astype(np.int64))
 
 
-def _fill_empty(parts: Parts) -> Parts:
+def _fill_empty(parts: RowsByClient) -> RowsByClient:
     """Give each empty part one row of the largest; sort all."""
     for k, part in enumerate(parts):
         if not len(part):

@@ -58,14 +58,16 @@ def load(data: bytes, where: str) -> dict[str, Any]:
     except UserError as error:
         raise UserError(f"{where}: {error}") from None
     except Exception as error:  # damaged bytes can raise anything
-        raise UserError(f"{where} is no CIFAR batch, or is damaged: {str(error) or type(error).__name__}") from None
+        raise UserError(
+            f"{where}: expected a CIFAR batch, got another file or a damaged one: {str(error) or type(error).__name__}"
+        ) from None
 
 
 def _check_instructions(data: bytes) -> None:
     """Refuse a pickle that would use too much memory or time; pickletools checks that no length exceeds the data.
 
-    Tuples can be keys, which are hashed. A tuple that contains another one twice, in each of forty levels, takes for
-    ever, and a million nested ones overflow the stack. So no tuple may be used twice, and few may be anything but
+    Tuples can be keys, which are hashed. If each of forty tuples contains the one before it twice, that takes for ever,
+    and a million nested ones overflow the stack. So no tuple may be used twice, and only a few may be anything else than
     arguments or state.
     """
     memo_size, other_tuples = 0, 0
@@ -76,7 +78,9 @@ def _check_instructions(data: bytes) -> None:
         if number >= MAX_INSTRUCTIONS:
             raise ValueError(f"more than {MAX_INSTRUCTIONS:,} instructions")
         if name not in _ALLOWED:
-            raise UserError(f"it uses the pickle instruction {name}, which no data set needs: refused")
+            raise UserError(
+                f"expected arrays and plain values, got the pickle instruction {name}, which no data set needs"
+            )
         if name in _PUTS:
             index = memo_size if name == "MEMOIZE" else int(value or 0)
             if index > number:  # the unpickler would allocate memory for all indices before it
@@ -108,7 +112,7 @@ class _Unpickler(pickle.Unpickler):
             case ("_codecs", "encode"):
                 return _Function(self._encode)
         full_name = f"{module}.{name}"[:80]
-        raise UserError(f"it uses {full_name!r}, which no data set needs: refused")
+        raise UserError(f"expected arrays and plain values, got {full_name!r}, which no data set needs")
 
     def _encode(self, text: str, encoding: str) -> bytes:
         """Encode text: Python 3 pickles bytes in this way for Python 2. Limited, since a text may be repeated."""

@@ -9,9 +9,8 @@ import numpy as np
 
 from fedbcgd.errors import UserError
 
-Progress = Callable[
-    [str, int, int], None
-]  # called with what is being done, how much is done, and of how much (0: unknown)
+# A function of what is being done, how much is done, and of how much in total (0: unknown).
+ReportProgress = Callable[[str, int, int], None]
 MAX_PIXEL_BYTES = 2 * 2**30  # of a data set in memory
 MAX_CLASSES = 100_000
 
@@ -23,7 +22,7 @@ class Split:
     Attributes:
         pixels: uint8 (n, height, width, channels).
         labels: int64 (n).
-        groups: for each example whom it comes from, such as a writer.
+        groups: for each example who it comes from, such as its writer.
     """
 
     pixels: np.ndarray
@@ -67,11 +66,11 @@ def validate(raw: Raw, where: str) -> Raw:
     """Check the arrays of a data set.
 
     Args:
-        raw: as read.
+        raw: the data set as read.
         where: its source, for messages.
 
     Returns:
-        The same with names for all classes.
+        The same data set with names for all classes.
 
     Raises:
         UserError: types, shapes, lengths or labels are wrong.
@@ -85,20 +84,28 @@ def validate(raw: Raw, where: str) -> Raw:
                 f"channels), got {split.pixels.dtype} of shape {split.pixels.shape}"
             )
         if len(split.pixels) != len(split.labels):
-            raise UserError(f"{where}: {name} has {len(split.pixels):,} images but {len(split.labels):,} labels")
+            raise UserError(
+                f"{where}: {name}: expected {len(split.pixels):,} labels, as many as images, got {len(split.labels):,}"
+            )
         if not len(split) or 0 in split.pixels.shape:
-            raise UserError(f"{where}: {name} holds no images")
+            raise UserError(f"{where}: {name}: expected images, got none")
         if split.groups is not None and len(split.groups) != len(split):
-            raise UserError(f"{where}: {name} has {len(split):,} images but {len(split.groups):,} groups")
+            raise UserError(
+                f"{where}: {name}: expected {len(split):,} groups, as many as images, got {len(split.groups):,}"
+            )
         if split.labels.min() < 0:
-            raise UserError(f"{where}: {name} has the label {split.labels.min()}; expected labels from 0")
+            raise UserError(f"{where}: {name}: expected labels from 0, got {split.labels.min()}")
     if len(set(shapes.values())) > 1:
-        raise UserError(f"{where}: train and test images differ in shape: {shapes['train']} and {shapes['test']}")
+        raise UserError(
+            f"{where}: expected test images of shape {shapes['train']}, as in training, got {shapes['test']}"
+        )
     count = 1 + max(int(split.labels.max()) for split in splits.values())
     if len(raw.classes) > MAX_CLASSES:
         raise UserError(f"{where}: expected at most {MAX_CLASSES:,} classes, got {len(raw.classes):,}")
     if raw.classes and count > len(raw.classes):
-        raise UserError(f"{where}: a label is {count - 1}, but only {len(raw.classes)} classes have names")
+        raise UserError(
+            f"{where}: expected labels below {len(raw.classes)}, the number of class names, got {count - 1}"
+        )
     if count > MAX_CLASSES:
         raise UserError(f"{where}: expected labels from 0 to at most {MAX_CLASSES - 1:,}, got {count - 1}")
     return Raw(raw.train, raw.test, tuple(map(_printable, raw.classes)) or tuple(str(c) for c in range(count)))

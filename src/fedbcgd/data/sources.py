@@ -2,7 +2,6 @@
 
 import contextlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from math import prod
 from typing import Any, Protocol, overload, runtime_checkable
 
 import numpy as np
@@ -14,6 +13,7 @@ from fedbcgd.data.images import Images
 from fedbcgd.errors import UserError
 
 MAX_LAID_OUT = 1 << 32  # bytes of users' images that are copied into another layout
+GATHERED_AHEAD = 1 << 20  # values of minibatches that are gathered before the first is used: they stay in the cache
 
 
 @runtime_checkable
@@ -30,7 +30,7 @@ class Tensors:
     """A source of tensors of equal length.
 
     Args:
-        tensors: as a tuple or a dictionary, of which batches have the form too.
+        tensors: a tuple or a dictionary of tensors; batches have the same form.
         rows: the examples of this source, if not all; they are not copied.
     """
 
@@ -45,7 +45,18 @@ class Tensors:
 
     @property
     def device(self) -> torch.device:
+        """The device that has the tensors."""
         return next(iter(self._columns())).device
+
+    @property
+    def plain(self) -> bool:
+        """Whether `gather` only copies: always."""
+        return True
+
+    @property
+    def example_size(self) -> int:
+        """The number of values of an example."""
+        return sum(t.numel() // max(1, len(t)) for t in self._columns())
 
     def _columns(self) -> Iterable[Tensor]:
         return self.tensors.values() if isinstance(self.tensors, Mapping) else self.tensors
@@ -107,6 +118,35 @@ class Items:
         return default_collate([self.dataset[i] for i in rows.tolist()])
 
 
+def gather_ahead(
+    source: Source, rows: Tensor, size: int, rng: np.random.Generator, device: torch.device
+) -> list[Any] | None:
+    """Gather minibatches in one operation; None where they are large, or where gathering may draw.
+
+    Args:
+        source: of the examples.
+        rows: of all minibatches, one after the other.
+        size: of a minibatch.
+        rng: for `gather`, which does not use it here.
+        device: where the minibatches go.
+    """
+    if not (isinstance(source, (Images, Tensors)) and source.plain):
+        return None
+    if len(rows) * source.example_size > GATHERED_AHEAD:
+        return None
+    return _split(to_device(source.gather(rows, rng), device), size)
+
+
+def _split(batch: Any, size: int) -> list[Any]:
+    """Split a batch into batches of this size; the last one may be smaller."""
+    if isinstance(batch, Tensor):
+        return list(batch.split(size))
+    if isinstance(batch, Mapping):
+        columns = [_split(column, size) for column in batch.values()]
+        return [dict(zip(batch, values, strict=True)) for values in zip(*columns, strict=True)]
+    return list(zip(*[_split(column, size) for column in batch], strict=True))
+
+
 def pooled(clients: Sequence[Any]) -> Source:
     """Join the data of all clients to one source."""
     if isinstance(clients, Parts):
@@ -157,8 +197,8 @@ def stacked_gather(
     """Make a function that gathers a batch from each of several sources at once.
 
     Args:
-        sources: of pairs (x, y), of equal length. Those of one data set are gathered in one operation.
-        device: where batches go.
+        sources: sources of pairs (x, y), all of one length. Those of one data set are gathered in one operation.
+        device: the device to which batches are moved.
 
     Returns:
         A function of rows (sources, batch) that returns x (sources, batch, …) and y (sources, batch); and the number of
@@ -181,7 +221,7 @@ def stacked_gather(
             pair = x.unflatten(0, rows.shape), resident.labels.index_select(0, chosen).view(rows.shape)
             return to_device(pair, device)
 
-        return gather, prod(resident.size)
+        return gather, first.example_size
     unused = np.random.default_rng(0)  # for augmentation: clients that augment are not computed together
 
     def gather_each(rows: Tensor) -> tuple[Tensor, Tensor]:
@@ -196,7 +236,7 @@ class Parts(Sequence["Images | Tensors"]):
 
     Args:
         data: the whole data set.
-        rows: of all clients, one after the other.
+        rows: the rows of all clients, one client after the other.
         ends: where the rows of each client end.
     """
 
@@ -253,7 +293,7 @@ def on_device(clients: Sequence[Any], device: torch.device) -> Sequence[Any]:
     Other data stays where it is, and is moved batch by batch.
 
     Args:
-        clients: their data.
+        clients: the data of each client.
         device: the destination.
 
     Returns:
@@ -296,7 +336,7 @@ def in_channels_last(clients: Sequence[Any]) -> Sequence[Any]:
     Nothing is done if that would copy more than `MAX_LAID_OUT` bytes. (`Images` has this layout already.)
 
     Args:
-        clients: their data.
+        clients: the data of each client.
 
     Returns:
         The clients' sources.
@@ -357,7 +397,7 @@ def as_source(data: Any, where: str) -> Source:
         The source.
 
     Raises:
-        UserError: it is something else, has no examples, or tensors of unequal length.
+        UserError: the data is something else, has no examples, or has tensors of unequal length.
     """
     if isinstance(data, (Tensors, Images, Items)) or (isinstance(data, Source) and not isinstance(data, Tensor)):
         source: Source = data
@@ -380,8 +420,8 @@ def as_source(data: Any, where: str) -> Source:
         source = Items(data)
     elif isinstance(data, DataLoader):
         raise UserError(
-            f"{where} is a DataLoader; pass the data set in it (loader.dataset), from which minibatches are drawn by "
-            "batch_size, or a training function of your own (train=…), which may use the loader"
+            f"{where}: expected a data set, got a DataLoader; pass the data set in it (loader.dataset), from which "
+            "minibatches are drawn by batch_size, or a training function of your own (train=…), which may use the loader"
         )
     else:
         raise UserError(
@@ -398,13 +438,13 @@ def _no_examples(where: str) -> UserError:
 
 
 def first_loader(data: Any) -> DataLoader[Any] | None:
-    """Return the DataLoader that data for a training function is, or begins with, as in (train_loader, test_loader)."""
+    """Return the DataLoader of a training function's data: the data itself, or the first of (train_loader, test_loader)."""
     first = data[0] if isinstance(data, (tuple, list)) and data else data
     return first if isinstance(first, DataLoader) else None
 
 
 def examples_in(data: Any) -> int | None:
-    """Return how many examples data for a training function holds; None where that cannot be told."""
+    """Return how many examples a training function's data has; None if that is unknown."""
     loader = first_loader(data)
     try:
         return len(as_source(data, "data") if loader is None else loader.dataset)  # type: ignore[arg-type]

@@ -21,7 +21,7 @@ from fedbcgd.data.embedded import fashion_mnist
 from fedbcgd.data.formats import read
 from fedbcgd.data.images import Images
 from fedbcgd.data.names import EMBEDDED, QUADRATICS
-from fedbcgd.data.raw import Progress, Raw, Split, no_progress
+from fedbcgd.data.raw import Raw, ReportProgress, Split, no_progress
 from fedbcgd.errors import UserError, unknown
 from fedbcgd.files import Damaged, make_folder, read_tensors, write_tensors
 from fedbcgd.rng import stream
@@ -36,12 +36,12 @@ class DataSet:
     """A data set that can be trained on.
 
     Attributes:
-        name: in configurations.
+        name: its name in configurations.
         train: training images.
         test: test images.
-        classes: their names.
-        digest: of the content.
-        groups: for each training example whom it comes from.
+        classes: the names of the classes.
+        digest: identifies the content.
+        groups: for each training example who it comes from.
         about: where the data set comes from.
     """
 
@@ -55,6 +55,7 @@ class DataSet:
 
     @property
     def shape(self) -> tuple[int, int, int]:
+        """Channels, height and width of an image."""
         return self.train.shape
 
 
@@ -91,7 +92,7 @@ def kept() -> list[str]:
 
 
 def remove_leftovers() -> None:
-    """Remove temporary files of processes that were killed. Those of the last day may be in use, and stay."""
+    """Remove temporary files of processes that were killed; younger than a day they may be in use, and are kept."""
     for path in [*folder().glob(".get-*"), *folder().glob(".*.safetensors")]:
         with contextlib.suppress(OSError):
             if time.time() - path.stat().st_mtime > 86_400:
@@ -103,16 +104,16 @@ def add(
     path: Path,
     size: int | None = None,
     test_share: float | None = None,
-    progress: Progress = no_progress,
+    progress: ReportProgress = no_progress,
 ) -> DataSet:
     """Read a data set from files, and store it.
 
     Args:
-        name: in configurations.
-        path: of a folder, an archive or an .npz file.
-        size: the side that image files are scaled to.
+        name: its name in configurations.
+        path: a folder, an archive or an .npz file.
+        size: side, in pixels, to which image files are scaled.
         test_share: the share of the images that becomes the test set, if there is none.
-        progress: is called now and then.
+        progress: called from time to time, see `raw.ReportProgress`.
 
     Returns:
         The data set.
@@ -122,25 +123,27 @@ def add(
     """
     path_of(name)
     if name in (EMBEDDED, QUADRATICS):
-        raise UserError(f"{name!r} is reserved in configurations; choose another name")
+        raise UserError(f"name: expected one that is not reserved in configurations, got {name!r}; choose another")
     return save(name, read(path, name, size, progress), str(path), test_share, progress)
 
 
-def save(name: str, raw: Raw, where: str, test_share: float | None = None, progress: Progress = no_progress) -> DataSet:
+def save(
+    name: str, raw: Raw, where: str, test_share: float | None = None, progress: ReportProgress = no_progress
+) -> DataSet:
     """Store a data set. If the name is known, it must be the data set that is published under it.
 
     Args:
-        name: in configurations.
+        name: its name in configurations.
         raw: the data set.
         where: its source, for messages.
         test_share: see `add`.
-        progress: is called now and then.
+        progress: called from time to time, see `raw.ReportProgress`.
 
     Returns:
         The data set.
 
     Raises:
-        UserError: it is not the known one, has no test images, or cannot be written.
+        UserError: the name is that of another data set, there are no test images, or the file cannot be written.
     """
     progress("checking", 0, 0)
     if raw.test is None or test_share is not None:
@@ -180,13 +183,13 @@ def load(name: str) -> DataSet:
     The checksum is verified, which reads the file once: 25 ms for CIFAR-10 from the system's cache.
 
     Args:
-        name: in configurations.
+        name: its name in configurations.
 
     Returns:
         The data set.
 
     Raises:
-        UserError: it is not in the store, or damaged.
+        UserError: it is not in the store, or it is damaged.
     """
     if name == EMBEDDED:
         train, test = fashion_mnist()
@@ -216,8 +219,8 @@ def _damaged(path: Path, error: Exception) -> UserError:
 def _missing(name: str) -> UserError:
     if name in KNOWN:
         return UserError(
-            f"{KNOWN[name].title} is not here yet: `fedbcgd data get {name}` fetches it, or `fedbcgd data add {name} "
-            f"PATH` takes what you have: {KNOWN[name].by_hand}"
+            f"{KNOWN[name].title} is not on this machine yet: `fedbcgd data get {name}` fetches it, or `fedbcgd data add "
+            f"{name} PATH` reads it from disk: {KNOWN[name].by_hand}"
         )
     return unknown("data set", name, {*KNOWN, *stored_names(), EMBEDDED})
 
@@ -230,7 +233,10 @@ def _open(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
     except OSError as error:
         raise _damaged(path, error) from None
     if about.get("version") not in (VERSION, VERSION_1):
-        raise UserError(f"{path} was not written by this version of fedbcgd; delete it and add the data set again")
+        raise UserError(
+            f"{path}: expected a data set of version {VERSION}, got version {about.get('version')}; delete it and add the "
+            "data set again"
+        )
     if about["version"] == VERSION and not has_checksum:
         raise _damaged(path, ValueError("it has no checksum"))
     return tensors, about
@@ -253,15 +259,17 @@ def _tensor(array: np.ndarray) -> Tensor:
 def _hold_out_test(raw: Raw, where: str, share: float | None) -> Raw:
     """Split a share of the training images off as the test set."""
     if share is None:
-        raise UserError(f"{where} has no test images; --test-share 0.1 holds out a tenth of what there is")
+        raise UserError(f"{where}: expected test images, got none; --test-share 0.1 holds out a tenth of what there is")
     if raw.test is not None:
         raise UserError(
-            f"--test-share: expected only without test images, but {where} has {len(raw.test):,}; leave it out"
+            f"--test-share: expected none, since {where} has {len(raw.test):,} test images, got {share:g}; leave it out"
         )
     order = stream(0, "test share").permutation(len(raw.train))
     count = round(len(raw.train) * share) if 0 < share < 1 else 0
     if not 0 < count < len(raw.train):
-        raise UserError(f"--test-share: {share:g} of {len(raw.train)} images leaves train or test empty")
+        raise UserError(
+            f"--test-share: expected a share that leaves images in train and test, got {share:g} of {len(raw.train)}"
+        )
     return Raw(raw.train.take(np.sort(order[count:])), raw.train.take(np.sort(order[:count])), raw.classes)
 
 

@@ -1,4 +1,4 @@
-"""Progress of long work: a live bar on a terminal, plain lines elsewhere."""
+"""Shows the progress of runs: a live bar on a terminal, plain lines elsewhere."""
 
 import sys
 import time
@@ -21,7 +21,7 @@ MAX_BARS = 6  # of more runs, only the current one has a bar
 
 
 def wide_console(stderr: bool = False) -> Console:
-    """Return a console on standard output or error; one that is no terminal is 110 columns wide."""
+    """Return a console on standard output or error; if that is no terminal, it is 110 columns wide."""
     console = Console(stderr=stderr)
     return console if console.is_terminal else Console(width=110, stderr=stderr)
 

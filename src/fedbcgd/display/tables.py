@@ -10,7 +10,7 @@ from fedbcgd.engine.loop import Outcome
 
 
 def table(results: Mapping[str, Outcome], title: str = "") -> Table:
-    """Return a row for each run, by name: its accuracy and its costs."""
+    """Return a table with a row for each run: its accuracy and its costs."""
     out = Table(title=title or None, title_justify="left")
     out.add_column("algorithm", no_wrap=True)
     for column in (

@@ -7,10 +7,10 @@ from fedbcgd.errors import UserError
 
 
 class TensorBoard:
-    """A callback that writes every metric over the rounds; after a resume, repeated rounds replace earlier ones.
+    """A callback that writes every metric over the rounds; rounds that a resumed run repeats replace earlier ones.
 
     Args:
-        folder: For the event files.
+        folder: Where the event files are written.
 
     Raises:
         UserError: TensorBoard is not installed.
@@ -20,7 +20,9 @@ class TensorBoard:
         try:
             from torch.utils.tensorboard import SummaryWriter
         except ImportError:
-            raise UserError("run.tensorboard needs the extra: pip install 'fedbcgd[tensorboard]'") from None
+            raise UserError(
+                "run.tensorboard: expected the extra `tensorboard`, got none: pip install 'fedbcgd[tensorboard]'"
+            ) from None
         self._writer_class = SummaryWriter
         self._folder = folder
         self._writer: SummaryWriter | None = None

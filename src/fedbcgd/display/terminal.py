@@ -1,4 +1,4 @@
-"""What commands share for showing runs: progress and results for people or as JSON, and signals that end a run."""
+"""Shows runs on the terminal: progress and results as text or as JSON; and handles signals that end a run."""
 
 import signal
 from collections.abc import Iterator
@@ -96,7 +96,7 @@ def terminable() -> Iterator[None]:
         hung_up = hung_up or number != signal.SIGTERM
         raise KeyboardInterrupt
 
-    # A signal that is ignored (nohup) stays ignored: the run is to go on.
+    # A signal that is ignored (nohup) stays ignored, so that the run continues.
     before = {number: signal.getsignal(number) for number in ENDING if number != signal.SIGINT}
     handled = [number for number, handler in before.items() if handler != signal.SIG_IGN]
     for number in handled:

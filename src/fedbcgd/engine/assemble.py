@@ -1,4 +1,4 @@
-"""What a run is put together from: `make_job` makes the clients' work, `Run` the server, state, backend and loop."""
+"""Puts a run together: `make_job` prepares model and data, `Run` makes server, client state, backend and loop."""
 
 import copy
 import logging
@@ -12,9 +12,11 @@ import torch
 from torch import Tensor, nn
 
 from fedbcgd.core.algorithm import Algorithm
-from fedbcgd.core.objective import PRECISIONS, Loss, Metrics, Objective, Precision, objective
+from fedbcgd.core.objective import PRECISIONS, Loss, Metrics, Objective, Precision
+from fedbcgd.core.objective import objective as make_objective
 from fedbcgd.core.onednn import has_faulty_kernel
 from fedbcgd.core.own_training import Train, check_own_training
+from fedbcgd.core.reading import shorten
 from fedbcgd.core.server import Server
 from fedbcgd.core.stack import unbatchable_reason
 from fedbcgd.core.vector import Layout
@@ -32,14 +34,14 @@ log = logging.getLogger("fedbcgd")
 
 DEFAULT_COHORT = 10
 
-MakeBackend = Callable[[Job, StateStore, int], Backend]  # of the job, the clients' state and the cohort
+MakeBackend = Callable[[Job, StateStore, int], Backend]  # a function of job, client state and cohort
 
 
 class Run:
     """A run in memory: server, clients' state, backend and loop. Every run is put together here.
 
-    It takes three steps. All that can be wrong with a run shows in the first, before anything is written; a checkpoint
-    is restored in the second, before any work begins:
+    It is used in three steps. The first finds every mistake of the user, before anything is written; the second
+    restores a checkpoint, before any work begins; the third makes backend and loop:
 
         with Run(job, stop, cohort=10) as run:
             run.restore(checkpoints)
@@ -52,7 +54,7 @@ class Run:
         job: the clients' work.
         stop: when the run ends.
         cohort: clients of a round; None: 10, or all if there are fewer.
-        hooks: what attaches to the rounds; None: nothing.
+        hooks: called in every round, see `RoundHooks`; None: no hooks.
         clients: how many clients there are; None: those of the job.
         x: the model to begin with; None: the job's.
         reliable: whether every task is answered, unless it is given up before it begins.
@@ -83,13 +85,14 @@ class Run:
         self._keeps_state = keeps_state
 
     def restore(self, checkpoints: Checkpoints | None = None) -> dict[str, Any] | None:
-        """Make the clients' state, and put it and the server back to the last checkpoint.
+        """Create the clients' state; if there is a checkpoint, load it into that state and into the server.
 
         Args:
-            checkpoints: where the last one is, and where the clients' state is kept; None: in memory.
+            checkpoints: the run's checkpoints, whose folder also holds the clients' state; None: no checkpoints, and
+                state in a temporary file.
 
         Returns:
-            What was saved beside the checkpoint; None if there is none.
+            The checkpoint's plain values; None if there is no checkpoint.
         """
         names = self.job.algorithm.state_names if self._keeps_state else ()
         file = checkpoints.clients if checkpoints is not None and self._keeps_state else None
@@ -100,8 +103,8 @@ class Run:
         """Make backend and loop.
 
         Args:
-            make_backend: makes the backend of the job, the clients' state and the number of clients in a round.
-            stop: another end, for a run that goes on after its first one.
+            make_backend: returns a backend for a job, the clients' state and the number of clients in a round.
+            stop: replaces the stopping rule of the run, to continue it after its first end.
             **options: further arguments of `Loop`.
         """
         if self.store is None:
@@ -112,7 +115,7 @@ class Run:
         return self.loop
 
     def outcome(self, reason: str) -> Outcome:
-        """Return how the run went, if it ended for this reason."""
+        """Return the outcome of the run, which stopped for this reason."""
         assert self.loop is not None
         return Outcome.of(self.loop, reason)
 
@@ -142,6 +145,7 @@ def make_job(
     algorithm: Algorithm,
     test: Any,
     seed: int,
+    *,
     loss: Loss | nn.Module | None = None,
     metrics: Metrics | None = None,
     weights: Mapping[str, Tensor] | None = None,
@@ -155,16 +159,15 @@ def make_job(
 
     Args:
         model: it is copied, not changed.
-        clients: the data of each; may be empty where the clients are elsewhere.
+        clients: the data of each client; empty if the clients are on other machines (Flower).
         algorithm: the four choices.
         test: data for the metrics, or None.
-        seed: of every random draw.
+        seed: fixes every random draw.
         loss: see `fedbcgd.simulate`.
         metrics: see `fedbcgd.simulate`.
         weights: a state_dict that replaces the model's values.
         device: where the model computes.
-        channels_last: whether to compute in that memory format; None: if a trial on clients' or test data shows that the
-            model can.
+        channels_last: whether to compute in that memory format; None: decide by a trial on the clients' or test data.
         batch_clients: clients trained in one batch, at most; None: each by itself.
         train: see `fedbcgd.simulate`.
         precision: see `fedbcgd.simulate`.
@@ -179,21 +182,27 @@ def make_job(
         try:
             module.load_state_dict(dict(weights))
         except RuntimeError as error:
-            raise UserError(f"weights: {error}") from None
+            difference = shorten(" ".join(str(error).split("\n")[1:]).strip() or str(error), 1000)
+            raise UserError(f"weights: expected a state_dict of this model, got another one: {difference}") from None
     algorithm.check(module)  # before any worker starts
     if train is not None:
         check_own_training(train, algorithm)
-        channels_last = bool(channels_last)  # the data cannot be tried out
+        channels_last = bool(channels_last)  # a user's data is not a Source, so no trial is possible
         if batch_clients is not None:
-            raise UserError("batch_clients: expected none with train, which has one client at a time: leave it out")
+            raise UserError(
+                f"batch_clients: expected none with train, which trains one client at a time, got {batch_clients}; "
+                "leave it out"
+            )
         if precision != "fp32":
-            raise UserError("precision: expected 'fp32' with train: use torch.autocast in the function instead")
+            raise UserError(
+                f"precision: expected 'fp32' with train, got {precision!r}; use torch.autocast in your function"
+            )
     if precision not in PRECISIONS:
         raise UserError(f"precision: expected {' or '.join(map(repr, PRECISIONS))}, got {precision!r}")
-    goal = objective(loss, metrics, precision)
+    objective = make_objective(loss, metrics, precision)
     data = None if test is None else as_source(test, "test")
     if channels_last is None:
-        channels_last = computes_in_channels_last(module, clients, data, goal)
+        channels_last = computes_in_channels_last(module, clients, data, objective)
     elif channels_last and any(map(has_faulty_kernel, module.modules())):
         raise UserError(
             "channels_last: expected False, since the model has a 1×1 convolution with a stride and fewer than 8 input "
@@ -207,25 +216,25 @@ def make_job(
             f"precision: expected 'fp32' for a model of {layout.dtype}, which computes in its own type, got 'bf16'; "
             "model.float() makes one that takes both"
         )
-    if channels_last and train is None and takes_channels_last(module, clients, data, goal):
+    if channels_last and train is None and takes_channels_last(module, clients, data, objective):
         clients = in_channels_last(clients)
         data = None if data is None else in_channels_last([data])[0]
     if algorithm.uplink.pooled:
         clients = [pooled(clients)]
     if batch_clients is not None:
-        _check_batchable(batch_clients, algorithm, layout, module, goal, clients)
-    job = Job(algorithm, layout, module, goal, seed, clients, data, channels_last, batch_clients, train)
-    where = next(module.parameters()).device
-    if where.type != "cpu":
-        job.move_to(where)
+        _check_batchable(batch_clients, algorithm, layout, module, objective, clients)
+    job = Job(algorithm, layout, module, objective, seed, clients, data, channels_last, batch_clients, train)
+    module_device = next(module.parameters()).device
+    if module_device.type != "cpu":
+        job.move_to(module_device)
     return job
 
 
 def _check_batchable(
-    count: Any, algorithm: Algorithm, layout: Layout, module: nn.Module, goal: Objective, clients: Sequence[Any]
+    count: Any, algorithm: Algorithm, layout: Layout, module: nn.Module, objective: Objective, clients: Sequence[Any]
 ) -> None:
     check_integer("batch_clients", count, 1)
-    why = unbatchable_reason(algorithm.local, layout, module, goal)
+    why = unbatchable_reason(algorithm.local, layout, module, objective)
     if getattr(as_source(clients[0], "client 0"), "augment", False):
         why = why or "augmentation is drawn for each client's minibatch"
     if why:
@@ -247,14 +256,16 @@ def make_server(
     algorithm, layout = job.algorithm, job.layout
     count = len(job.clients) if clients is None else clients
     if algorithm.uplink.pooled and stop.rounds is None and stop.target is None:
-        raise UserError(f"{algorithm.name} uploads nothing, so no budget ends it: set rounds or a target")
+        raise UserError(
+            f"rounds, target: expected one of them, got none; {algorithm.name} uploads nothing, so no budget ends it"
+        )
     if cohort is None or algorithm.uplink.pooled:
         cohort = min(DEFAULT_COHORT, count)
     check_integer("cohort", cohort, 1)
     if layout.blocks > cohort and not algorithm.uplink.pooled:
         log.warning(
-            "blocks: %d blocks and %d clients in a round: in each round %d blocks stand still. blocks='auto' takes no "
-            "more blocks than clients", layout.blocks, cohort, layout.blocks - cohort
+            "blocks: %d is more than the %d clients of a round, so in each round %d blocks get no upload; "
+            "blocks='auto' takes no more blocks than clients", layout.blocks, cohort, layout.blocks - cohort
         )  # fmt: skip
     sampled = cohort if cohort > count else hooks.sampled(cohort, count)
     conditions = hooks.conditions(cohort, sampled, layout)
@@ -272,15 +283,19 @@ def make_server(
 
 
 def check_integer(name: str, value: Any, least: int) -> None:
-    if not isinstance(value, (int, np.integer)) or not least <= value < 2**63:
+    """Refuse a value that is no integer (True and False are none), or below the least possible one."""
+    if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or not least <= value < 2**63:
         raise UserError(f"{name}: expected an integer ≥ {least}, got {value!r}")
 
 
 def make_target(target: Any) -> tuple[str, str, float] | None:
-    """Return the target that a user wrote as (metric, "<=" or ">=", value).
+    """Return a target in the form (metric, "<=" or ">=", value).
+
+    Args:
+        target: in any form that `fedbcgd.simulate` takes.
 
     Raises:
-        UserError: it is none of the forms that `fedbcgd.simulate` takes.
+        UserError: it has another form.
     """
     match target:
         case None:
@@ -299,14 +314,16 @@ def make_target(target: Any) -> tuple[str, str, float] | None:
 
 
 def make_device(name: str | torch.device) -> torch.device:
-    """Return a device that was tried out.
+    """Return the device of this name, after a trial that it can be used.
 
     Raises:
-        UserError: there is no such device here.
+        UserError: this machine has no such device.
     """
     try:
         device = torch.device(name)
         torch.empty(1, device=device)
     except (RuntimeError, AssertionError) as error:
-        raise UserError(f"device: {str(name)!r} cannot be used here: {str(error).splitlines()[0]}") from None
+        raise UserError(
+            f"device: expected one of this machine, such as 'cpu', got {str(name)!r}: {str(error).splitlines()[0]}"
+        ) from None
     return device

@@ -10,33 +10,37 @@ from fedbcgd.engine.clock import Clock
 
 
 class Inbox(Protocol):
-    """Where a backend hands in the answers of a round: the server, or something that stands before it."""
+    """Receives the answers of a round from a backend: the server, or a wrapper around it such as `FaultInjector`."""
 
     @property
     def settled(self) -> int:
         """How many tasks, counted from the first of the plan without a gap, are answered, refused or lost."""
 
     def expects(self, task: Task) -> bool:
-        """Whether the client of this task has still to answer."""
+        """Whether the client of this task of the open round has not answered yet and was not given up."""
 
     def receive(self, upload: Upload, sender: int | None = None) -> Receipt:
-        """Check an upload and count it in."""
+        """Check an upload and, if it is accepted, count it in. Backends call it through `NewState.hand_in`."""
 
     def lost(self, task: Task, why: str) -> None:
-        """Take note that the client of this task will not answer."""
+        """Record that the client of this task will not answer."""
 
 
 class Backend(Protocol):
-    """Has the clients of a round do their work, and evaluates models."""
+    """Runs the tasks of a round, and evaluates models."""
 
     store: StateStore
     clock: Clock
 
     def run_round(self, inbox: Inbox, plan: Plan) -> None:
-        """Have the tasks done that the inbox still expects; hand each upload to `inbox.receive`, or call `inbox.lost`."""
+        """Do the tasks that `inbox.expects`.
+
+        Call for each one `NewState(store, client, epoch).hand_in(inbox, upload, update)`, which also keeps the
+        client's new state if the upload is accepted, or `inbox.lost(task, why)` if there is no upload.
+        """
 
     def evaluate(self, x: Tensor) -> dict[str, float]:
-        """Return the metrics of the model x on the test data; empty without any."""
+        """Return the metrics of the model x on the test data; {} if there is no test data."""
 
     def close(self) -> None:
         """Release all resources; safe to call twice, and in the middle of a round."""
@@ -44,7 +48,7 @@ class Backend(Protocol):
 
 @runtime_checkable
 class OverlappingBackend(Backend, Protocol):
-    """A backend that can evaluate beside the next round."""
+    """A backend that can evaluate while the next round is trained."""
 
     def begin_evaluation(self, x: Tensor) -> None:
         """Copy the model x; workers evaluate it whenever they have no task."""

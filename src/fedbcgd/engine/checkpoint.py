@@ -1,7 +1,7 @@
-"""Checkpoints: one safetensors file, put in place in one step, beside the slots of client state.
+"""Checkpoints: one safetensors file, replaced atomically, and the file of client state.
 
-The state is copied at once; a thread writes it while training goes on. The last two are kept: if the newer one is
-damaged, a run goes on from the other.
+The state is copied at once; a thread writes it while training continues. The last two checkpoints are kept: if the newer
+one is damaged, the run resumes from the other.
 """
 
 import json
@@ -23,8 +23,8 @@ from fedbcgd.files import Damaged, open_regular, read_tensors, write_tensors
 log = logging.getLogger("fedbcgd")
 
 FORMAT = 2  # from 2 on there are checksums
-SHARE = 0.02  # of the time, at most, goes into checkpoints
-DISK = 200e6  # bytes written a second: the first estimate of what a checkpoint costs
+MAX_TIME_SHARE = 0.02  # of a run's time that checkpoints may take
+DISK_BYTES_PER_SECOND = 200e6  # to estimate the time of the first checkpoint
 
 
 class Checkpoints:
@@ -32,7 +32,7 @@ class Checkpoints:
 
     Args:
         folder: where they are.
-        every: rounds between checkpoints; None: as often as takes 2 % of the time.
+        every: rounds between checkpoints; None: as often as takes less than 2 % of the time.
     """
 
     def __init__(self, folder: Path, every: int | None):
@@ -40,7 +40,7 @@ class Checkpoints:
         self.previous = folder / "previous.safetensors"
         self.clients = folder / "clients.bin"
         self._every = every
-        self.fallen_back = False  # the newest is damaged, so the run went on from the one before it
+        self.fallen_back = False  # whether the last load had to use the older checkpoint
         self._cost: float | None = None
         self._last = time.monotonic()
         self._thread: threading.Thread | None = None
@@ -52,24 +52,29 @@ class Checkpoints:
             return server.round % self._every == 0
         if self._thread is not None and self._thread.is_alive():
             return False
-        cost = self._cost if self._cost is not None else server.x.numel() * server.x.element_size() * 3 / DISK
-        return time.monotonic() - self._last >= max(1.0, cost / SHARE)
+        cost = self._cost
+        if cost is None:
+            cost = server.x.numel() * server.x.element_size() * 3 / DISK_BYTES_PER_SECOND
+        return time.monotonic() - self._last >= max(1.0, cost / MAX_TIME_SHARE)
 
     def save(self, server: Server, store: StateStore, more: dict[str, Any]) -> None:
-        """Save all that is needed to go on; `more` is kept as JSON."""
+        """Save everything that a resumed run needs, and wait until it is written; `more` is kept as JSON."""
         self.begin(server, store, more)
         self.finish(store)
 
     def begin(
         self, server: Server, store: StateStore, more: dict[str, Any], first: Sequence[Callable[[], object]] = ()
     ) -> None:
-        """Copy the state as it is now, and save it while training goes on.
+        """Copy the state as it is now, and save it while training continues.
 
         Args:
             server: its snapshot is saved.
             store: the clients' state.
             more: further values, kept as JSON.
-            first: called before the checkpoint is written, to make durable what it refers to.
+            first: functions called before the checkpoint is written; they flush files that it refers to.
+
+        Raises:
+            UserError: the file of client state was removed or replaced; all is written again before.
         """
         self.finish(store)
         replaced = store.put_back()
@@ -97,8 +102,8 @@ class Checkpoints:
         if replaced:
             self.finish(store)
             raise UserError(
-                f"{self.clients} was removed or replaced while the run went on; it was written again with a checkpoint. "
-                "--resume goes on from there"
+                f"{self.clients}: expected the file that the run has open, got another one or none; it was written "
+                "again, with a checkpoint, and --resume continues from there"
             )
 
     def finish(self, store: StateStore) -> None:
@@ -110,7 +115,7 @@ class Checkpoints:
         if self._error is not None:
             error, self._error = self._error, None
             raise error
-        store.released()
+        store.checkpoint_is_durable()
 
     def wait(self) -> None:
         """Wait until nothing is being written."""
@@ -118,12 +123,12 @@ class Checkpoints:
             self._thread.join()
 
     def load(self) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
-        """Return tensors and values of the newest whole checkpoint; None if nothing was saved."""
+        """Return tensors and values of the newest undamaged checkpoint; None if nothing was saved."""
         checkpoint, _ = self._newest()
         return checkpoint
 
     def _newest(self, store: StateStore | None = None) -> tuple[tuple[dict[str, Tensor], dict[str, Any]] | None, str]:
-        """Return the newer of the two checkpoints that is whole, client state included, and what is wrong with the other."""
+        """Return the newest undamaged checkpoint, and what is wrong with the newer one; `store` is checked with it."""
         wrong = []
         for path in (self.path, self.previous):
             try:
@@ -136,15 +141,17 @@ class Checkpoints:
                 wrong.append(str(error))
                 continue
             self.fallen_back = path == self.previous
-            if self.fallen_back and not wrong:  # killed between the two steps that put a new one in place
+            if self.fallen_back and not wrong:  # the process was killed between the two renames that replace it
                 wrong.append(f"{self.path} is missing")
             return checkpoint, " and ".join(wrong)
         if wrong:
-            raise Damaged(f"{' and '.join(wrong)}; no other checkpoint is whole, so this run cannot go on")
+            raise Damaged(
+                f"{' and '.join(wrong)}: expected an undamaged checkpoint, got none; start a new run with another --out"
+            )
         return None, ""
 
     def restore(self, server: Server, store: StateStore) -> dict[str, Any] | None:
-        """Put server and client state back to the newest whole checkpoint.
+        """Load the newest undamaged checkpoint into server and client state.
 
         Returns:
             The values that were saved with it; None if there is no checkpoint.
@@ -159,12 +166,14 @@ class Checkpoints:
             return None
         tensors, values = checkpoint
         if wrong:
-            log.warning("%s: going on from the checkpoint before it, of round %d", wrong, values["round"])
+            log.warning("%s: the run resumes from the checkpoint before it, of round %d", wrong, values["round"])
         if "format" not in values:
-            log.warning("%s is of an earlier version and has no checksums, so it is not checked", self.path)
+            log.warning("%s was written by an earlier version, without checksums, so it is not checked", self.path)
         try:
             if values["layout"] != server.layout.digest:
-                raise UserError(f"{self.path} is of another model: its parameters are laid out differently")
+                raise UserError(
+                    f"{self.path}: expected a checkpoint of this model and block division, got one with another layout"
+                )
             server.restore(tensors, values)
         except (KeyError, TypeError, RuntimeError) as error:
             raise Damaged(f"{self.path} is damaged: {error!r}") from None
@@ -183,7 +192,7 @@ def read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """Return the tensors and the values of a checkpoint.
 
     Raises:
-        Damaged: it is not what was written.
+        Damaged: its content is not what was written.
         FileNotFoundError: there is no such file.
     """
     try:
@@ -193,7 +202,7 @@ def read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
         if "format" in values and not checked:
             raise Damaged(f"{path} is damaged: it has no checksum")
         if not all(isinstance(slot, int) and isinstance(epoch, int) for slot, epoch, *_ in values["clients"].values()):
-            raise TypeError("its table of clients")
+            raise TypeError("its table of clients has entries of a wrong type")
         return tensors, values
     except (UserError, FileNotFoundError):
         raise

@@ -30,19 +30,20 @@ class SlotFile:
         self.names = tuple(names)
         self.dim = dim
         self.dtype = dtype
-        self._vector = -(-dim * dtype.itemsize // 64) * 64
-        self.slot_bytes = max(_PAGE, -(-self._vector * len(self.names) // _PAGE) * _PAGE)
+        self._vector_bytes = -(-dim * dtype.itemsize // 64) * 64
+        self.slot_bytes = max(_PAGE, -(-self._vector_bytes * len(self.names) // _PAGE) * _PAGE)
         self._memory: mmap.mmap | None = None
 
     def open(self, slot: int) -> dict[str, Tensor]:
         """Return the vectors of a slot, as views of the file."""
         memory, start = self._map(slot)
         return {
-            name: torch.frombuffer(memory, dtype=self.dtype, count=self.dim, offset=start + k * self._vector)
+            name: torch.frombuffer(memory, dtype=self.dtype, count=self.dim, offset=start + k * self._vector_bytes)
             for k, name in enumerate(self.names)
         }
 
     def checksum(self, slot: int) -> int:
+        """Return the checksum of a slot's bytes."""
         memory, start = self._map(slot)
         return bytes_checksum(torch.frombuffer(memory, dtype=torch.uint8, count=self.slot_bytes, offset=start))
 
@@ -50,7 +51,7 @@ class SlotFile:
         start = slot * self.slot_bytes
         memory = self._memory
         if memory is None or len(memory) < start + self.slot_bytes:
-            # Map the whole file: to map each slot by itself costs more than to copy it.
+            # Map the whole file: mapping each slot separately costs more than copying it.
             memory = self._memory = mmap.mmap(self.fd, 0)
         return memory, start
 
@@ -76,7 +77,7 @@ class StateStore:
         names: the vectors that each client keeps; may be empty.
         dim: the length of each vector.
         dtype: its type.
-        path: a file beside the checkpoints; None: a temporary file without a name.
+        path: a file in the folder of the checkpoints; None: a temporary file without a name.
 
     Raises:
         UserError: the file cannot be made.
@@ -91,9 +92,10 @@ class StateStore:
         self._slots = 0
         self._free: list[int] = []
         self._unsaved: set[int] = set()  # slots in use that no checkpoint names
-        self._retired: list[int] = []  # no longer in use, but named by the last snapshot
-        self._leaving: list[int] = []  # not named by the last snapshot, but by the checkpoint before it
-        self._older: list[int] = []  # named only by the second last durable checkpoint
+        # Slots no longer in use that are not free yet, since they are named by …
+        self._named_by_last: list[int] = []  # the last snapshot
+        self._named_by_previous: list[int] = []  # the snapshot before it, while the last one is not durable
+        self._named_by_older: list[int] = []  # only the older of the two durable checkpoints
         self._checksums: dict[int, int] = {}  # of the slots that a checkpoint names
         self.file: SlotFile | None = None
         if self.names:
@@ -118,7 +120,7 @@ class StateStore:
         return {} if slot is None or self.file is None else self.file.open(slot)
 
     def reserve(self) -> int | None:
-        """Return a free slot for a new state; None where the rule keeps no state."""
+        """Return a free slot for a new state; None if clients keep no state."""
         if self.file is None:
             return None
         if not self._free:
@@ -129,13 +131,13 @@ class StateStore:
             except AttributeError:  # not on every system
                 os.ftruncate(self.file.fd, (self._slots + more) * self.file.slot_bytes)
             except OSError as error:
-                raise UserError(f"client state could not be written: {error.strerror}") from error
+                raise self._unwritable(error) from error
             self._free = list(range(self._slots + more - 1, self._slots - 1, -1))
             self._slots += more
         return self._free.pop()
 
     def accept(self, client: int, slot: int | None, epoch: int) -> None:
-        """Take the state in `slot` as the client's, once the round is committed: the server accepted its upload."""
+        """Record that the server accepted the client's upload: `slot` becomes its state when the round is committed."""
         if slot is not None:
             self._pending[client] = (slot, epoch)
 
@@ -163,7 +165,7 @@ class StateStore:
             self._unsaved.discard(slot)
             self._free.append(slot)
         else:
-            self._retired.append(slot)
+            self._named_by_last.append(slot)
 
     # -- checkpoints ----------------------------------------------------------------------------------------------
 
@@ -171,17 +173,17 @@ class StateStore:
         """Return the table to keep in a checkpoint.
 
         From now on the slots that it names are not overwritten; nor are those of the checkpoint before it, until
-        `released` was called twice.
+        `checkpoint_is_durable` was called twice.
         """
-        self._leaving += self._retired
-        self._retired = []
+        self._named_by_previous += self._named_by_last
+        self._named_by_last = []
         for slot in self._unsaved:
             self._checksums.pop(slot, None)
         self._unsaved.clear()
         return {str(client): list(entry) for client, entry in self._table.items()}
 
     def seal(self, table: dict[str, list[int]]) -> None:
-        """Add the checksum of each slot to a snapshot; only those of new slots are computed."""
+        """Add the checksum of each slot to a snapshot; only the checksums of new slots are computed."""
         for entry in table.values():
             slot = entry[0]
             if slot not in self._checksums:
@@ -195,18 +197,22 @@ class StateStore:
             try:
                 os.fsync(self.file.fd)
             except OSError as error:
-                raise UserError(f"client state could not be written: {error.strerror}") from error
+                raise self._unwritable(error) from error
 
-    def released(self) -> None:
-        """Call when the checkpoint of the last snapshot is durable: free the slots that only the third last one named."""
-        self._free += self._older
-        self._older, self._leaving = self._leaving, []
+    def _unwritable(self, error: OSError) -> UserError:
+        return UserError(f"{self._path or tempfile.gettempdir()}: cannot write client state here: {error.strerror}")
+
+    def checkpoint_is_durable(self) -> None:
+        """Free the slots that only checkpoints before the last two name; call when that of the last snapshot is durable."""
+        self._free += self._named_by_older
+        self._named_by_older, self._named_by_previous = self._named_by_previous, []
 
     def put_back(self) -> bool:
-        """Write the file again if it was removed or replaced.
+        """Write a copy of the file if its path was removed or replaced.
 
         Returns:
-            Whether it was. Then the run must be resumed: worker processes still write to the removed file.
+            Whether that was the case. If so the run must stop and be resumed, since worker processes still write to the
+            old file.
         """
         if self.file is None or self._path is None or same_file(self.file.fd, self._path):
             return False
@@ -220,40 +226,41 @@ class StateStore:
         return True
 
     def check(self, table: Mapping[str, Sequence[int]]) -> None:
-        """Check the slots that a checkpoint names: their checksums, or that they exist where it has no checksums.
+        """Check the slots that a checkpoint names: that they exist, and their checksums if it has any.
 
         Raises:
-            Damaged: one of them is not what was written.
+            Damaged: the content of a slot is not what was written.
         """
         slots = 0 if self.file is None else os.fstat(self.file.fd).st_size // self.file.slot_bytes
         for client, (slot, _, *checksum) in table.items():
             if not 0 <= slot < slots:
-                raise Damaged(f"{self._path} is shorter than its checkpoint says: it cannot be resumed from")
+                raise Damaged(f"{self._path}: expected slot {slot}, which its checkpoint names, got {slots} slots")
             assert self.file is not None
             if checksum and self.file.checksum(slot) != checksum[0]:
                 raise Damaged(f"{self._path} is damaged: the state of client {client} is not what was written")
 
     def restore(self, table: Mapping[str, Sequence[int]], before: Mapping[str, Sequence[int]] | None = None) -> None:
-        """Go on from the table of a checkpoint.
+        """Load the table of a checkpoint.
 
         Args:
             table: the slot, control epoch and checksum of each client.
-            before: the table of the checkpoint before it, whose slots stay as they are.
+            before: the table of the checkpoint before it, whose slots are not overwritten either.
         """
         self.check(table)
         self._table = {int(client): (slot, epoch) for client, (slot, epoch, *_) in table.items()}
         self._checksums = {slot: checksum[0] for slot, _, *checksum in table.values() if checksum}
         used = {slot for slot, _ in self._table.values()}
         self._slots = 0 if self.file is None else os.fstat(self.file.fd).st_size // self.file.slot_bytes
-        self._older = sorted({slot for slot, *_ in (before or {}).values() if slot < self._slots} - used)
-        named = used.union(self._older)
+        self._named_by_older = sorted({slot for slot, *_ in (before or {}).values() if slot < self._slots} - used)
+        named = used.union(self._named_by_older)
         self._free = [slot for slot in range(self._slots - 1, -1, -1) if slot not in named]
-        self._unsaved, self._retired, self._leaving, self._pending = set(), [], [], {}
+        self._unsaved, self._named_by_last, self._named_by_previous, self._pending = set(), [], [], {}
 
     def clients(self) -> list[int]:
         """Return the clients that have state."""
         return sorted(self._table)
 
     def close(self) -> None:
+        """Close the file; safe to call twice."""
         if self.file is not None:
             self._handle.close()

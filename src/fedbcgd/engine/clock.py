@@ -1,4 +1,4 @@
-"""Where the time of a run goes."""
+"""Seconds of a run by purpose."""
 
 import time
 from collections.abc import Iterator, Mapping
@@ -6,7 +6,7 @@ from contextlib import contextmanager
 
 
 class Clock(dict[str, float]):
-    """Seconds by purpose: `local` and `codec` summed over the workers; the rest are seconds of the main process."""
+    """Real seconds by purpose: `local` and `codec` summed over the workers, all others those of the main process."""
 
     def add(self, more: Mapping[str, float]) -> None:
         """Add seconds by purpose."""

@@ -13,8 +13,8 @@ def share_of(count: int, share: float) -> int:
 class Quorum:
     """Counts the answers of a round.
 
-    A block is complete as soon as it has enough valid uploads, and also when each of its clients has answered or is known
-    to be gone, since more cannot come.
+    A block is complete when it has enough valid uploads, or when all of its clients have answered or are known to be
+    gone, since no more uploads can come.
 
     Args:
         blocks: the block of each client that is asked.

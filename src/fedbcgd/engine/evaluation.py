@@ -1,4 +1,4 @@
-"""Metrics of a model on a data set: means over its examples, batch by batch, so that batches can be spread out."""
+"""Metrics of a model on a data set: means over its examples, computed in spans that several processes can share."""
 
 from collections.abc import Sequence
 
@@ -10,14 +10,14 @@ from fedbcgd.core.metric_means import Total, total
 from fedbcgd.core.objective import Objective
 from fedbcgd.data.sources import Source, to_device
 
-SPAN = 500  # examples that a process evaluates without asking for more work
-BATCH = 100  # examples of one forward pass: larger batches leave the cache, and cost memory
+SPAN = 500  # examples that a process evaluates for one request
+BATCH = 100  # examples of one forward pass: larger batches do not fit into the cache, and take more memory
 
-Batch = tuple[int, dict[str, Total]]  # examples, and the sums of the metrics over them
+Batch = tuple[int, dict[str, Total]]  # how many examples a batch or a span has, and the sums of the metrics over them
 
 
 def spans(examples: int) -> list[tuple[int, int]]:
-    """Return start and stop of the parts of an evaluation; they are the same on every backend."""
+    """Return start and stop of each span of an evaluation; they are the same on every backend."""
     return _cut(0, examples, SPAN)
 
 
@@ -36,7 +36,7 @@ def evaluate_span(module: nn.Module, objective: Objective, data: Source, start: 
 
 
 def combine(batches: Sequence[Batch]) -> dict[str, float]:
-    """Return the means over all examples. Sums go in the order of the batches; there is one division, at the end."""
+    """Return the means over all examples, summed in the order of the spans and divided once, at the end."""
     examples = sum(n for n, _ in batches)
     return {name: float(value / examples) for name, value in _sums(batches).items()}
 

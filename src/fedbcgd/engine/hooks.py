@@ -1,4 +1,4 @@
-"""What may attach to the rounds of a run: the simulated network and Flower's grid do."""
+"""Hooks that a run calls in every round; the simulated network and Flower's grid override some."""
 
 from fedbcgd.core.messages import Plan
 from fedbcgd.core.server import Conditions, Server
@@ -7,13 +7,15 @@ from fedbcgd.engine.backend import Backend, Inbox
 
 
 class RoundHooks:
-    """Called when the server is made, and by the loop in every round. These hooks change nothing; others override some.
+    """Hooks that change nothing; subclasses override some of them.
 
-    In each round the loop calls `prepare`, `plan`, `inbox` and `committed`, in this order.
+    `sampled`, `conditions` and `next_upload_d` are called when the server is made. In each round the loop calls
+    `prepare`, `plan`, `inbox` and `committed`, in this order, and then `next_upload_d` if the run has a budget.
+    `columns` is called for each row of metrics.
     """
 
     def sampled(self, cohort: int, clients: int) -> int:
-        """Return how many clients to sample, so that there are `cohort` to wait for."""
+        """Return how many clients to sample for a cohort of this size: more, if some may be late."""
         return cohort
 
     def conditions(self, cohort: int, sampled: int, layout: Layout) -> Conditions:
@@ -34,15 +36,15 @@ class RoundHooks:
         return server.plan()
 
     def next_upload_d(self, server: Server) -> float:
-        """Return what the next round will upload, in d."""
+        """Return the mean upload of a client in the next round, in d (1 d is the size of the model)."""
         return server.next_upload_d()
 
     def inbox(self, server: Server, backend: Backend) -> Inbox:
-        """Return where the backend hands in uploads: the server, or something that stands before it."""
+        """Return what receives the uploads of a round: the server, or a wrapper around it."""
         return server
 
     def committed(self, server: Server) -> None:
-        """Take note of a round that was committed."""
+        """Called when a round has been committed."""
 
     def columns(self) -> dict[str, float]:
         """Return columns to add to a row of metrics."""

@@ -36,10 +36,11 @@ class Job:
 
     @cached_property
     def client(self) -> Client:
+        """The client side of the algorithm, made when it is first needed."""
         return Client(self.algorithm, self.layout, self.module, self.objective, self.seed, self.train)
 
     def examples(self, client: int) -> int:
-        """Return how many examples a client has; 0 if that is not known without loading them."""
+        """Return how many examples a client has; 0 if it is unknown, since the data would have to be loaded first."""
         if isinstance(self.clients, Parts):
             return self.clients.size(client)
         if not isinstance(self.clients, (list, tuple)):
@@ -47,10 +48,17 @@ class Job:
         return examples_in(self.clients[client]) or 0
 
     def units(self, tasks: Sequence[Task], wanted: Callable[[Task], bool]) -> list[tuple[int, ...]]:
-        """Return the wanted tasks as tuples of positions in the plan. The tasks of a tuple are trained in one batch:
-        neighbours with equally many examples.
+        """Group the wanted tasks into units. The clients of a unit are trained in one batch: neighbours in the plan with
+        equally many examples, or a single client if clients are not batched.
 
-        What is trained in one batch follows from the plan alone, so it is the same for any number of workers.
+        The units follow from the plan alone, so they are the same for any number of workers.
+
+        Args:
+            tasks: all tasks of the plan.
+            wanted: whether a task is to be done.
+
+        Returns:
+            For each unit the positions of its tasks in the plan.
         """
         positions = [k for k, task in enumerate(tasks) if wanted(task)]
         if self.batch_clients is None:
@@ -71,7 +79,14 @@ class Job:
         states: Sequence[Mapping[str, Tensor]],
         allocate: Sequence[Allocator | None] | None = None,
     ) -> list[tuple[Upload, StateUpdate]]:
-        """Do the tasks of one unit."""
+        """Train the clients of one unit (see `units`), and return their uploads and state updates.
+
+        Args:
+            broadcast: of the round.
+            tasks: those of the unit.
+            states: the state of each client.
+            allocate: for each client, where its upload is written; None: new memory.
+        """
         allocate = allocate or [None] * len(tasks)
         if self.batch_clients is None:
             return [self.fit(broadcast, *one) for one in zip(tasks, states, allocate, strict=True)]
@@ -81,14 +96,15 @@ class Job:
     def fit(
         self, broadcast: Broadcast, task: Task, state: Mapping[str, Tensor], allocate: Allocator | None = None
     ) -> tuple[Upload, StateUpdate]:
+        """Do one task; an error says which client and round it came from."""
         try:
             return self.client.fit(broadcast, task, self._data(task), state, allocate)
         except Exception as error:
             if self.train is None and "Expected more than 1 value per channel" in str(error):
                 size = self.algorithm.local.batch_size
                 raise UserError(
-                    f"client {task.client} has a minibatch of one example (batch_size = {size}), and BatchNorm cannot "
-                    "train on one: choose a batch_size that leaves no rest of one, or GroupNorm"
+                    "batch_size: expected one that leaves no minibatch of a single example, on which BatchNorm cannot "
+                    f"train, got {size} with client {task.client}; choose another one, or GroupNorm"
                 ) from error
             error.add_note(f"while client {task.client} trained in round {task.round + 1}")
             raise
@@ -111,13 +127,13 @@ class Job:
         return self.client.model.state_dict()
 
     def metrics(self, x: Tensor) -> dict[str, float]:
-        """Return the metrics of the model x on the test data; empty without any."""
+        """Return the metrics of the model x on the test data; {} if there is no test data."""
         if self.test is None:
             return {}
         return combine([self.evaluate(x, *span) for span in spans(len(self.test))])
 
     def evaluate(self, x: Tensor, start: int, stop: int) -> Batch:
-        """Return the metrics of the model x on the test examples from `start` to `stop`."""
+        """Return the sums of the metrics of the model x over the test examples from `start` to `stop`."""
         assert self.test is not None
         self.client.model.load(x)
         return evaluate_span(self.client.model.module, self.objective, self.test, start, stop)

@@ -25,16 +25,17 @@ Callback = Callable[["RoundInfo"], None]
 class RoundInfo:
     """What a callback sees after each round."""
 
-    report: RoundReport
-    row: Row | None  # the newest metrics, where some came in since the last call: of this round, or of one before it
+    report: RoundReport  # report.round counts from 0, row["round"] from 1
+    row: Row | None  # the newest row of metrics since the last call: of this round or of the one before it
     server: Server
-    progress: float  # of the stopping rules, the nearest: 0 to 1
-    reason: str  # why the run ends with this round; empty if it goes on
-    rows: Sequence[Row] = ()  # all metrics that came in since the last call; `row` is the last of them
+    progress: float  # 0 to 1, by the stopping rule that is nearest to its end
+    reason: str  # why the run ends with this round; empty if it continues
+    rows: Sequence[Row] = ()  # all rows of metrics since the last call; `row` is the last of them
     seconds: float = 0.0  # of the whole run so far
 
     @property
     def ledger(self) -> Ledger:
+        """The account of the traffic so far."""
         return self.server.ledger
 
     def stop(self) -> None:
@@ -47,15 +48,15 @@ class Stop:
     """When a run ends: whichever comes first."""
 
     rounds: int | None = None
-    budget: float | None = None  # upload, in d
+    budget: float | None = None  # mean upload of a client, in d
     target: tuple[str, str, float] | None = None  # a metric, "<=" or ">=", a value
 
     def check(self, server: Server, row: Row | None, hooks: RoundHooks) -> str:
-        """Return which rule ends the run now: "target", "rounds" or "budget"; empty if it goes on."""
+        """Return which rule ends the run now: "target", "rounds" or "budget"; empty if none does."""
         if row and self.target:
             name, how, value = self.target
             if name not in row:
-                raise unknown("target metric", name, row)
+                raise unknown("target", name, row)
             if row[name] <= value if how == "<=" else row[name] >= value:
                 return "target"
         if self.rounds is not None and server.round >= self.rounds:
@@ -69,9 +70,9 @@ class Stop:
     def progress(self, server: Server) -> float:
         """Return how far the run is, 0 to 1, by the rule that is nearest to its end."""
         parts = [server.round / self.rounds] if self.rounds else []
-        if self.budget and cost(server):
-            affordable = math.floor(self.budget / cost(server) * (1 + 1e-9))
-            parts.append(server.ledger.upload_d / max(1, affordable) / cost(server))
+        if self.budget and (per_round := mean_round_upload(server)):
+            affordable = math.floor(self.budget / per_round * (1 + 1e-9))
+            parts.append(server.ledger.upload_d / max(1, affordable) / per_round)
         return min(1.0, max(parts, default=0.0))
 
 
@@ -91,15 +92,17 @@ class Outcome:
 
     @property
     def diverged(self) -> bool:
+        """Whether most uploads were refused in the end."""
         return self.stopped == DIVERGED
 
     @property
     def final(self) -> Row:
+        """The last row of metrics; empty if there is none."""
         return self.rows[-1] if self.rows else {}
 
     @classmethod
     def of(cls, loop: "Loop", reason: str) -> "Outcome":
-        """Return how a loop went that has ended for this reason."""
+        """Return the outcome of a loop that ended for this reason."""
         server = loop.server
         return cls(server.algorithm.name, loop.rows, server.ledger, server.round, loop.seconds, reason)
 
@@ -118,19 +121,19 @@ class Outcome:
         ledger = Ledger.from_totals(summary["ledger"])
         totals = [value for name, value in ledger.totals().items() if name != "block_bytes"]
         if not all(map(math.isfinite, (*totals, *ledger.block_bytes, summary["rounds"], summary["seconds"]))):
-            raise ValueError("summary: expected finite numbers")
+            raise ValueError("summary: expected finite numbers, got NaN or infinity")
         names = str(summary["algorithm"]), str(summary["stopped"])
         return cls(names[0], rows, ledger, summary["rounds"], summary["seconds"], names[1])
 
 
 def train_columns(report: RoundReport) -> Row:
-    """Return the metrics of a round's training by the names that they have in a row: `train_…`."""
+    """Return the metrics of a round's training, under their names in a row: `train_…`."""
     metrics = {f"train_{name.removeprefix('train_')}": value for name, value in report.metrics.items()}
     return {**metrics, "train_loss": report.train_loss}
 
 
-def cost(server: Server) -> float:
-    """Return the mean upload of a round, in d."""
+def mean_round_upload(server: Server) -> float:
+    """Return the mean upload of a client in a round, in d."""
     return server.algorithm.upload_d(server.layout)
 
 
@@ -140,16 +143,16 @@ class Loop:
 
     Attributes:
         server: holds the model.
-        backend: has the clients of a round do their work.
+        backend: runs the tasks of a round.
         stop: when the run ends.
         every: rounds between evaluations; the last round is always evaluated.
         callbacks: called after each round.
-        metric_prefix: of the metrics' names in a row, such as "test".
+        metric_prefix: begins the metrics' names in a row, such as "test".
         rows: the metrics so far; those of an earlier part of the same run come first.
         seconds: the time that the run took so far.
-        hooks: what attaches to its rounds.
-        overlap: whether a row may come with the round after its own, so that evaluation runs beside training.
-        on_commit: called when a round has been committed, before it can be interrupted.
+        hooks: called in every round.
+        overlap: whether evaluation may run during the next round; its row then comes one round later.
+        on_commit: called right after a commit, while signals are still delayed.
     """
 
     server: Server
@@ -170,7 +173,7 @@ class Loop:
     def run(self) -> str:
         """Run rounds until a stopping rule holds, and return its name.
 
-        An exception, Ctrl-C included, leaves everything as after the last whole round.
+        If an exception (Ctrl-C too) interrupts a round, server and state are as after the last finished round.
         """
         self._lap_start = time.perf_counter()
         self._pending_row, self._reported = None, len(self.rows)
@@ -183,19 +186,23 @@ class Loop:
             with uninterrupted():
                 self.server.abandon()
                 self.backend.store.abandon()
-                self.lap()
+                self.update_seconds()
             raise
         return reason
 
-    def lap(self) -> float:
-        """Return the seconds of the whole run up to now."""
+    def update_seconds(self) -> float:
+        """Bring `seconds`, the time of the whole run, up to date and return it."""
         now = time.perf_counter()
         self.seconds += now - self._lap_start
         self._lap_start = now
         return self.seconds
 
     def _finish_last_round(self) -> str:
-        """Evaluate the round before this call, if an interrupt cut that off; return why to stop, if so."""
+        """Evaluate the last round if an interrupt came between its commit and its evaluation.
+
+        Returns:
+            The reason to stop; empty if there is none.
+        """
         last = self.rows[-1] if self.rows else None
         if self.server.last is not None and (last is None or last["round"] != self.server.round):
             return self._after_commit(self.server.last)
@@ -206,7 +213,7 @@ class Loop:
         with uninterrupted():
             plan = self.hooks.plan(self.server)
         self.backend.run_round(self.hooks.inbox(self.server, self.backend), plan)
-        self._collect()  # before the commit: if an interrupt comes here, x is still the one that the pending row is about
+        self._collect()  # before the commit, so that after an interrupt here x is still the model of the pending row
         with self.backend.clock.timing("sums"), uninterrupted():
             report = self.server.commit()
             self.backend.store.commit()
@@ -215,7 +222,7 @@ class Loop:
         return self._after_commit(report)
 
     def _after_commit(self, report: RoundReport) -> str:
-        """Evaluate if it is time to, call the callbacks, and return why to stop, if so."""
+        """Evaluate if this round is due, call the callbacks, and return the reason to stop; empty if there is none."""
         server = self.server
         reason = self.stop.check(server, None, self.hooks)
         if reason or server.round % self.every == 0:
@@ -225,7 +232,7 @@ class Loop:
                 reason = self.stop.check(server, self.rows[-1], self.hooks)
         new = self.rows[self._reported :]
         progress = 1.0 if reason else self.stop.progress(server)
-        info = RoundInfo(report, new[-1] if new else None, server, progress, reason, new, self.lap())
+        info = RoundInfo(report, new[-1] if new else None, server, progress, reason, new, self.update_seconds())
         for callback in self.callbacks:
             callback(info)
             if info.reason and (not self.rows or self.rows[-1]["round"] != server.round):
@@ -238,7 +245,7 @@ class Loop:
         return info.reason
 
     def _begin_evaluation(self) -> bool:
-        """Start to evaluate the model beside the next round; return whether that is possible."""
+        """Start to evaluate the model during the next round; return whether that is possible."""
         backend = self.backend
         if not self.overlap or self.stop.target is not None or not isinstance(backend, OverlappingBackend):
             return False
@@ -246,7 +253,7 @@ class Loop:
         return True
 
     def _collect(self, x: Tensor | None = None) -> None:
-        """Complete the pending row, if there is one: with metrics of x, or of the evaluation that was begun."""
+        """Complete the pending row, if there is one: with the metrics of x, or of the evaluation in progress."""
         if self._pending_row is None:
             return
         backend = self.backend
@@ -261,7 +268,10 @@ class Loop:
         self._pending_row = None
 
     def _columns(self, report: RoundReport) -> Row:
-        """Return a row without its metrics."""
+        """Return the columns of a row that are not metrics of the test data.
+
+        A new column of costs goes here, into COSTS of report/page/numbers.js and into docs/runs.md.
+        """
         ledger = self.server.ledger
         return {
             "round": self.server.round,
@@ -273,5 +283,5 @@ class Loop:
             "download_bytes": ledger.download_bytes,
             "gradient_evaluations": ledger.gradient_evaluations,
             **self.hooks.columns(),
-            "seconds": self.lap(),
+            "seconds": self.update_seconds(),
         }

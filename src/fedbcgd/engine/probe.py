@@ -1,4 +1,4 @@
-"""Small trials of a user's model before a run begins: does it compute at all, and in channels_last?"""
+"""Trials of a user's model on a small batch before a run: whether it works at all, and in channels_last."""
 
 import copy
 import logging
@@ -43,22 +43,27 @@ def try_out(job: Job) -> None:
     except Exception as error:
         if "Expected more than 1 value per channel" in str(error):  # BatchNorm, and a client with one example
             return
-        raise UserError(f"the model or its loss failed on a first batch: {with_line(error)}") from error
+        raise UserError(
+            "model, loss: expected a loss that can be computed and differentiated, got an error on the first batch: "
+            f"{with_line(error)}"
+        ) from error
 
 
 def with_line(error: Exception) -> str:
-    """Return what went wrong, and the last line of the user's own code that it went through."""
+    """Return the error's type and text, and the last line of the user's code in its traceback."""
     ours = (str(Path(__file__).parent.parent), str(Path(torch.__file__).parent))
     frames = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith(ours)]
     line = f" ({frames[-1].filename}, line {frames[-1].lineno})" if frames else ""
     return f"{type(error).__name__}: {error}{line}"
 
 
-def computes_in_channels_last(module: nn.Module, clients: Sequence[Any], test: Source | None, goal: Objective) -> bool:
-    """Whether a model has convolutions, and a trial shows that it computes in channels_last.
+def computes_in_channels_last(
+    module: nn.Module, clients: Sequence[Any], test: Source | None, objective: Objective
+) -> bool:
+    """Return whether to compute in channels_last: the model has convolutions, and a trial does not fail for that format.
 
-    `.view` after a convolution, for one, does not. The trial is made on a client's data, else on `test`; without any
-    data there is none, and the answer is no.
+    A model that uses `.view` after a convolution fails, for example. The trial uses data of the first client, else
+    `test`; without any data the answer is no.
     """
     convolutions = [m for m in module.modules() if isinstance(m, nn.Conv2d)]
     if not convolutions:
@@ -74,18 +79,19 @@ def computes_in_channels_last(module: nn.Module, clients: Sequence[Any], test: S
     device = next(module.parameters()).device
     try:
         with torch.random.fork_rng([]), one_thread():
-            goal.loss(probe, to_device(_small_batch(data), device)).backward()
+            objective.loss(probe, to_device(_small_batch(data), device)).backward()
     except Exception as error:
         if isinstance(error, RuntimeError) and "view size is not compatible" in str(error):
             log.info("the model uses .view after a convolution, so it is not computed in channels_last; use .reshape")
             return False
-        # Where the clients are here, training will show and explain any other error. Elsewhere nothing was tried.
+        # Training on these clients will show any other error, with an explanation. If the clients are on other machines
+        # (Flower), nobody would see it, so channels_last is not used.
         return len(clients) > 0
     return True
 
 
-def takes_channels_last(module: nn.Module, clients: Sequence[Any], test: Source | None, goal: Objective) -> bool:
-    """Whether loss and metrics also take images in channels_last, and not only weights."""
+def takes_channels_last(module: nn.Module, clients: Sequence[Any], test: Source | None, objective: Objective) -> bool:
+    """Return whether loss and metrics also accept images, and not only weights, in channels_last."""
     if not len(clients):
         return False
     probe, device = copy.deepcopy(module), next(module.parameters()).device
@@ -96,11 +102,11 @@ def takes_channels_last(module: nn.Module, clients: Sequence[Any], test: Source 
 
     try:
         with torch.random.fork_rng([]), one_thread():
-            goal.loss(probe, images(as_source(clients[0], "client 0"))).backward()
+            objective.loss(probe, images(as_source(clients[0], "client 0"))).backward()
             if test is not None:
                 probe.eval()
                 with torch.no_grad():
-                    goal.metrics(probe, images(test))
+                    objective.metrics(probe, images(test))
     except Exception:
         return False
     return True

@@ -27,9 +27,9 @@ from fedbcgd.files import (
 
 log = logging.getLogger("fedbcgd")
 
-LARGEST = 1 << 26  # bytes that are read of a configuration, a summary or metrics
-MOST_WALKED = 100_000  # folders that are searched for runs
-MOST = 1 << 32  # bytes of metrics or traffic
+MAX_READ_BYTES = 1 << 26  # of a configuration, a summary or metrics
+MAX_CHECKED_BYTES = 1 << 32  # of metrics or traffic, when `fedbcgd check` reads them
+MAX_WALKED = 100_000  # folders that are searched for runs
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class RunFolder:
 
     @property
     def federation(self) -> Path:
-        """What a federation on Flower has instead of a configuration."""
+        """The file that a federation on Flower writes instead of config.toml."""
         return self.path / "federation.json"
 
     @property
@@ -61,7 +61,7 @@ class RunFolder:
 
     @property
     def label_counts(self) -> Path:
-        """How many examples of which label each client has."""
+        """The file that says how many examples of which label each client has."""
         return self.path / "label_counts.json"
 
     @property
@@ -76,43 +76,44 @@ class RunFolder:
         """Return the summary of a finished run.
 
         Raises:
-            Damaged: it is not what was written.
+            Damaged: its content is not what was written.
         """
         try:
-            return parse_json_object(read_regular(self.summary, LARGEST))[0]
+            return parse_json_object(read_regular(self.summary, MAX_READ_BYTES))[0]
         except ValueError as error:
             raise Damaged(f"{self.summary} is damaged: {error}") from None
 
     def outcome(self) -> Outcome:
-        """Return how a finished run went."""
+        """Return the outcome of a finished run."""
         return Outcome.from_summary(self.summary_values(), self.rows())
 
     def rows(self) -> list[dict[str, float]]:
-        """Return the metrics so far.
+        """Return the rows of metrics so far.
 
         Raises:
-            UserError: this is not the folder of a run, or it is damaged.
+            UserError: this is not the folder of a run.
+            Damaged: a row is not what was written.
         """
         try:
-            rows, lines, _ = read_rows(read_regular(self.metrics, LARGEST))
+            rows, lines, _ = read_rows(read_regular(self.metrics, MAX_READ_BYTES))
         except (FileNotFoundError, NotADirectoryError):
-            raise UserError(f"{self.path} is not the folder of a run: it has no {self.metrics.name}") from None
+            raise UserError(f"{self.path}: expected the folder of a run, got one without {self.metrics.name}") from None
         except OSError as error:
             raise UserError(f"{self.metrics} cannot be read: {error.strerror}") from None
         if len(rows) < lines:
-            raise Damaged(f"{self.metrics} is damaged: {lines - len(rows)} of its {lines} rows")
+            raise Damaged(f"{self.metrics} is damaged: expected {lines} rows as written, got {len(rows)}")
         if not all(name.isprintable() and _is_number(v) for row in rows for name, v in row.items()):
-            raise Damaged(f"{self.metrics} is damaged: a value is not a number")
+            raise Damaged(f"{self.metrics} is damaged: expected numbers, got another value")
         return rows
 
 
 def _is_number(value: Any) -> bool:
-    """Whether it is a float, or an integer that fits in one."""
+    """Return whether the value is a float, or an integer that fits into 64 bits."""
     return isinstance(value, float) or (isinstance(value, int) and abs(value) < 2**63)
 
 
 def read_rows(data: bytes, checked: bool = False) -> tuple[list[dict[str, float]], int, bool]:
-    """Read the whole rows of metrics or traffic; null is read as NaN.
+    """Read the undamaged rows of metrics or traffic; null is read as NaN.
 
     Args:
         data: the bytes of the file.
@@ -134,7 +135,7 @@ def read_rows(data: bytes, checked: bool = False) -> tuple[list[dict[str, float]
 
 
 class JsonlFile:
-    """A file of rows, as metrics.jsonl and traffic.jsonl are; cut back to the checkpoint when a run goes on.
+    """metrics.jsonl or traffic.jsonl: cut back to its rows at a checkpoint when it is opened, and appended to.
 
     Rows that are lost or damaged are left out with a warning: the model does not depend on them.
 
@@ -153,11 +154,11 @@ class JsonlFile:
             data = self._file.read() if size else b""
             self.rows, lines, _ = read_rows(data[:size], count is not None)
             whole = len(data) >= size and len(self.rows) == lines and count in (lines, None)
-            if not whole:  # rows that are whole may be anywhere in the file
+            if not whole:  # undamaged rows may be anywhere in the file
                 rows = [row for row in read_rows(data)[0] if last is None or row["round"] <= last]
                 self.rows = rows[:count]
                 lost = "some" if count is None else f"{count - len(self.rows)} of {count}"
-                log.warning("%s is damaged: %s rows are lost, and the run goes on without them", path, lost)
+                log.warning("%s is damaged: %s rows are lost, and the run continues without them", path, lost)
             self.written = len(self.rows)
             if whole and count is not None:
                 self._file.truncate(size)
@@ -169,7 +170,7 @@ class JsonlFile:
 
     @classmethod
     def resumed(cls, path: Path, before: dict[str, Any] | None) -> "JsonlFile":
-        """Open the file as it was at the checkpoint `before`; empty without one."""
+        """Open the file as it was at the checkpoint `before`; empty if there is no checkpoint."""
         if before is None:
             return cls(path, 0, 0)
         return cls(path, before.get(path.stem, 0), before.get(f"{path.stem}_rows"), before["round"])
@@ -185,9 +186,9 @@ class JsonlFile:
             raise UserError(f"{self._path} could not be written: {error.strerror}") from error
 
     def kept(self) -> dict[str, int]:
-        """Return size and rows, for a checkpoint. A file that was removed or replaced is written again first."""
+        """Return the size and the number of rows, for a checkpoint. If the file was removed or replaced, write it again."""
         if not same_file(self._file.fileno(), self._path):
-            log.warning("%s was removed or replaced while the run went on: it is written again", self._path)
+            log.warning("%s was removed or replaced during the run: it is written again", self._path)
             self._file.seek(0)
             self._replace(self._file.read())
         return {self._path.stem: self.size, f"{self._path.stem}_rows": self.written}
@@ -243,11 +244,14 @@ def exclusive_lock(path: Path) -> Iterator[None]:
         except OSError as error:
             raise UserError(f"{path} cannot be locked: {error.strerror}; choose a folder on another disk") from None
         if not locked:
-            raise UserError(f"another process is at work in {path}")
+            raise UserError(
+                f"{path}: expected a folder that no other process uses, got one that is locked; wait until that process "
+                "ends, or choose another folder"
+            )
         yield
 
 
-def sweep_up(folder: RunFolder) -> None:
+def remove_temporary_files(folder: RunFolder) -> None:
     """Remove temporary files that a killed process left behind."""
     for place in (folder.path, folder.checkpoint):
         for stem, suffix in (
@@ -267,7 +271,7 @@ def sweep_up(folder: RunFolder) -> None:
 
 
 def find_runs(places: Sequence[Path]) -> list[Path]:
-    """Return the run folders in these places, each once, in the order of their names.
+    """Return the run folders in these places, each once, sorted by path within each place.
 
     A folder that several paths lead to is returned with the first of them.
 
@@ -277,9 +281,9 @@ def find_runs(places: Sequence[Path]) -> list[Path]:
     runs: dict[Path, Path] = {}
     for place in places:
         if not place.is_dir():
-            raise UserError(f"{place} is not a folder: expected the folder of a run, or one that holds several")
+            raise UserError(f"{place}: expected the folder of a run, or one that holds several, got no folder")
         inside = []
-        for root, names, files in itertools.islice(os.walk(place), MOST_WALKED):  # links are not followed
+        for root, names, files in itertools.islice(os.walk(place), MAX_WALKED):  # links are not followed
             entries = {*names, *files}
             names[:] = [n for n in names if not n.startswith(".") and n not in ("checkpoint", "tensorboard")]
             if entries & {"metrics.jsonl", "summary.json"} or {"config.toml", ".lock"} <= entries:

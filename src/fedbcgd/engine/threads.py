@@ -1,4 +1,4 @@
-"""How many threads torch uses. With one for each client, every backend adds in the same order."""
+"""Sets how many threads torch uses. Each client computes with one, so that every backend sums in the same order."""
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -8,7 +8,7 @@ import torch
 
 @contextmanager
 def threads(count: int) -> Iterator[None]:
-    """Use so many threads within the block."""
+    """Use this many threads within the block."""
     before = torch.get_num_threads()
     torch.set_num_threads(count)
     try:

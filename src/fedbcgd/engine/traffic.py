@@ -14,13 +14,13 @@ from fedbcgd.core.server import Server
 from fedbcgd.errors import UserError
 from fedbcgd.files import open_regular, verify_checksum
 
-LARGEST = 1 << 29  # bytes of a file that is read
-LONGEST = 1 << 26  # bytes of one line
+MAX_FILE_BYTES = 1 << 29  # of a file that is read
+MAX_LINE_BYTES = 1 << 26
 Count = Annotated[int, Field(ge=0, lt=2**53)]
 
 
-class Clock(Protocol):
-    """Knows the clients' links: `fedbcgd.network.links.Links` does."""
+class LinkTimes(Protocol):
+    """Computes the seconds that clients' links and processors take: `fedbcgd.network.links.Links` does."""
 
     def seconds(
         self, clients: np.ndarray, download: int, evaluations: np.ndarray, upload: np.ndarray
@@ -33,13 +33,13 @@ class Round:
 
     Attributes:
         round: its number, from 1.
-        asked: clients that were sampled.
-        download: bytes of the broadcast to each of them.
+        asked: how many clients were sampled.
+        download: bytes of the broadcast to each of them; 0 if no upload arrived.
         waited: seconds until the round closed, if the server waited for uploads that did not arrive; else 0.
-        clients: that an upload came from.
-        blocks: that an upload was for, as it says itself.
-        upload: bytes as encoded.
-        evaluations: gradients of minibatches.
+        clients: the client of each upload.
+        blocks: the block that each upload names.
+        upload: bytes of each upload, as encoded.
+        evaluations: how many gradients of minibatches each client computed.
         accepted: 1, or 0 if the server refused the upload.
     """
 
@@ -60,9 +60,9 @@ class Round:
         """Record the round that the server has just committed.
 
         Args:
-            server: with the ledger's entries of the round.
-            tasks: of the round.
-            waited: see the attribute.
+            server: its ledger has the entries of the round.
+            tasks: the tasks of the round.
+            waited: seconds, see the attribute.
         """
         position = {task.client: k for k, task in enumerate(tasks)}
         entries = [e for e in server.ledger.entries if 0 <= e.client < server.clients]
@@ -83,7 +83,7 @@ class Round:
         """Return the round as a row of `traffic.jsonl`."""
         return dict(vars(self))
 
-    def seconds(self, links: Clock) -> float:
+    def seconds(self, links: LinkTimes) -> float:
         """Compute how long the round takes on these links: until the slowest client that the server waited for."""
         clients, evaluations, upload = (np.array(v, int) for v in (self.clients, self.evaluations, self.upload))
         slowest = float(links.seconds(clients, self.download, evaluations, upload).max(initial=0.0))
@@ -94,10 +94,10 @@ _ROUND = TypeAdapter(Round)
 
 
 def read(path: Path) -> Iterator[Round]:
-    """Read the rounds of a run in order. A last line without an end is still being written, and left out.
+    """Read the rounds of a run in order. A last line without a newline is still being written and is left out.
 
     Args:
-        path: of `traffic.jsonl`.
+        path: the file `traffic.jsonl`.
 
     Yields:
         Each round.
@@ -108,9 +108,12 @@ def read(path: Path) -> Iterator[Round]:
     try:
         with open_regular(path) as file:
             for number in itertools.count(1):
-                line = file.readline(LONGEST)
-                if len(line) == LONGEST or file.tell() > LARGEST:
-                    raise UserError(f"{path}, line {number}: it is larger than any file or line that a run writes")
+                line = file.readline(MAX_LINE_BYTES)
+                if len(line) == MAX_LINE_BYTES or file.tell() > MAX_FILE_BYTES:
+                    raise UserError(
+                        f"{path}, line {number}: expected lines below {MAX_LINE_BYTES:,} bytes and at most "
+                        f"{MAX_FILE_BYTES:,} bytes in all, got more"
+                    )
                 if not line.endswith(b"\n"):
                     return
                 try:
@@ -118,7 +121,7 @@ def read(path: Path) -> Iterator[Round]:
                     round = _ROUND.validate_json(line)
                     lists = (round.clients, round.blocks, round.upload, round.evaluations, round.accepted)
                     if len({len(values) for values in lists}) > 1:
-                        raise ValueError("lists of different lengths")
+                        raise ValueError("expected lists of one length, got several")
                 except ValueError:
                     raise UserError(
                         f"{path}, line {number}: expected the record of a round, got something else"
@@ -127,4 +130,4 @@ def read(path: Path) -> Iterator[Round]:
                     raise UserError(f"{path}, line {number}: expected round {number}, got round {round.round}")
                 yield round
     except OSError as error:
-        raise UserError(f"{path} cannot be read: {error.strerror}; every run writes it") from None
+        raise UserError(f"{path} cannot be read: {error.strerror}; every run writes this file in its folder") from None

@@ -36,7 +36,7 @@ class _LinearScore(nn.Module):
 
     @staticmethod
     def slope(margin: Tensor) -> Tensor:
-        """Compute the derivative of the criterion by the margin."""
+        """Compute the derivative of the criterion with respect to the margin."""
         raise NotImplementedError
 
     @classmethod
@@ -67,7 +67,7 @@ class _LinearScore(nn.Module):
 
     @classmethod
     def _slopes(cls, values: dict[str, Tensor], x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-        """Compute the loss of each example, and its derivative by the score."""
+        """Compute the loss of each example, and its derivative with respect to the score."""
         sign = (2 * y - 1).to(x.dtype)
         margin = torch.bmm(x, values["fc.weight"].mT).squeeze(2).mul_(sign)
         return cls.criterion(margin), cls.slope(margin).mul_(sign)[:, None]

@@ -13,7 +13,7 @@ class LeNet5(nn.Module):
     """LeNet-5. For 32×32×3 images its layers have 4,800, 102,400, 614,400, 73,728 and 1,920 weights, as in the paper.
 
     Args:
-        classes: how many.
+        classes: how many classes.
         shape: channels, height and width of an image.
         width: factor on all channels and dense layers.
     """

@@ -25,8 +25,8 @@ class BuiltModel:
 
     Attributes:
         module: the network.
-        loss: its own loss, if it has one; None is the cross entropy.
-        metrics: its own metrics, if it has some.
+        loss: its own loss; None: the cross entropy.
+        metrics: its own metrics; None: those of classification.
         notes: messages for the user, such as which pretrained weights were not used.
     """
 
@@ -50,8 +50,8 @@ def make_model(
         name: a name of `MODELS`; `module:attribute` or `file.py:attribute` of a factory; or `hf:FOLDER`, a folder with
             a config.json of transformers.
         shape: channels, height and width of an image.
-        classes: how many.
-        seed: the initial weights are drawn from it.
+        classes: how many classes.
+        seed: fixes the initial weights.
         weights: a file of weights to start from.
         options: further arguments of the factory.
 
@@ -83,17 +83,19 @@ def _from_package(name: str, shape: tuple[int, int, int], classes: int, options:
     known = [p for p in inspect.signature(factory).parameters if p not in ("classes", "shape")]
     for option in options:
         if option not in known:
-            raise UserError(f"model.{option}: {name} has no such option; it has {', '.join(known) or 'none'}")
+            raise UserError(
+                f"model.{option}: expected an option of {name} ({', '.join(known) or 'it has none'}), got {option!r}"
+            )
     module = factory(classes, shape, **options)
     return BuiltModel(module, getattr(module, "own_loss", None), getattr(module, "own_metrics", None))
 
 
 def load_attribute(name: str, key: str) -> Any:
-    """Import what a user names.
+    """Import an attribute of a user's module.
 
     Args:
         name: `module:attribute` or `path/to/file.py:attribute`; modules are also searched for in the current folder.
-        key: of the configuration, for messages.
+        key: the key of the configuration that has the name, for messages.
 
     Returns:
         The attribute.
@@ -108,14 +110,16 @@ def load_attribute(name: str, key: str) -> Any:
     if module_name.endswith(".py"):
         path = Path(module_name).resolve()
         if not path.is_file():
-            raise UserError(f"{key}: {module_name} does not exist")
+            raise UserError(f"{key}: expected a Python file, got {module_name}, which does not exist")
         _add_to_path(path.parent)
         module_name = path.stem
     try:
         value: Any = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
         if error.name and (module_name == error.name or module_name.startswith(error.name + ".")):
-            raise UserError(f"{key}: there is no module {module_name!r} in the current folder or installed") from None
+            raise UserError(
+                f"{key}: expected a module in the current folder or an installed one, got {module_name!r}"
+            ) from None
         raise UserError(f"{key}: {module_name} could not be imported: {error}") from error
     except UserError:
         raise
@@ -123,7 +127,7 @@ def load_attribute(name: str, key: str) -> Any:
         raise UserError(f"{key}: {module_name} could not be imported: {type(error).__name__}: {error}") from error
     for part in attribute.split("."):
         if not hasattr(value, part):
-            raise UserError(f"{key}: {module_name} has no {attribute!r}")
+            raise UserError(f"{key}: expected a name in {module_name}, got {attribute!r}, which it does not have")
         value = getattr(value, part)
     return value
 
@@ -138,8 +142,8 @@ def call_factory(factory: Any, name: str, key: str, defaults: dict[str, Any], op
 
     Args:
         factory: a function or class; anything that cannot be called is returned as it is.
-        name: of the factory, for messages.
-        key: of the configuration, for messages.
+        name: the name of the factory, for messages.
+        key: the key of the configuration that has the name, for messages.
         defaults: arguments that are passed if the factory has parameters of their names.
         options: arguments from the configuration.
 
@@ -159,7 +163,7 @@ def call_factory(factory: Any, name: str, key: str, defaults: dict[str, Any], op
     for option in options:
         if option not in parameters and not any_name:
             raise UserError(
-                f"{key}.{option}: {name} takes no such argument; it takes {', '.join(parameters) or 'none'}"
+                f"{key}.{option}: expected an argument of {name} ({', '.join(parameters) or 'it has none'}), got {option!r}"
             )
     arguments = {k: v for k, v in defaults.items() if k in parameters} | options
     try:
@@ -187,7 +191,7 @@ def _from_transformers(folder: str, classes: int, options: dict[str, Any], weigh
     try:
         import transformers
     except ImportError:
-        raise UserError("model: hf: needs the extra `hf`: pip install 'fedbcgd[hf]'") from None
+        raise UserError("model: expected the extra `hf` for hf:, got none: pip install 'fedbcgd[hf]'") from None
     path = Path(folder)
     if not (path / "config.json" if path.is_dir() else path).is_file():
         raise UserError(f"model: expected a folder written by save_pretrained, got {folder}, which has no config.json")

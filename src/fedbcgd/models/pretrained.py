@@ -70,7 +70,7 @@ class Loaded:
     unused: tuple[str, ...]
 
     def lines(self) -> list[str]:
-        """Describe it to the user."""
+        """Return lines that describe the result to the user."""
         return [
             f"pretrained weights from {self.source}",
             "positions " + ("interpolated to this model's grid" if self.interpolated else "as in the file"),
@@ -86,10 +86,10 @@ def load_pretrained(model: ViT, weights: str | Path, seed: int = 0) -> Loaded:
     """Copy the body of a pretrained ViT into a model, and draw the model's head anew.
 
     Args:
-        model: is changed only if all tensors of its body fit.
+        model: the model, which is changed only if all tensors of its body fit.
         weights: a .safetensors file, a PyTorch file (.bin, .pt, .pth), a folder that holds model.safetensors or
             pytorch_model.bin, or the name owner/model of one on the Hugging Face hub (extra `hf`).
-        seed: of the head.
+        seed: fixes the head.
 
     Returns:
         Which tensors were used, and how.
@@ -155,7 +155,9 @@ def check_fit(module: nn.Module, stored: Mapping[str, Tensor], source: str) -> N
         if name in stored and stored[name].shape != value.shape
     ]
     if problems:
-        raise UserError(f"{source} does not fit {type(module).__name__}: {_shortened(problems, '; ')}")
+        raise UserError(
+            f"{source}: expected weights of {type(module).__name__}, got others: {_shortened(problems, '; ')}"
+        )
 
 
 def read_tensors(weights: str | Path) -> tuple[dict[str, Tensor], str]:
@@ -193,8 +195,8 @@ def _on_disk(weights: str | Path) -> Path | None:
     if re.fullmatch(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", str(weights)) and path.suffix not in SUFFIXES:
         return None
     raise UserError(
-        f"{weights}: no such file or folder; expected a .safetensors or PyTorch file, a folder with {FILES[0]} or "
-        f"{FILES[1]}, or the name owner/model of a model on the Hugging Face hub"
+        f"weights: expected a .safetensors or PyTorch file, a folder with {FILES[0]} or {FILES[1]}, or the name "
+        f"owner/model of a model on the Hugging Face hub, got {weights}"
     )
 
 
@@ -229,7 +231,7 @@ def _download(name: str) -> Path:
             f"{name}: no such file or folder here, the Hugging Face hub could not be reached, and its cache does not "
             f"have the model; {local}"
         ) from unreachable
-    raise UserError(f"{name}: the model on the Hugging Face hub has neither {FILES[0]} nor {FILES[1]}")
+    raise UserError(f"{name}: expected {FILES[0]} or {FILES[1]} in the model on the Hugging Face hub, got neither")
 
 
 def _read(path: Path) -> dict[str, Tensor]:
@@ -316,8 +318,8 @@ def _match_values(
             problems.append(str(error))
     if problems:
         raise UserError(
-            f"{source} does not fit {type(model).__name__}, whose body has {len(body)} tensors, in {len(problems)} of "
-            f"them: {_shortened(problems, '; ')}"
+            f"{source}: expected the {len(body)} tensors of {type(model).__name__}'s body, got {len(problems)} that "
+            f"do not fit: {_shortened(problems, '; ')}"
         )
     return values
 

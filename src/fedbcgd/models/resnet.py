@@ -35,7 +35,7 @@ class ResNet18(nn.Module):
     """ResNet-18.
 
     Args:
-        classes: how many.
+        classes: how many classes.
         shape: channels, height and width of an image.
         width: factor on all channels.
         norm: the normalisation after each convolution, see `width.normalisation`.

@@ -18,7 +18,7 @@ class VGG(nn.Module):
     """The base of both networks.
 
     Args:
-        classes: how many.
+        classes: how many classes.
         shape: channels, height and width of an image.
         width: factor on all channels and dense layers.
         norm: the normalisation after each convolution, see `width.normalisation`.

@@ -16,7 +16,7 @@ class ViT(nn.Module):
     body into blocks and leaves norm and head, which the paper shares, at the end.
 
     Args:
-        classes: how many.
+        classes: how many classes.
         shape: channels, height and width of an image.
         patch: side of a patch in pixels.
         dim: of a token.

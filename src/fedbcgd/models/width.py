@@ -12,7 +12,7 @@ def scaled(channels: int, width: float) -> int:
     """Scale a number of channels.
 
     Args:
-        channels: at width 1.
+        channels: the channels at width 1.
         width: the factor.
 
     Returns:
@@ -31,7 +31,7 @@ def normalisation(kind: str, channels: int) -> nn.Module:
 
     Args:
         kind: a name of `NORMS`.
-        channels: of its input.
+        channels: the channels of its input.
 
     Returns:
         The layer; the identity for "none".

@@ -16,7 +16,7 @@ class Closing:
     Attributes:
         seconds: after the beginning of the round.
         in_time: for each task, whether its upload has arrived by then.
-        waited: whether the server waited longer than for the last of these uploads, for others that did not arrive.
+        waited: whether the server waited on after the last of these uploads, for others that did not arrive.
     """
 
     seconds: float
@@ -38,7 +38,7 @@ def close(
     Args:
         moments: for each task, after how many seconds its upload arrives or, if its client is gone, the server notices
             that the connection broke.
-        blocks: of each task.
+        blocks: the block of each task.
         gone: for each task, whether its client drops out.
         minimum: valid uploads that complete a block; None: `close_at` decides.
         deadline: in seconds, if there is one.

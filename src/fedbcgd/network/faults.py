@@ -22,13 +22,13 @@ def draw_dropouts(tasks: Sequence[Task], share: float, seed: int) -> tuple[np.nd
     """Draw which clients drop out of a round, and when.
 
     Args:
-        tasks: of the round.
+        tasks: the tasks of the round.
         share: the probability that a client drops out.
-        seed: of the run.
+        seed: the seed of the run.
 
     Returns:
-        For each task, whether its client drops out; and after which share of the time that it would have taken to
-        answer, uniform in [0, 1).
+        For each task, whether its client drops out, and after which share of the time that its answer would have taken,
+        uniform in [0, 1).
     """
     if not share:
         return np.zeros(len(tasks), bool), np.ones(len(tasks))
@@ -42,7 +42,7 @@ def draw_damage(tasks: Sequence[Task], share: float, seed: int) -> np.ndarray:
 
 
 def _damage_rng(message: Task | Upload, share: float, seed: int) -> np.random.Generator | None:
-    """Make the generator that chooses the kind of damage; None if the upload is to stay whole."""
+    """Make the generator that chooses the kind of damage; None if the upload is not to be damaged."""
     if not share:
         return None
     rng = stream(seed, "corrupt", message.round, message.client)
@@ -58,7 +58,7 @@ def damage_upload(upload: Upload, share: float, seed: int) -> Upload:
     Args:
         upload: as the client sent it.
         share: the probability of damage.
-        seed: of the run.
+        seed: the seed of the run.
 
     Returns:
         A damaged copy, or the upload itself.
@@ -81,11 +81,11 @@ class FaultInjector:
     """An inbox that damages uploads on their way to the server, and kills a worker.
 
     Args:
-        server: that receives the uploads.
-        backend: whose worker is killed.
+        server: receives the uploads.
+        backend: has the worker that is killed.
         corrupt: the share of uploads that are damaged.
-        seed: of the run.
-        victim: chooses the worker to kill, when the first upload arrives and the others are at work; None kills none.
+        seed: the seed of the run.
+        victim: chooses the worker to kill, when the first upload arrives and the others still work; None kills none.
     """
 
     def __init__(

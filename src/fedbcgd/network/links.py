@@ -1,4 +1,4 @@
-"""The links, the speed and the availability of each client; and how long a task takes."""
+"""The links, the speed and the availability of each client, and how long a task takes."""
 
 import csv
 import hashlib
@@ -54,7 +54,7 @@ class Links:
         """Compute the seconds from the beginning of a round until each client's upload has arrived.
 
         Args:
-            clients: their numbers.
+            clients: the numbers of the clients.
             download: bytes of the broadcast.
             evaluations: gradients of minibatches that a client computes.
             upload: bytes of the upload.
@@ -81,8 +81,8 @@ def read_csv(path: Path, clients: int, seed: int) -> Links:
     """Read a user's measurements from a CSV file.
 
     Args:
-        path: of a file with the columns of `COLUMNS`, and optionally `availability` and `client`.
-        clients: how many the federation has.
+        path: a file with the columns of `COLUMNS`, and optionally `availability` and `client`.
+        clients: how many clients the federation has.
         seed: draws a row for each client if the file has no column `client`.
 
     Returns:
@@ -114,13 +114,13 @@ def _read_rows(path: Path) -> list[dict[str, float]]:
         with path.open(encoding="utf-8-sig", newline="") as file:
             return _parse_rows(path, csv.reader(file, strict=True))
     except FileNotFoundError:
-        raise UserError(f"{path}: expected a CSV file with {columns}, but it does not exist") from None
+        raise UserError(f"{path}: expected a CSV file with {columns}, got none: it does not exist") from None
     except IsADirectoryError:
         raise UserError(f"{path}: expected a CSV file with {columns}, got a folder") from None
     except UnicodeDecodeError as error:
-        raise UserError(f"{path} is not a text file: {error.reason} at byte {error.start}") from None
+        raise UserError(f"{path}: expected UTF-8 text, got {error.reason} at byte {error.start}") from None
     except csv.Error as error:
-        raise UserError(f"{path} is not valid CSV: {error}") from None
+        raise UserError(f"{path}: expected CSV, got: {error}") from None
     except OSError as error:
         raise UserError(f"{path} cannot be read: {error.strerror}") from None
 
@@ -135,8 +135,8 @@ def _parse_rows(path: Path, reader: Any) -> list[dict[str, float]]:
         row = _parse_row(f"{path}, line {reader.line_num}", header, cells)
         if "client" in row and line_of.setdefault(row["client"], reader.line_num) != reader.line_num:
             raise UserError(
-                f"{path}, line {reader.line_num}: client {row['client']:g} has a row already, in line "
-                f"{line_of[row['client']]}; remove one of them"
+                f"{path}, line {reader.line_num}: expected a row for each client, got a second one for client "
+                f"{row['client']:g}, after that in line {line_of[row['client']]}; remove one of them"
             )
         rows.append(row)
     if not rows:
@@ -154,15 +154,15 @@ def _check_header(path: Path, line: int, header: list[str]) -> None:
             raise UserError(f"{path}, line {line}: {unknown('column', name, known)}")
     for name in known:
         if header.count(name) > 1:
-            raise UserError(f"{path}, line {line}: column {name!r} appears twice; remove one of them")
+            raise UserError(f"{path}, line {line}: expected each column once, got {name!r} twice; remove one of them")
     for name in COLUMNS:
         if name not in header:
-            raise UserError(f"{path}, line {line}: column {name!r} is missing; expected {', '.join(COLUMNS)}")
+            raise UserError(f"{path}, line {line}: expected the columns {', '.join(COLUMNS)}, got none named {name!r}")
     if others:
         log.warning("%s: the columns %s are ignored; known are %s", path, ", ".join(others), ", ".join(known))
 
 
-# For each column: which finite values are right, and in words.
+# For each column: which finite values are right, as a function and in words.
 _ALLOWED: Mapping[str, tuple[Callable[[float], bool], str]] = {
     "uplink_mbit": (lambda value: value > 0, "a number > 0"),
     "downlink_mbit": (lambda value: value > 0, "a number > 0"),

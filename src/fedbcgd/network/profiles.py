@@ -18,7 +18,7 @@ from fedbcgd.errors import unknown
 from fedbcgd.network.links import COLUMNS, Links
 from fedbcgd.rng import stream
 
-_TAIL = 0.01  # a lognormal is cut off at its 1st and 99th percentile, so that no client is without a link
+_TAIL = 0.01  # a lognormal is cut off at its 1st and 99th percentile, so that every client has a usable link
 _WIDTH = 2 * NormalDist().inv_cdf(0.95)  # from the 5th to the 95th percentile, in standard deviations
 
 
@@ -92,9 +92,9 @@ def draw(profile: str, clients: int, seed: int, overrides: Mapping[str, Distribu
 
     Args:
         profile: a name from `PROFILES`.
-        clients: how many.
-        seed: of the run.
-        overrides: distributions that take the place of the profile's, by names from `COLUMNS`.
+        clients: how many clients.
+        seed: the seed of the run.
+        overrides: distributions that replace the profile's, by names from `COLUMNS`.
 
     Returns:
         The links.
@@ -105,9 +105,7 @@ def draw(profile: str, clients: int, seed: int, overrides: Mapping[str, Distribu
     if profile not in PROFILES:
         raise unknown("profile", profile, PROFILES)
     kinds = PROFILES[profile]
-    quantiles = stream(seed, "network").random(
-        (clients, 4)
-    )  # a row for each: more clients do not change the first ones
+    quantiles = stream(seed, "network").random((clients, 4))  # a row for each, so more clients do not change the first
     first = stream(seed, "network-kinds").integers(len(kinds))
     kind_of = (np.arange(clients) + first) % len(kinds)
     table = np.empty((clients, len(COLUMNS)))

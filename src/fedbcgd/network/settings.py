@@ -28,25 +28,29 @@ class Network(Section):
     """
 
     profile: Profile = Field(_DEFAULT, description="4g, broadband, datacentre, or mix of the three")
-    csv: str | None = Field(None, description="your measurements: uplink_mbit, downlink_mbit, latency_ms, gradient_ms")
+    csv: str | None = Field(
+        None, description="a CSV file of measured links: uplink_mbit, downlink_mbit, latency_ms, gradient_ms"
+    )
     uplink_mbit: Distribution | None = Field(
         None,
-        description="replaces the profile's: a number, or { median = 5.0, spread = 100.0, shape = 'loguniform' }",
+        description="replaces the profile's uplinks: a number, or { median = 5.0, spread = 100.0, shape = 'loguniform' }",
     )
-    downlink_mbit: Distribution | None = Field(None, description="likewise")
-    latency_ms: Distribution | None = Field(None, description="likewise; one way")
-    gradient_ms: Distribution | None = Field(None, description="likewise; of one minibatch")
+    downlink_mbit: Distribution | None = Field(None, description="the same for downlinks")
+    latency_ms: Distribution | None = Field(None, description="the same for latencies, one way")
+    gradient_ms: Distribution | None = Field(None, description="the same for the gradient of one minibatch")
     compute: float = Field(1.0, gt=0, le=1e6, description="factor on the seconds per gradient, for larger models")
     availability: Distribution | None = Field(
-        None, description="replaces the profile's: a share of the rounds, or a distribution (cut off at 1)"
+        None,
+        description="share of the rounds in which a client is available: a number, or a distribution (cut off at 1)",
     )
-    absences: bool = Field(False, description="clients are available only in that share of the rounds")
+    absences: bool = Field(False, description="whether clients are available only in this share of the rounds")
     deadline: float | None = Field(None, gt=0, description="seconds after which a round closes")
     oversample: float = Field(1.0, ge=1, le=100, description="sample this many times the cohort")
     minimum: int | None = Field(
         None,
         ge=1,
-        description="a round closes when each block has so many uploads; with oversample: cohort / blocks, rounded up",
+        description="a round closes when each block has this many uploads; unset with oversample: cohort / blocks, rounded "
+        "up",
     )
     close_at: float = Field(
         1.0, gt=0, le=1, description="a round closes when each block has this share of its clients' uploads, rounded up"
@@ -67,11 +71,13 @@ class Network(Section):
     @model_validator(mode="after")
     def _consistent(self) -> "Network":
         if self.csv is not None and (own := [name for name in COLUMNS if getattr(self, name) is not None]):
-            raise ValueError(f"{own[0]}: expected only without csv, whose file has all links; leave one of the two out")
+            raise ValueError(f"{own[0]}: expected none with csv, whose file has all links; leave one of the two out")
         if self.minimum is not None and self.close_at < 1:
-            raise ValueError("close_at: expected only without minimum, which says how many uploads complete a block")
+            raise ValueError(
+                "close_at: expected none with minimum, which says how many uploads complete a block; leave one of them out"
+            )
         if self.csv is not None and "profile" in self.model_fields_set and self.profile != _DEFAULT:
-            raise ValueError("profile: expected only without csv, whose file has all links; leave one of the two out")
+            raise ValueError("profile: expected none with csv, whose file has all links; leave one of the two out")
         return self
 
     @property
@@ -92,8 +98,8 @@ class Network(Section):
         """Make the links of all clients.
 
         Args:
-            clients: how many.
-            seed: of the run.
+            clients: how many clients.
+            seed: the seed of the run.
 
         Returns:
             Links from the CSV file if there is one, else drawn from the profile and the distributions.
@@ -123,7 +129,7 @@ def as_network(value: "str | Mapping[str, Any] | Network | None") -> Network | N
         Settings, or None.
 
     Raises:
-        UserError: the value is something else, or a setting is wrong.
+        UserError: the value has another type, or a setting is wrong.
     """
     if value is None or isinstance(value, Network):
         return value

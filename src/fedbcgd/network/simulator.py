@@ -1,8 +1,8 @@
-"""The network of a run: who is there, when a round closes, what goes wrong, and what time it is.
+"""Simulates the network of a run: which clients are available, when a round closes, faults, and the time that it takes.
 
-The clock looks at what was really sent (the ledger's entries). Who is late or gone is decided from the plan, before
-anybody trains: so it is the same on every backend, and a client whose upload would be discarded computes nothing and
-keeps its state.
+The clock follows what was really sent (the ledger's entries). Which clients are late or drop out is decided from the
+plan, before any client trains: so it is the same on every backend, and a client whose upload would be discarded computes
+nothing and keeps its state.
 """
 
 from collections.abc import Sequence
@@ -41,12 +41,12 @@ def fit_to_links(
     seed: int,
 ) -> Algorithm:
     """Return the algorithm with blocks of the sizes that fit the links, if its uplink asks for that."""
-    asked = min(DEFAULT_COHORT, len(clients)) if cohort is None else cohort
-    uplink = algorithm.uplink.for_cohort(asked)
+    wanted = min(DEFAULT_COHORT, len(clients)) if cohort is None else cohort
+    uplink = algorithm.uplink.for_cohort(wanted)
     if network is None or not isinstance(uplink, Matched) or not uplink.fits_links:
         return algorithm
     assert isinstance(uplink.blocks, int)
-    sampled = network.sampled(asked, len(clients))
+    sampled = network.sampled(wanted, len(clients))
     links = network.links(len(clients), seed)
     even = replace(algorithm, uplink=uplink.fitted([1.0] * uplink.blocks))
     layout = even.uplink.layout(model)
@@ -61,16 +61,19 @@ def fit_to_links(
 
 
 class NetworkSimulator(RoundHooks):
-    """The clients' links, a clock, and faults. Without a network it records what was sent, and nothing else.
+    """Simulates the clients' links, a clock, and faults. Without a network it only records what was sent.
 
     Args:
         job: the clients and their work.
         network: the settings; None: no network.
+
+    Raises:
+        UserError: the settings do not fit the clients.
     """
 
     def __init__(self, job: Job, network: Network | None):
         self.network = network
-        self.seconds = 0.0  # since the beginning of the run, on the clock of the network
+        self.seconds = 0.0  # simulated seconds since the beginning of the run
         self.sent: Round | None = None  # what was sent in the last round
         self.links: Links | None = None
         self._seed = job.seed
@@ -86,14 +89,14 @@ class NetworkSimulator(RoundHooks):
                 _refuse_unknown_sizes(job)
             if self._may_close_early and network.deadline is not None and self.costs.min() > network.deadline:
                 raise UserError(
-                    f"network.deadline: expected at least {self.costs.min():.3g} s, which the fastest client takes with "
-                    f"the smallest block, got {network.deadline:g} s"
+                    f"network.deadline: expected at least {self.costs.min():.3g} s, the time that the fastest client takes "
+                    f"with the smallest block, got {network.deadline:g} s"
                 )
 
     # -- a round ------------------------------------------------------------------------------------------------------
 
     def sampled(self, cohort: int, clients: int) -> int:
-        """Return how many clients to sample, so that there are `cohort` to wait for."""
+        """Return how many clients to sample for a cohort of this size: more with `oversample`."""
         return cohort if self.network is None else self.network.sampled(cohort, clients)
 
     def conditions(self, cohort: int, sampled: int, layout: Layout) -> Conditions:
@@ -122,7 +125,7 @@ class NetworkSimulator(RoundHooks):
         return available
 
     def plan(self, server: Server) -> Plan:
-        """Open a round. Clients that will not answer in time are given up at once."""
+        """Open a round, and give up the clients that will not answer in time."""
         plan = server.plan()
         self._tasks, self._closing = plan.tasks, None
         if (ending := self._close(plan.tasks)) is not None:
@@ -131,17 +134,20 @@ class NetworkSimulator(RoundHooks):
                 if gone[k]:
                     server.lost(task, "dropped out")
                 elif not self._closing.in_time[k]:
-                    server.lost(task, f"late: {moments[k]:.3g} s, the round closed at {self._closing.seconds:.3g} s")
+                    server.lost(task, f"late: {moments[k]:.3g} s; the round closed at {self._closing.seconds:.3g} s")
         return plan
 
     def next_upload_d(self, server: Server) -> float:
-        """Return what the next round will upload, in d: the mean over the clients that will be in time."""
+        """Return the mean upload, in d, of the clients that will be in time in the next round."""
         tasks = server.next_tasks()
         ending = self._close(tasks)
         return server.upload_d(tasks if ending is None else [t for k, t in enumerate(tasks) if ending[0].in_time[k]])
 
     def _close(self, tasks: Sequence[Task]) -> tuple[Closing, np.ndarray, np.ndarray] | None:
-        """Return how a round ends, which clients vanish, and when each answers or vanishes; None: all are waited for."""
+        """Return how a round closes, which clients drop out, and when each answers or drops out.
+
+        None means that the server waits for all clients.
+        """
         if self.network is None or not self._may_close_early:
             return None
         gone, when = draw_dropouts(tasks, self.network.dropout, self._seed)
@@ -152,7 +158,7 @@ class NetworkSimulator(RoundHooks):
         return close(moments, blocks, gone, self._minimum, network.deadline, bad, network.close_at), gone, moments
 
     def inbox(self, server: Server, backend: Backend) -> Inbox:
-        """Return where backends hand in uploads: the server, or what damages uploads before it."""
+        """Return what receives the uploads: the server, or a `FaultInjector` around it."""
         network = self.network
         if network is None or not (network.corrupt or network.crash):
             return server
@@ -160,7 +166,7 @@ class NetworkSimulator(RoundHooks):
         return FaultInjector(server, backend, network.corrupt, self._seed, victim)
 
     def committed(self, server: Server) -> None:
-        """Record what was sent, and move the clock on."""
+        """Record what was sent, and advance the clock."""
         waited = 0.0
         if self._closing is not None and self._closing.waited:
             waited = self._closing.seconds
@@ -175,33 +181,37 @@ class NetworkSimulator(RoundHooks):
     # -- checkpoints --------------------------------------------------------------------------------------------------
 
     def snapshot(self) -> dict[str, Any]:
+        """Return what `restore` needs."""
         return {"seconds": self.seconds, "links": "" if self.links is None else self.links.digest()}
 
     def restore(self, values: dict[str, Any]) -> None:
-        """Go on from a snapshot.
+        """Continue from a snapshot.
 
         Raises:
             UserError: the links have changed since.
         """
         if self.links is not None and values["links"] != self.links.digest():
-            raise UserError("network: the clients' links have changed since the run was begun, so it cannot go on")
+            raise UserError(
+                "network: expected the clients' links as when the run was begun, got others; another --out begins a "
+                "new run"
+            )
         self.seconds = values["seconds"]
 
 
 def _refuse_unknown_sizes(job: Job) -> None:
-    """Refuse clients whose number of examples is not known: the plan needs it to tell who will be late."""
+    """Refuse clients whose number of examples is unknown, since it determines who will be late."""
     counts = {job.algorithm.local.evaluations(examples, 1 << 20) for examples in (1, 1 << 20)}
     unknown = [client for client in range(len(job.clients)) if not job.examples(client)]
     if len(counts) > 1 and unknown:
         raise UserError(
-            "network: deadline, minimum, close_at and oversample need to know how long each client computes, but client "
-            f"{unknown[0]} is loaded lazily, so its number of examples is not known. Give the clients as a list, or set "
-            "local_steps (which is enough for all rules but SVRG)"
+            "network: expected clients of known size with deadline, minimum, close_at or oversample, got client "
+            f"{unknown[0]}, whose data is loaded when it is needed; give the clients as a list, or set local_steps (enough "
+            "for all rules but SVRG)"
         )
 
 
 def _costs(job: Job, links: Links) -> np.ndarray:
-    """Return the seconds of each client with each block: the most it can be, where the length of an upload varies."""
+    """Return the seconds that each client takes with each block; if the length of uploads varies, with the longest."""
     algorithm, layout = job.algorithm, job.layout
     sends = not algorithm.uplink.pooled
     upload = [sends * sum(map(sum, algorithm.lengths(layout, j).values())) for j in range(layout.blocks)]

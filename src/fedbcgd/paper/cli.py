@@ -20,7 +20,7 @@ def register(app: typer.Typer) -> None:
 
 def reproduce(
     item: Annotated[str, typer.Argument(help="table1 … figure8, or all; --list shows them.", show_default=False)] = "",
-    scale: Annotated[str, typer.Option(help="paper, cpu or smoke.")] = "cpu",
+    scale: Annotated[str, typer.Option(help="Size of the runs: paper, cpu or smoke.")] = "cpu",
     out: Annotated[
         Path | None, typer.Option(help="Folder for everything; runs/reproduce-SCALE if not given.", show_default=False)
     ] = None,
@@ -32,7 +32,9 @@ def reproduce(
     ] = None,
     workers: Annotated[int | None, typer.Option(min=0, help="Processes; one per core if not given.")] = None,
     device: Annotated[str, typer.Option(help="Where clients compute: cpu, cuda, mps.")] = "cpu",
-    precision: Annotated[str, typer.Option(help="fp32, or bf16; Table 1 has float64 always.")] = "fp32",
+    precision: Annotated[
+        str, typer.Option(help="Type of forward and backward passes: fp32 or bf16. Table 1 always has float64.")
+    ] = "fp32",
     show: Annotated[bool, typer.Option("--show", help="Run nothing: write the tables from finished runs.")] = False,
     list_: Annotated[bool, typer.Option("--list", help="List the items and what each costs at this scale.")] = False,
     quiet: Quiet = False,

@@ -78,9 +78,11 @@ def check(names: Sequence[str], request: Request, run: bool = True) -> None:
     used = {panel.data["name"] for name in names for panel in ITEMS[name].panels[request.scale]}
     for name in request.data:
         if name not in used:
-            raise unknown("data set in --data", name, sorted(used))
+            raise unknown("--data", name, sorted(used))
     if table1.NAME in names and request.only:
-        raise UserError(f"--only {request.only}: {table1.NAME} has no panels; leave --only out")
+        raise UserError(
+            f"--only: expected none with {table1.NAME}, which has no panels, got {request.only!r}; leave it out"
+        )
     for name in names:
         if run:
             engine.check(ITEMS[name], request)
@@ -97,8 +99,8 @@ def _check_keeps_results(name: str, request: Request) -> None:
     for result in engine.gather(engine.panels_for(ITEMS[name], request), request):
         if result.unavailable and result.panel.key in on_page:
             raise UserError(
-                f"{path.parent} has results of {result.panel.title}, which would be lost: {result.unavailable}. "
-                "If another data set takes its place, name it with --data"
+                f"{path.parent}: expected the data of {result.panel.title}, whose results would be lost, got none: "
+                f"{result.unavailable}. If another data set replaces it, name that with --data"
             )
 
 
@@ -121,7 +123,7 @@ def make_request(
     for pair in data:
         name, equals, other = pair.partition("=")
         if not equals or not name or not other:
-            raise UserError(f"--data: expected NAME=OTHER, such as emnist-byclass=my-emnist, got {pair}")
+            raise UserError(f"--data: expected NAME=OTHER, such as emnist-byclass=my-emnist, got {pair!r}")
         replaced[name] = other
     folder = out or Path(f"runs/reproduce-{scale}")
     return Request(check_scale(scale), folder, seeds, only, replaced, Machine(workers, device, precision))

@@ -83,7 +83,7 @@ def select_panels(panels: Sequence[Panel], only: str) -> list[Panel]:
 
 def no_panel(only: str, keys: Iterable[str]) -> UserError:
     """Return the error for a `--only` that selects nothing."""
-    return UserError(f"--only: expected part of one of {', '.join(keys)}; got {only}")
+    return UserError(f"--only: expected part of one of {', '.join(keys)}, got {only!r}")
 
 
 def check(item: Item, request: Request) -> None:

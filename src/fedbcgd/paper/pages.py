@@ -307,7 +307,7 @@ def read_about(folder: Path) -> About | None:
         return None
     except ValueError:
         raise UserError(
-            f"{path} is damaged: delete it, and `fedbcgd reproduce {folder.name} --show` writes it anew"
+            f"{path} is damaged: delete it, and `fedbcgd reproduce {folder.name} --show` writes it again"
         ) from None
 
 

@@ -17,7 +17,7 @@ from fedbcgd.runs.config import flat, read_table
 from fedbcgd.runs.secrets import mask_command, mask_config
 
 FILES = ("config.toml", "federation.json", "metrics.jsonl", "summary.json", "label_counts.json", "holdings.json")
-RUNNING_SECONDS = 120.0  # a run that wrote nothing for so long is "unfinished", no longer "running"
+RUNNING_SECONDS = 120.0  # a run that wrote nothing for this long is "unfinished", no longer "running"
 MAX_ROWS = 2000  # of a run on the page; of more rows, every k-th and the last are shown
 MAX_BLOCKS = facts.MAX_ITEMS
 MAX_LABEL_COUNTS = 300_000  # clients times labels; larger tables are left out
@@ -173,7 +173,7 @@ def read(folder: Path, problems: list[Problem]) -> RunData | None:
 
 
 def _reason(error: Exception, path: Path) -> str:
-    """Return what went wrong, without the name of the file, which is shown beside it."""
+    """Return what went wrong, without the name of the file, which is shown with it."""
     text = error.strerror if isinstance(error, OSError) else None
     return (text or str(error)).removeprefix(str(path)).lstrip(": ").removeprefix("is damaged: ")
 

@@ -1,4 +1,4 @@
-"""What this machine has, what a run would use of it, and what slows it down."""
+"""Describes this machine: what it has, what a run would use of it, and what slows a run down."""
 
 import contextlib
 import os
@@ -15,7 +15,7 @@ import torch
 
 from fedbcgd.backends.workers.processes import ENVIRONMENT, cores
 from fedbcgd.core.torch_private import has_fused_step
-from fedbcgd.engine.precision import SLOWER, native_bf16, product_ratio
+from fedbcgd.engine.precision import WARN_RATIO, native_bf16, product_ratio
 from fedbcgd.version import __version__
 
 EXTRAS = {"flower": "flwr", "ray": "ray", "hf": "transformers", "tensorboard": "tensorboard"}
@@ -59,13 +59,13 @@ def _slow_causes(usable: int, present: int) -> Iterator[str]:
     busy = psutil.getloadavg()[0]  # of the last minute
     if busy > usable / 2:
         yield (
-            f"{busy:.1f} processes were busy over the last minute, and there are {usable} cores: a run gets only what they "
-            "leave, and its timings mean nothing"
+            f"{busy:.1f} processes were busy over the last minute, on {usable} cores: a run gets only what they leave, and "
+            "its timings mean nothing"
         )
     if os.name != "posix":
         yield "no worker processes on this system: set workers = 0, and clients are computed one after the other"
     if os.environ.get("OMP_PROC_BIND", "false").lower() not in ("false", "0"):
-        yield "OMP_PROC_BIND binds this process to one core, and the cores are counted after that: unset it"
+        yield "OMP_PROC_BIND binds this process to one core, so that only one core is counted: unset it"
     if torch.cuda.device_count():
         yield 'there is a GPU, but a run computes on the CPU unless device = "cuda" is set'
     if platform.libc_ver()[0] != "glibc" and sys.platform == "linux":
@@ -130,7 +130,7 @@ def _bf16(device: torch.device) -> str:
         if ratio > 1
         else f"a matrix product is {1 / ratio:.1f} times as fast as in float32"
     )
-    advice = ', so precision = "bf16" is slower here' if ratio > SLOWER else ""
+    advice = ', so precision = "bf16" is slower here' if ratio > WARN_RATIO else ""
     return f"{device}: {native or 'not native'}; {measured}{advice}"
 
 

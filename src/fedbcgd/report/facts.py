@@ -29,7 +29,7 @@ def text(value: Any, longest: int = MAX_TEXT) -> Any:
 
 
 def bounded(value: Any, depth: int = MAX_DEPTH) -> Any:
-    """Return a value of a configuration with bounded size; what JSON cannot hold, or what is too large, becomes a text."""
+    """Return a value of a configuration with bounded size; if JSON cannot hold it, or it is too large, as text."""
     if isinstance(value, (Mapping, list, tuple)) and not depth:
         return "…"
     if isinstance(value, Mapping):
@@ -149,6 +149,6 @@ def label_counts(loaded: Mapping[str, Any]) -> dict[str, Any]:
     """
     names, counts = _LABEL_COUNTS.validate_python((loaded.get("classes"), loaded.get("counts")))
     if len({len(count) for count in counts}) != 1:
-        raise ValueError("counts: expected as many labels for each client")
+        raise ValueError("counts: expected equally many labels for each client, got different numbers")
     labels = len(counts[0])
     return {"classes": names if len(names) == labels else [str(k) for k in range(labels)], "counts": counts}

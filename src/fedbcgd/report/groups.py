@@ -9,7 +9,7 @@ from typing import Any
 from fedbcgd.display.looks import Look, families
 from fedbcgd.report.collect import RunData
 
-# Options that change where and how a run is computed, not its result but for rounding.
+# Options that change where and how a run is computed; its result is the same, up to rounding.
 IGNORED_OPTIONS = {
     "run.seed",
     "run.workers",

@@ -15,22 +15,22 @@ from fedbcgd.errors import UserError
 from fedbcgd.network.profiles import PROFILES
 from fedbcgd.network.settings import Network
 from fedbcgd.runs.bias import BlockBias
-from fedbcgd.runs.retiming import Tied, bias, check_target, conditions_of, hours, to_reach
+from fedbcgd.runs.retiming import DependsOnItsNetwork, bias, check_target, conditions_of, hours, value_at_target
 
 OWN = "own"
 Networks = dict[str, Network | str | None]  # by shown name: a network, a profile, or None for the run's own
 
 
 def select_networks(folder: Path, names: str | None, csv: Path | None) -> Networks:
-    """Return the networks to put a run on: measured links first, then the run's own network, then profiles.
+    """Return the networks on which a run is timed: measured links first, then the run's own network, then profiles.
 
     Args:
         folder: The folder of the run.
-        names: Names with commas between them; by default the run's own network, if it has one, and every profile.
+        names: Names separated by commas; by default the run's own network, if it has one, and every profile.
         csv: A file of measured links.
 
     Raises:
-        UserError: none is named.
+        UserError: no network is named.
     """
     run = RunFolder(folder)
     if names is None:
@@ -40,7 +40,7 @@ def select_networks(folder: Path, names: str | None, csv: Path | None) -> Networ
         chosen = [name.strip() for name in names.split(",") if name.strip()]
         chosen.sort(key=lambda name: name != OWN)
     if not chosen and csv is None:
-        raise UserError(f"--network: expected names with commas, of {', '.join((*PROFILES, OWN))}; got none")
+        raise UserError(f"--network: expected names separated by commas, of {', '.join((*PROFILES, OWN))}, got none")
     measured: Networks = {} if csv is None else {str(csv): Network(csv=str(csv))}
     return measured | {name: None if name == OWN else name for name in chosen}
 
@@ -62,7 +62,9 @@ def measure_hours(folder: Path, chosen: Networks, target: float | None) -> list[
         raise UserError(f"{folder}: expected metrics, got none yet; wait for the run's first evaluation")
     metric = accuracy_column(rows[-1])
     if metric is None and target is not None:
-        raise UserError(f"--target: expected a run with an accuracy, got {folder} without; leave it out")
+        raise UserError(
+            f"--target: expected none with {folder}, whose run has no accuracy, got {target:g}; leave it out"
+        )
     goal = target
     if metric is not None and target is None:
         goal = max((row[metric] for row in rows if math.isfinite(row.get(metric, math.nan))), default=None)
@@ -73,8 +75,8 @@ def measure_hours(folder: Path, chosen: Networks, target: float | None) -> list[
             at = hours(folder, network)
             row["hours"] = at[-1]
             if metric is not None and goal is not None:
-                row |= {"target": goal, "hours_to_target": to_reach(rows, at, metric, goal)}
-        except Tied as why:
+                row |= {"target": goal, "hours_to_target": value_at_target(rows, at, metric, goal)}
+        except DependsOnItsNetwork as why:
             row["why"] = str(why)
         table.append(row)
     return table
@@ -83,7 +85,7 @@ def measure_hours(folder: Path, chosen: Networks, target: float | None) -> list[
 def hours_table(rows: Sequence[dict[str, Any]]) -> Table:
     """Return the rows of `measure_hours` as a table for the terminal."""
     goal = next((row["target"] for row in rows if "target" in row), None)
-    out = Table(title="on the clock of each network", title_justify="left")
+    out = Table(title="simulated time on each network", title_justify="left")
     out.add_column("network")
     out.add_column("whole run", justify="right")
     if goal is not None:
@@ -107,7 +109,7 @@ def format_hours(hours: float) -> str:
 
 def bias_table(biases: Sequence[BlockBias], name: str) -> Table:
     """Return a table of which clients served each block, by the speed of their uplinks."""
-    whose = "the own network" if name == OWN else name
+    whose = "the run's own network" if name == OWN else name
     out = Table(title=printable(f"who served each block ({whose})"), title_justify="left")
     for column in ("block", "uploads", "different\nclients", "mean rank of uplinks\n(0 slowest, fair 0.5)"):
         out.add_column(column, justify="right")

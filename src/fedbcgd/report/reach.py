@@ -16,7 +16,7 @@ from fedbcgd.engine.run_folder import RunFolder
 from fedbcgd.errors import UserError
 from fedbcgd.network.profiles import PROFILES
 from fedbcgd.report.network import format_hours
-from fedbcgd.runs.retiming import check_target, hours, to_reach
+from fedbcgd.runs.retiming import check_target, hours, value_at_target
 
 log = logging.getLogger("fedbcgd")
 
@@ -46,17 +46,19 @@ def rows(
         for seed, o in group.items():
             run = folder / name / f"seed-{seed}"
             cost: dict[str, Any] = {
-                name: to_reach(o.rows, [row.get(column, math.nan) for row in o.rows], metric, goal)
+                name: value_at_target(o.rows, [row.get(column, math.nan) for row in o.rows], metric, goal)
                 for name, column in (("rounds", "round"), ("upload_d", "upload_d"), ("upload_bytes", "upload_bytes"))
             }
             if RunFolder(run).traffic.exists():  # runs of earlier versions have none
                 try:
                     times = {profile: hours(run, profile) for profile in PROFILES}
-                    cost |= {f"hours_{p}": to_reach(o.rows, at, metric, goal) for p, at in times.items()}
+                    cost |= {f"hours_{p}": value_at_target(o.rows, at, metric, goal) for p, at in times.items()}
                 except UserError as why:
                     say(str(why))
             if o.rows and "hours" in o.rows[0]:
-                cost["hours_own"] = to_reach(o.rows, [row.get("hours", math.nan) for row in o.rows], metric, goal)
+                cost["hours_own"] = value_at_target(
+                    o.rows, [row.get("hours", math.nan) for row in o.rows], metric, goal
+                )
             if o.diverged:
                 cost = dict.fromkeys(cost)
             out.append({"algorithm": name, "seed": seed, "target": goal, **cost})

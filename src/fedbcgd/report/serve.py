@@ -1,4 +1,4 @@
-"""A server of the page on loopback, which refreshes it while runs go on."""
+"""Serves the page on loopback, and refreshes it while runs continue."""
 
 import hashlib
 import io
@@ -44,7 +44,8 @@ class PageServer(ThreadingHTTPServer):
             super().__init__((LOOPBACK, port), _Handler)
         except OSError as error:
             raise UserError(
-                f"--port {port}: {error.strerror}; choose another, or leave it out for a free one"
+                f"--port: expected a port that this process may use, got {port}: {error.strerror}; choose another, or leave "
+                "it out for a free one"
             ) from None
 
     @property
@@ -53,7 +54,7 @@ class PageServer(ThreadingHTTPServer):
         return f"http://{LOOPBACK}:{self.server_address[1]}/"
 
     def content(self) -> dict[str, Any]:
-        """Return what the page shows now."""
+        """Return the data that the page shows now."""
         with self._lock:
             runs, problems = self._collector.collect()
             return content(runs, problems)

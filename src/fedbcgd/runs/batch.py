@@ -37,8 +37,8 @@ def run_all(runs: Sequence[Planned], folder: Path, shown: Any, figures: bool = T
 
     Args:
         runs: what to do.
-        folder: that contains their folders.
-        shown: the display of progress.
+        folder: contains the folders of the runs.
+        shown: displays the progress: a callback with methods `begin` and `skip`, see display/terminal.py.
         figures: whether each run draws its figures, which takes longer than a short run.
 
     Returns:
@@ -46,7 +46,7 @@ def run_all(runs: Sequence[Planned], folder: Path, shown: Any, figures: bool = T
 
     Raises:
         UserError: a run cannot be done.
-        KeyboardInterrupt: the user stopped it; the same call resumes.
+        KeyboardInterrupt: the user stopped it; the same call continues.
     """
     outcomes: dict[str, Outcome] = {}
     for planned in runs:
@@ -71,5 +71,5 @@ def run_all(runs: Sequence[Planned], folder: Path, shown: Any, figures: bool = T
                 outcomes[planned.label] = RunFolder(path).outcome()
                 shown.skip(k, "diverged")
             except KeyboardInterrupt:
-                raise KeyboardInterrupt(f"interrupted; the same command goes on from there ({folder})") from None
+                raise KeyboardInterrupt(f"interrupted; the same command continues from there ({folder})") from None
     return outcomes

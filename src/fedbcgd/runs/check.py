@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from fedbcgd.engine import checkpoint
-from fedbcgd.engine.run_folder import LARGEST, MOST, RunFolder, find_runs, read_rows
+from fedbcgd.engine.run_folder import MAX_CHECKED_BYTES, MAX_READ_BYTES, RunFolder, find_runs, read_rows
 from fedbcgd.errors import UserError
 from fedbcgd.files import bytes_checksum, open_regular, parse_json_object, read_regular, read_tensors, verify_checksum
 
@@ -23,7 +23,7 @@ class Finding:
     Attributes:
         file: its path relative to the run folder.
         state: WHOLE, DAMAGED, MISSING, or UNVERIFIED if it has no checksum.
-        note: what is damaged.
+        note: more about a damaged file, such as "3 of 5 rows are damaged".
     """
 
     file: str
@@ -40,7 +40,7 @@ def check(path: Path) -> list[Finding]:
     """Check the files of a run.
 
     Args:
-        path: of the run folder.
+        path: the run folder.
 
     Returns:
         A finding for each file that exists or should exist. Figures are left out, since they can be drawn again.
@@ -57,7 +57,9 @@ class _Check:
         saved = self._checkpoints()
         flower = "clients_in_all" in saved or "flower" in [(summary or {}).get(key) for key in ("backend", "carrier")]
         was_begun = bool(saved or summary)
-        self._try(folder.config, lambda path: verify_checksum(read_regular(path, LARGEST)), was_begun and not flower)
+        self._try(
+            folder.config, lambda path: verify_checksum(read_regular(path, MAX_READ_BYTES)), was_begun and not flower
+        )
         self._try(folder.federation, self._object)
         earlier = folder.path / "holdings.json"  # the name of label_counts.json in earlier versions
         self._try(folder.label_counts if folder.label_counts.exists() else earlier, self._object)
@@ -66,7 +68,7 @@ class _Check:
         finished = bool(summary) and summary.get("stopped") != "diverged"
         self._try(folder.model, lambda path: read_tensors(path)[2], finished)
         if self._any_checksum:
-            # Either all files of a run have checksums or none: if a single one is missing, it was damaged.
+            # Either all files of a run have checksums or none has, so a missing one among others counts as damage.
             self.findings = [
                 Finding(f.file, DAMAGED, "its checksum is missing") if f.state == UNVERIFIED else f
                 for f in self.findings
@@ -76,7 +78,7 @@ class _Check:
         """Read a file, append a finding, and return the content.
 
         Args:
-            path: of the file.
+            path: the file.
             read: returns whether the file has a checksum (None if it is empty and needs none), or a tuple of its
                 content and that.
             required: whether the file should exist.
@@ -99,7 +101,7 @@ class _Check:
 
     @staticmethod
     def _object(path: Path) -> tuple[dict[str, Any], bool]:
-        return parse_json_object(read_regular(path, LARGEST))
+        return parse_json_object(read_regular(path, MAX_READ_BYTES))
 
     def _checkpoints(self) -> dict[str, Any]:
         """Check both checkpoints and the client state; return the values of the newest that can be read."""
@@ -125,9 +127,9 @@ class _Check:
 
     @staticmethod
     def _rows(path: Path, saved: dict[str, Any]) -> bool | None:
-        rows, lines, has_checksums = read_rows(read_regular(path, MOST))
+        rows, lines, has_checksums = read_rows(read_regular(path, MAX_CHECKED_BYTES))
         if len(rows) < lines:
-            raise ValueError(f"{lines - len(rows)} of {lines} rows")
+            raise ValueError(f"{lines - len(rows)} of {lines} rows are damaged")
         expected = saved.get(f"{path.stem}_rows", 0)
         if lines < expected:
             raise ValueError(f"{expected - lines} of the {expected} rows that the checkpoint counts are missing")
@@ -144,7 +146,7 @@ def _check_slots(path: Path, size: int, slots: dict[int, list[int]]) -> bool:
                 data = bytearray(file.read(size))
                 damaged += len(data) < size or bytes_checksum(torch.frombuffer(data, dtype=torch.uint8)) != checksum[0]
     if damaged:
-        raise ValueError(f"{damaged} of the {len(slots)} client states that checkpoints name")
+        raise ValueError(f"{damaged} of the {len(slots)} client states that checkpoints name are damaged")
     return bool(size)
 
 

@@ -25,9 +25,9 @@ def plan(config: Config, names: Sequence[str], seeds: int) -> list[Planned]:
     Options of `[algorithm]` go to all algorithms that have them, those of `[compare.NAME]` to one.
 
     Args:
-        config: of the comparison.
-        names: of the algorithms.
-        seeds: how many for each, from `run.seed`.
+        config: the configuration that the runs have in common.
+        names: the algorithms.
+        seeds: how many runs for each; the first has `run.seed`, each other the next integer.
 
     Returns:
         The runs.
@@ -43,10 +43,15 @@ def plan(config: Config, names: Sequence[str], seeds: int) -> list[Planned]:
     if len(set(names)) < len(names):
         raise UserError(f"algorithms: expected each name once, got {', '.join(names)}")
     for kind in KINDS & set(config.algorithm):
-        raise UserError(f"algorithm.{kind}: expected none in a comparison; set it for one algorithm in [compare.NAME]")
+        raise UserError(
+            f"algorithm.{kind}: expected none in a comparison, got {config.algorithm[kind]!r}; set it for one algorithm in "
+            "[compare.NAME]"
+        )
     for name, own in config.compare.items():
         if "name" in own:
-            raise UserError(f"compare.{name}.name: expected none, since the section is for {name}; leave it out")
+            raise UserError(
+                f"compare.{name}.name: expected none, since the section is for {name}, got {own['name']!r}; leave it out"
+            )
     runs = []
     for name in names:
         own = config.compare.get(name, {})

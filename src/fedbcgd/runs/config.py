@@ -2,6 +2,7 @@
 
 import json
 import logging
+import re
 import tomllib
 from collections.abc import Collection, Mapping, Sequence
 from functools import cache
@@ -37,22 +38,26 @@ class Data(Section):
     clients: int = Field(100, ge=1, description="M: clients in the federation")
     partition: Literal["dirichlet", "dirichlet-unequal", "iid", "shards", "quantity", "group"] = Field(
         "dirichlet",
-        description="how the training set is split over them: also dirichlet-unequal, iid, shards, quantity, group",
+        description="how the training set is split over the clients: dirichlet, dirichlet-unequal, iid, shards, quantity, "
+        "group",
     )
-    dirichlet: float = Field(0.6, gt=0, description="ρ: the smaller, the fewer labels a client has")
+    dirichlet: float = Field(0.6, gt=0, description="ρ, for dirichlet: the smaller, the fewer labels a client has")
     shards: int = Field(2, ge=1, description="for shards: how many each client gets of the examples sorted by label")
     spread: float = Field(0.5, gt=0, description="for quantity: the smaller, the more unequal the clients' sizes")
-    positive: int | None = Field(None, ge=0, description="makes two classes: this label is 1, all others are 0")
+    positive: int | None = Field(None, ge=0, description="make the problem binary: this label becomes 1, all others 0")
     validation: float = Field(
         0.0,
         ge=0,
         lt=1,
-        description="share of the training set to hold out; metrics are then computed on it, not on the test set",
+        description="share of the training set that is held out; metrics are then computed on it, not on the test set",
     )
     augment: bool = Field(False, description="move training images by up to 4 pixels and mirror half of them")
-    resize: int | None = Field(None, ge=1, le=4096, description="the side that images are scaled to")
+    resize: int | None = Field(None, ge=1, le=4096, description="side, in pixels, to which images are scaled")
     crop: int | None = Field(
-        None, ge=1, le=4096, description="the side that is then cut out: at random with augment, else from the middle"
+        None,
+        ge=1,
+        le=4096,
+        description="side of the square that is cut out after resizing: at random with augment, else from the middle",
     )
     options: dict[str, Any] = Field(default_factory=dict, description="arguments of your own loader")
 
@@ -66,22 +71,26 @@ class Model(Section):
         "module:attribute of your own factory; hf:FOLDER with a transformers configuration; point, for quadratics",
     )
     width: float | None = Field(None, gt=0, le=16, description="factor on the channels of a convolutional network")
-    norm: Literal["none", "group", "batch"] | None = Field(None, description="of resnet18 (group) and vgg (none)")
+    norm: Literal["none", "group", "batch"] | None = Field(
+        None, description="normalisation of resnet18 (unset: group) and vgg (unset: none)"
+    )
     weights: str | None = Field(
-        None, description="a file to start from; for vit-base also a Hugging Face id, timm's and transformers' names"
+        None,
+        description="a file of weights to start from; for vit-base also a Hugging Face id (tensors named as in timm or "
+        "transformers)",
     )
     options: dict[str, Any] = Field(default_factory=dict, description="arguments of your own factory")
 
 
 class Quadratics(Section):
-    """`[quadratics]`: a problem with a known optimum; its metric is `gap`."""
+    """`[quadratics]`: a problem with a known optimum; its metric is `gap`, the distance f(x) − f* to the optimum."""
 
-    dim: int = Field(20, ge=1, description="d")
+    dim: int = Field(20, ge=1, description="d: number of parameters")
     beta: float = Field(10.0, gt=0, description="β: the largest curvature")
     mu: float = Field(1.0, gt=0, description="μ: the smallest curvature")
     sigma: float = Field(1.0, ge=0, description="σ: standard deviation of an example's gradient around its client's")
     G: float = Field(5.0, ge=0, description="G: root mean square of the clients' gradients at the optimum")
-    examples: int = Field(10, ge=1, description="of each client")
+    examples: int = Field(10, ge=1, description="examples of each client")
 
 
 EARLIER_NAMES = {"carrier": "backend", "together": "batch_clients"}  # keys of [run]
@@ -93,37 +102,40 @@ def _warn_of_earlier_name(earlier: str) -> None:
     log.warning("run.%s is called run.%s now; the old name works in this version only", earlier, EARLIER_NAMES[earlier])
 
 
-class Run(Section):
+class RunSection(Section):
     """`[run]`: seed, cohort, when to stop, and where clients compute."""
 
     seed: int = Field(
-        0, ge=0, lt=2**63, description="of every random draw: partition, initial weights, cohorts, minibatches"
+        0, ge=0, lt=2**63, description="fixes every random draw: partition, initial weights, cohorts, minibatches"
     )
     cohort: int = Field(10, ge=1, description="S: clients sampled in a round")
     rounds: int | None = Field(None, ge=1, description="stop after this many rounds")
     budget: float | None = Field(
-        None, gt=0, le=1e9, description="stop at this much upload, in units of the model's size d"
+        None,
+        gt=0,
+        le=1e9,
+        description="stop before a client has uploaded more than this on average, in units of the model's size d",
     )
     target: float | None = Field(None, gt=0, le=1, description="stop at this accuracy")
     evaluate_every: int = Field(1, ge=1, description="rounds between evaluations")
     checkpoint_every: int | None = Field(
-        None, ge=1, description="rounds between checkpoints; unset: under 2 % of the time"
+        None, ge=1, description="rounds between checkpoints; unset: as often as takes less than 2 % of the time"
     )
     workers: int | None = Field(None, ge=0, description="processes; 0: this process only; unset: one per core")
     backend: str = Field("workers", description="; ".join(f"{b.name}: {b.summary}" for b in BACKENDS.values()))
-    address: str | None = Field(None, description='of the cluster: "auto", "host:port"; unset: Ray is started here')
+    address: str | None = Field(None, description='Ray cluster: "auto" or "host:port"; unset: start Ray here')
     gpus: float | None = Field(None, ge=0, description="with ray: the share of a GPU that each actor gets")
     batch_clients: int | None = Field(
         None,
         ge=1,
-        description="clients trained in one batch, for logistic, binary-logistic, binary-sigmoid: faster, and "
-        "equal up to rounding",
+        description="train up to this many clients in one batch (logistic, binary-logistic, binary-sigmoid and your own "
+        "models with stacked_gradient): faster, equal up to rounding",
     )
     device: str = Field("cpu", description="where clients compute: cpu, cuda, mps")
     precision: Literal["fp32", "bf16"] = Field(
         "fp32",
-        description="of forward and backward passes: fp32, or bf16, faster where the processor has it (`fedbcgd doctor`); "
-        "models, uploads and steps stay in float32",
+        description="type of forward and backward passes: fp32, or bf16, which is faster if the processor has it (`fedbcgd "
+        "doctor`); models, uploads and steps stay in float32",
     )
     tensorboard: bool = Field(False, description="also write TensorBoard events (extra `tensorboard`)")
 
@@ -154,7 +166,7 @@ class Config(Section):
     data: Data = Data()
     model: Model = Model()
     algorithm: dict[str, Any] = {"name": "fedbcgd"}
-    run: Run = Run()
+    run: RunSection = RunSection()
     quadratics: Quadratics | None = None
     network: Network | None = None
     compare: dict[str, dict[str, Any]] = Field(
@@ -168,7 +180,7 @@ class Config(Section):
         return Placement(run.backend, run.workers, run.address, run.gpus, run.device)
 
     def text(self) -> str:
-        """Write it as TOML, with secrets masked."""
+        """Return the configuration as TOML, with secrets masked."""
         return tomli_w.dumps(_without_unset(mask_config(self.model_dump())))
 
 
@@ -179,25 +191,25 @@ def _without_unset(values: Any) -> Any:
     return [_without_unset(v) for v in values] if isinstance(values, list) else values
 
 
-SECTIONS: dict[str, type[Section]] = {"data": Data, "model": Model, "run": Run, "quadratics": Quadratics}
+SECTIONS: dict[str, type[Section]] = {"data": Data, "model": Model, "run": RunSection, "quadratics": Quadratics}
 SECTIONS |= {"network": Network, **dict.fromkeys((*COLUMNS, "availability"), Distribution)}
 
 # What may differ between a run and its continuation.
-EXTENDABLE = {"run.rounds", "run.budget", "run.target", "run.workers", "run.checkpoint_every", "run.tensorboard"}
-EXTENDABLE |= {"run.backend", "run.address", "run.gpus"}
+MAY_CHANGE = {"run.rounds", "run.budget", "run.target", "run.workers", "run.checkpoint_every", "run.tensorboard"}
+MAY_CHANGE |= {"run.backend", "run.address", "run.gpus"}
 
 # Limits for a configuration from a run folder, which may come from anywhere.
-LARGEST = 1 << 16  # bytes
-MOST_DOTS = 2000  # in a line: the memory of the parser grows with the square of the parts of a key
+MAX_BYTES = 1 << 16
+MAX_DOTS = 2000  # in a line: the memory of the parser grows with the square of the parts of a key
 
 
 def load(path: Path, overrides: Sequence[str] = (), run: Mapping[str, Any] | None = None) -> Config:
     """Read a configuration from a TOML file.
 
     Args:
-        path: of the file.
+        path: the file.
         overrides: items such as "run.seed=1".
-        run: further values of `[run]`, which are set last; None unsets.
+        run: further values of `[run]`, which are set last; None removes a value.
 
     Returns:
         The configuration, checked.
@@ -208,15 +220,17 @@ def load(path: Path, overrides: Sequence[str] = (), run: Mapping[str, Any] | Non
     try:
         raw = tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise UserError(f"{path} does not exist; `fedbcgd init {path}` writes one to start from") from None
+        raise UserError(
+            f"{path}: expected a configuration file, got none; `fedbcgd init {path}` writes one to start from"
+        ) from None
     except IsADirectoryError:
         raise UserError(f"{path}: expected a TOML file, got a folder") from None
     except OSError as error:
         raise UserError(f"{path} cannot be read: {error.strerror}") from None
     except UnicodeDecodeError as error:
-        raise UserError(f"{path} is not a text file: {error.reason} at byte {error.start}") from None
+        raise UserError(f"{path}: expected UTF-8 text, got {error.reason} at byte {error.start}") from None
     except (ValueError, RecursionError) as error:
-        raise UserError(f"{path} is not valid TOML: {error}") from None
+        raise UserError(f"{path}: expected TOML, got: {error}") from None
     for item in overrides:
         _override(raw, item)
     if run and isinstance(raw.setdefault("run", {}), dict):
@@ -228,7 +242,7 @@ def read_table(path: Path) -> dict[str, Any]:
     """Read the config.toml of a run folder, without checking the values.
 
     Args:
-        path: of the file, which may come from anywhere.
+        path: the file, which may come from anywhere.
 
     Returns:
         Its tables.
@@ -237,12 +251,12 @@ def read_table(path: Path) -> dict[str, Any]:
         UserError: it is no regular file, too large, damaged, or not TOML.
         OSError: it does not exist, or cannot be read.
     """
-    data = read_regular(path, LARGEST)
+    data = read_regular(path, MAX_BYTES)
     try:
         verify_checksum(data)
         text = data.decode()
-        if max(line.count(".") for line in text.split("\n")) > MOST_DOTS:
-            raise ValueError(f"a line has more than {MOST_DOTS:,} dots")
+        if max(line.count(".") for line in text.split("\n")) > MAX_DOTS:
+            raise ValueError(f"a line has more than {MAX_DOTS:,} dots")
         return tomllib.loads(text)
     except (ValueError, RecursionError) as error:
         raise UserError(f"{path} is damaged: {error}") from None
@@ -278,7 +292,7 @@ def algorithm_of(config: Config, where: str) -> Any:
     """Make the algorithm of a configuration.
 
     Args:
-        config: of a run.
+        config: the configuration of a run.
         where: its source, for messages.
 
     Returns:
@@ -292,13 +306,17 @@ def algorithm_of(config: Config, where: str) -> Any:
     try:
         return make_algorithm(**config.algorithm).for_cohort(config.run.cohort)
     except UserError as error:
-        raise UserError(f"{where}: algorithm: {error}") from None
+        text = str(error)
+        if text.startswith("algorithm: "):
+            text = text.replace("algorithm", "name", 1)
+        names_a_field = text.partition(":")[0].isidentifier()
+        raise UserError(f"{where}: algorithm{'.' if names_a_field else ': '}{text}") from None
 
 
 def complete(config: Config) -> Config:
-    """Write out all defaults of the algorithm, and make the path of measurements absolute.
+    """Fill in all defaults of the algorithm, and make the path of measured links absolute.
 
-    So the configuration reproduces the run in a later version with other defaults, and from any folder.
+    Then the configuration reproduces the run in a later version with other defaults, and from any folder.
     """
     network = config.network
     if network is not None and network.csv is not None:
@@ -319,15 +337,17 @@ def differences(a: Config, b: Config) -> list[str]:
         Lines `section.key: value in a → value in b`.
     """
     old, new = flat(mask_config(a.model_dump())), flat(mask_config(b.model_dump()))
-    keys = [k for k in {**old, **new} if old.get(k) != new.get(k) and k not in EXTENDABLE and not looks_secret(k)]
+    keys = [k for k in {**old, **new} if old.get(k) != new.get(k) and k not in MAY_CHANGE and not looks_secret(k)]
     return [f"{k}: {_format(old.get(k))} → {_format(new.get(k))}" for k in keys]
 
 
 def template() -> str:
-    """Write a configuration file with all defaults and comments; it has the same effect as an empty file."""
+    """Return the text of a configuration file with all defaults and comments, for a run of 100 rounds."""
+    from fedbcgd.algorithms.codecs import CODECS
     from fedbcgd.algorithms.local_rules import LocalRule
     from fedbcgd.algorithms.options import meaning_of
     from fedbcgd.algorithms.registry import algorithm_names, make_algorithm
+    from fedbcgd.algorithms.uplinks import UPLINKS
 
     parts = ["# A run of fedbcgd: `fedbcgd run THIS-FILE --out FOLDER`. Commented lines show a default or a choice."]
     for name, section in (("data", Data), ("model", Model)):
@@ -340,13 +360,19 @@ def template() -> str:
             line = _line(key, getattr(part, key), info.description)
             # Options that only some algorithms have are comments, so that `name` can be changed without other changes.
             lines.append(line if key in LocalRule.model_fields or line.startswith("#") else f"# {line}")
-    for key, value in (("codec", "plain"), ("uplink", "blocks")):
-        lines.append(f"# {_line(key, value, meaning_of(key))}")
+    options_of = {name: CODECS.get(name).options() for name in CODECS}
+    codecs = ", ".join(f"{name} ({', '.join(options)})" if options else name for name, options in options_of.items())
+    lines.append("# " + _line("codec", "plain", f"{meaning_of('codec')}, with the options of each: {codecs}"))
+    uplinks = (
+        f"{meaning_of('uplink')}: {', '.join(UPLINKS)}; matched assigns blocks that fit the links of [network] (haste = "
+        "0.9: from 0, fair, to 1, fast)"
+    )
+    lines.append("# " + _line("uplink", "blocks", uplinks))
     lines.append(_line("weighting", "uniform", meaning_of("weighting")))
     for key, value in (("max_norm", "20x"), ("over_norm", "refuse")):
-        lines.append(f"# {_line(key, value, meaning_of(key))}")
+        lines.append("# " + _line(key, value, meaning_of(key)))
     parts.append("\n".join(lines))
-    parts.append(_section("run", Run).replace("# rounds = …", "rounds = 100"))
+    parts.append(_section("run", RunSection).replace("# rounds = …", "rounds = 100"))
     lines = _section("network", Network).splitlines()
     title = "# The simulated links of the clients; metrics then have a column `hours` (docs/network.md):"
     parts.append("\n".join([title, *(line if line.startswith("#") else f"# {line}" for line in lines)]))
@@ -372,17 +398,17 @@ def _override(raw: dict[str, Any], item: str) -> None:
     path, equals, text = item.partition("=")
     keys = path.strip().split(".")
     if not equals or len(keys) < 2 or not all(keys):
-        raise UserError(f"--set {item}: expected section.key=value, such as run.seed=1")
+        raise UserError(f"--set: expected section.key=value, such as run.seed=1, got {item!r}")
     table: Any = raw
     for key in keys[:-1]:
         table = table.setdefault(key, {})
         if not isinstance(table, dict):
-            raise UserError(f"--set {item}: {key}: expected a section, got a value")
+            raise UserError(f"--set: expected {key} to be a section, got a value in {item!r}")
     table[keys[-1]] = parse_value(text)
 
 
 def parse_value(text: str) -> Any:
-    """Parse a value from the command line as TOML; what is not TOML is a string, so that no quotes are needed."""
+    """Parse a value from the command line as TOML; any other text is a string, so that no quotes are needed."""
     try:
         return tomllib.loads(f"v = {text.strip()}")["v"]
     except tomllib.TOMLDecodeError:
@@ -413,9 +439,14 @@ def _contradictions(config: Config) -> list[str]:
         out.append(f"quadratics: expected this section only with data.name = 'quadratics', got {data.name!r}")
     if chosen is not None and chosen.mu > chosen.beta:
         out.append(f"quadratics.mu: expected at most beta = {chosen.beta:g}, got {chosen.mu:g}")
-    if data.name == QUADRATICS and (data.validation or run.target is not None):
+    if data.name == QUADRATICS and data.validation:
         out.append(
-            "data.validation and run.target: expected neither with quadratics, whose metric is the gap to the optimum"
+            f"data.validation: expected 0 with quadratics, whose metric is the gap to the optimum, got {data.validation:g}"
+        )
+    if data.name == QUADRATICS and run.target is not None:
+        out.append(
+            f"run.target: expected none with quadratics, whose metric is the gap to the optimum, got {run.target:g}; leave "
+            "it out"
         )
     if config.network is not None and config.network.crash and (problem := config.placement.crash_problem()):
         out.append(f"network.{problem}")
@@ -438,10 +469,11 @@ def _explain(error: Any) -> str:
         elsewhere = _in_another_section(path[-1], here, own) or _in_algorithm(path[-1], all_option_names())
         if hint := other_name(path[-1], own) or elsewhere:
             return f"{'.'.join(path)}: {hint}"
-    return explain_error(error, section)
+    # A section is a table to the user, who knows no classes.
+    return re.sub(r"a dictionary or instance of \w+", "a table", explain_error(error, section))
 
 
-_HINTED: dict[str, type[Section]] = {"data": Data, "model": Model, "run": Run}
+_HINTED: dict[str, type[Section]] = {"data": Data, "model": Model, "run": RunSection}
 
 
 def _in_another_section(key: str, here: str, own: Collection[str]) -> str:

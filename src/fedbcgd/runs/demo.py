@@ -10,29 +10,29 @@ from rich.console import Console
 from fedbcgd.algorithms.registry import make_algorithm
 from fedbcgd.data import dirichlet, fashion_mnist, label_counts, split
 from fedbcgd.data.embedded import CLASSES
-from fedbcgd.display import plots
-from fedbcgd.display import tables as runs
+from fedbcgd.display import plots, tables
 from fedbcgd.display.progress import progress_display
 from fedbcgd.files import as_csv, write_text
 from fedbcgd.models import LeNet5
 from fedbcgd.simulation import Interrupted, Result, simulate
 
 CLIENTS, COHORT, RHO = 100, 10, 0.6
-# The same local training for each. lr is the best of 0.03, 0.06, 0.1 for FedAvg; λ the better of 0.5, 0.8.
+# The same local training for each. On the test set lr is the best of 0.03, 0.06, 0.1 for FedAvg, and λ (momentum) the better
+# of 0.5, 0.8 for FedBCGD.
 LOCAL: dict[str, Any] = {"lr": 0.1, "local_epochs": 1, "batch_size": 10, "weight_decay": 1e-3, "lr_decay": 0.998}
 ALGORITHMS: dict[str, dict[str, Any]] = {
     "fedavg": {},
     "fedbcgd": {"blocks": 5, "momentum": 0.5},
     "fedpaq": {"levels": 127},
 }
-ROW_EVERY_D = 0.8  # upload between evaluations, in d, approximately
+ROW_EVERY_D = 0.8  # upload of a client between evaluations, in d, approximately
 
 
 def introduce(console: Console, budget: float, seed: int) -> None:
-    """Print what is going to be run."""
+    """Print what is about to run."""
     console.print(
         f"LeNet-5 on 10,000 images of Fashion-MNIST: {CLIENTS} clients, {COHORT} in a round, Dirichlet {RHO}, "
-        f"upload budget {budget:g} d for each algorithm, seed {seed}",
+        f"upload budget {budget:g} d (d: the size of the model) for each algorithm, seed {seed}",
         highlight=False,
     )
     local = ", ".join(f"{k} {v:g}" for k, v in LOCAL.items())
@@ -46,9 +46,9 @@ def run(budget: float, seed: int, folder: Path) -> dict[str, Result]:
     """Run all algorithms, and write metrics and figures of those that have rows, also after an interruption.
 
     Args:
-        budget: upload of each algorithm, in d.
-        seed: of the partition, the model and the runs.
-        folder: for metrics and figures.
+        budget: upload of an average client with each algorithm, in d.
+        seed: fixes the partition, the model and the runs.
+        folder: where metrics and figures are written.
 
     Returns:
         The results by algorithm.
@@ -102,13 +102,13 @@ def run(budget: float, seed: int, folder: Path) -> dict[str, Result]:
 
 def conclude(console: Console, results: Mapping[str, Result], budget: float, folder: Path) -> None:
     """Print the table of results, and when each algorithm reached FedAvg's last accuracy."""
-    console.print(runs.table(results, f"The same upload budget for each: {budget:g} d"))
+    console.print(tables.table(results, f"The same upload budget for each: {budget:g} d"))
     baseline = results["fedavg"]
     reached = baseline.final["test_accuracy"]
     for name, result in results.items():
         if name == "fedavg":
             continue
-        first = runs.upload_to_reach(result, "test_accuracy", reached)
+        first = tables.upload_to_reach(result, "test_accuracy", reached)
         when = f"after {first:.1f} d" if first is not None else "not within the budget"
         console.print(
             f"FedAvg's last accuracy ({reached:.4f} at {baseline.ledger.upload_d:.1f} d) was reached by {name} {when}",

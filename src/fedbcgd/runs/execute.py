@@ -1,4 +1,4 @@
-"""A run in a folder: configuration, metrics, checkpoints, model and summary; interrupted work goes on where it stopped."""
+"""Runs a configuration in a folder, with metrics, checkpoints, model and summary; resumes an interrupted run."""
 
 import logging
 import platform
@@ -21,7 +21,7 @@ from fedbcgd.engine.checkpoint import Checkpoints
 from fedbcgd.engine.loop import DIVERGED, Callback, Outcome, RoundInfo, Stop
 from fedbcgd.engine.precision import warn_if_slower
 from fedbcgd.engine.probe import try_out
-from fedbcgd.engine.run_folder import JsonlFile, RunFolder, exclusive_lock, sweep_up
+from fedbcgd.engine.run_folder import JsonlFile, RunFolder, exclusive_lock, remove_temporary_files
 from fedbcgd.engine.signals import uninterrupted
 from fedbcgd.errors import Diverged, UserError
 from fedbcgd.files import (
@@ -51,7 +51,7 @@ def examine(config: Config, path: Path) -> None:
         UserError: something is wrong with one of them.
     """
     config = configuration.complete(config)
-    _refuse_foreign(RunFolder(path), config, resume=True)
+    _refuse_other_configuration(RunFolder(path), config, resume=True)
     _Prepared(config)
 
 
@@ -64,27 +64,28 @@ def execute(
     say: Callable[[str], None] | None = None,
     figures: bool = True,
 ) -> Outcome:
-    """Run a configuration in a folder, or go on with the run that is there.
+    """Run a configuration in a folder, or resume the run that is there.
 
     Args:
         config: what to run.
-        path: the folder; it is made if it is not there.
-        resume: whether to go on with a run that is there; without it such a folder is refused.
+        path: the folder; it is made if it does not exist.
+        resume: whether to resume a run that is there; if False, a folder with a run is refused.
         callbacks: called after each round.
-        say: called with each note about the experiment that a person should read.
+        say: called with each message for the user.
         figures: whether to draw the figures of the run at its end.
 
     Returns:
-        How the run went.
+        The outcome of the run.
 
     Raises:
-        UserError: the configuration or the folder is wrong; or the run failed, and then its last checkpoint is whole.
+        UserError: the configuration or the folder is wrong; or the run failed, and then the message says whether a
+            checkpoint can be resumed from.
         Diverged: most uploads were refused in the last rounds.
         KeyboardInterrupt: Ctrl-C; the run was saved.
     """
     config = configuration.complete(config)
     if (path / "config.toml").exists():
-        _refuse_foreign(RunFolder(path), config, resume)
+        _refuse_other_configuration(RunFolder(path), config, resume)  # before data and model are made, which takes time
     prepared = _Prepared(config)  # before anything is written
     if config.run.precision != "fp32" and not config.placement.entry.device_is_remote:
         warn_if_slower(prepared.run.job, objective(prepared.experiment.loss, prepared.experiment.metrics))
@@ -93,14 +94,15 @@ def execute(
             say(note)
     folder = RunFolder(make_folder(path))
     with exclusive_lock(folder.path):
-        _refuse_foreign(folder, config, resume, log.warning)
+        # Again under the lock: another process may have begun a run in the folder.
+        _refuse_other_configuration(folder, config, resume, log.warning)
         make_folder(folder.checkpoint)
-        sweep_up(folder)
+        remove_temporary_files(folder)
         return _execute(prepared, folder, callbacks, figures)
 
 
 class _Prepared:
-    """The objects of a configuration. Making them writes nothing, and finds all that is wrong with it."""
+    """The objects that a configuration describes. Making them writes no file, and finds every mistake in it."""
 
     def __init__(self, config: Config):
         settings = config.run
@@ -112,8 +114,14 @@ class _Prepared:
         model, clients = experiment.model, experiment.clients
         algorithm = fit_to_links(algorithm, config.network, model, clients, settings.cohort, settings.seed)
         job = make_job(
-            *(model, clients, algorithm, experiment.test, settings.seed, experiment.loss, experiment.metrics),
-            device=config.placement.home,
+            model,
+            clients,
+            algorithm,
+            experiment.test,
+            settings.seed,
+            loss=experiment.loss,
+            metrics=experiment.metrics,
+            device=config.placement.local_device,
             batch_clients=settings.batch_clients,
             precision=settings.precision,
         )
@@ -133,7 +141,10 @@ def _execute(prepared: _Prepared, folder: RunFolder, callbacks: Sequence[Callbac
     store = run.store
     assert store is not None
     if before and before["data"] != experiment.digest:
-        raise UserError(f"{folder.path} was begun with other data under the name {config.data.name!r}: it cannot go on")
+        raise UserError(
+            f"data.name: expected the data that {folder.path} was begun with, got other data named "
+            f"{config.data.name!r}; another --out begins a new run"
+        )
     _refuse_past(folder, server, run.stop)
     if before and "network" in before:
         network.restore(before["network"])
@@ -155,8 +166,12 @@ def _execute(prepared: _Prepared, folder: RunFolder, callbacks: Sequence[Callbac
 
         def save(in_background: bool = False) -> None:
             with loop.backend.clock.timing("checkpoint"):
-                checkpoints.finish(store)  # it may still be writing the files of rows
-                more: dict[str, Any] = {"seconds": loop.lap(), "clock": dict(loop.backend.clock), "config": text}
+                checkpoints.finish(store)  # the last one may still be flushing metrics and traffic
+                more: dict[str, Any] = {
+                    "seconds": loop.update_seconds(),
+                    "clock": dict(loop.backend.clock),
+                    "config": text,
+                }
                 more |= {"data": experiment.digest, "network": network.snapshot()} | metrics.kept() | traffic.kept()
                 checkpoints.begin(server, store, more, [metrics.sync, traffic.sync])
                 if not in_background:
@@ -172,7 +187,7 @@ def _execute(prepared: _Prepared, folder: RunFolder, callbacks: Sequence[Callbac
                 save(in_background=True)
 
         def write_summary(outcome: Outcome) -> None:
-            summary = outcome.summary() | _circumstances(config, server.layout, dict(loop.backend.clock))
+            summary = outcome.summary() | _origin_of_result(config, server.layout, dict(loop.backend.clock))
             summary["notes"] = list(experiment.notes)
             if network.links is not None:
                 summary["links"] = network.links.digest()
@@ -200,10 +215,10 @@ def _execute(prepared: _Prepared, folder: RunFolder, callbacks: Sequence[Callbac
                 _draw(folder, outcome, experiment)
             return outcome
         except KeyboardInterrupt:
-            write_rows()  # a row may have come in with the round that was interrupted
+            write_rows()  # the interrupted round may have completed a row
             save()
             raise KeyboardInterrupt(
-                f"interrupted after round {server.round}; --resume goes on from there ({folder.path})"
+                f"interrupted after round {server.round}; --resume continues from there ({folder.path})"
             ) from None
         except Diverged:
             write_rows()
@@ -215,10 +230,12 @@ def _execute(prepared: _Prepared, folder: RunFolder, callbacks: Sequence[Callbac
                 saved = checkpoints.load()
             except (UserError, OSError):
                 raise error from None  # the first error, such as too many open files, is the one to show
-            whole = (
-                f"the checkpoint of round {saved[1]['round']} is whole" if saved else "no checkpoint was written yet"
+            resumable = (
+                f"--resume continues from the checkpoint of round {saved[1]['round']}"
+                if saved
+                else "no checkpoint was written yet"
             )
-            raise UserError(f"{error}; {whole}") from error
+            raise UserError(f"{error}; {resumable}") from error
         finally:
             loop.backend.close()
             checkpoints.wait()
@@ -233,36 +250,44 @@ def _draw(folder: RunFolder, outcome: Outcome, experiment: Experiment) -> None:
         plots.label_counts(experiment.counts, folder.path / "label_counts.png", experiment.classes)
 
 
-def _refuse_foreign(
+def _refuse_other_configuration(
     folder: RunFolder, config: Config, resume: bool, say: Callable[[str], None] = lambda line: None
 ) -> None:
+    """Refuse a folder with parts of a run, with a run unless `resume`, or with a run of another configuration."""
     refuse_link(folder.checkpoint)
     if not folder.config.exists():
         if folder.metrics.exists() or any(folder.checkpoint.glob("*.safetensors")):
-            raise UserError(f"{folder.path} has parts of a run but no config.toml; another --out begins a new run")
+            raise UserError(
+                f"{folder.path}: expected an empty folder or one with config.toml, got parts of a run without it; another "
+                "--out begins a new run"
+            )
         return
     begun = any(folder.checkpoint.glob("*.safetensors")) or (folder.metrics.exists() and folder.metrics.lstat().st_size)
     if not begun:
         return  # the run failed before its first round
     if not resume:
-        raise UserError(f"{folder.path} holds a run already: --resume goes on with it, another --out begins a new one")
+        raise UserError(
+            f"{folder.path}: expected a folder without a run, got one with a run; --resume continues it, another --out "
+            "begins a new run"
+        )
     changed = configuration.differences(read_configuration(folder, say), config)
     if changed:
         lines = "\n  ".join(changed)
         raise UserError(
-            f"{folder.path} was begun with another configuration, so it cannot go on with this one:\n  {lines}"
+            f"{folder.path}: expected the configuration that the run was begun with, got another one; another --out begins "
+            f"a new run:\n  {lines}"
         )
 
 
 def _refuse_past(folder: RunFolder, server: Server, stop: Stop) -> None:
-    """Refuse a limit that the run has passed already: a run can be extended, not shortened."""
+    """Refuse a limit that the run has passed already, since a run can be extended but not shortened."""
     spent = server.ledger.upload_d
     if (stop.rounds is not None and server.round > stop.rounds) or (
         stop.budget is not None and spent > stop.budget * (1 + 1e-9)
     ):
         raise UserError(
-            f"{folder.path} is at round {server.round} with {spent:.4g} d uploaded already, past what is asked for; "
-            "another --out begins a new run"
+            f"run.rounds, run.budget: expected at least round {server.round} and {spent:.4g} d, which {folder.path} has "
+            "reached, got less; another --out begins a new run"
         )
 
 
@@ -275,8 +300,8 @@ def _tensorboard(config: Config, folder: RunFolder) -> list[Callback]:
     return [TensorBoard(folder.path / "tensorboard")]
 
 
-def _circumstances(config: Config, layout: Any, clock: dict[str, float]) -> dict[str, Any]:
-    """Return how a result came about: seed, time, versions, machine, configuration, command."""
+def _origin_of_result(config: Config, layout: Any, clock: dict[str, float]) -> dict[str, Any]:
+    """Return what is recorded with a result: seed, time, blocks, versions, machine, configuration, command."""
     return {
         "seed": config.run.seed,
         "finished": time.strftime("%Y-%m-%dT%H:%M:%S%z"),

@@ -29,15 +29,15 @@ class Experiment:
     """Objects built from a Config.
 
     Attributes:
-        model: with its initial weights.
-        clients: their data.
-        test: what metrics are computed on.
-        prefix: of the metrics: "test", or "validation".
-        loss: if it is not the cross entropy.
-        metrics: if they are not those of classification.
-        counts: examples of each label at each client, if there are labels.
+        model: the model, with its initial weights.
+        clients: the data of each client.
+        test: the data on which metrics are computed.
+        prefix: begins the metrics' names in a row: "test" or "validation".
+        loss: the loss; None: cross entropy.
+        metrics: the metrics; None: those of classification.
+        counts: `counts[client, label]`, the client's examples of this label; None if there are no labels.
         classes: names of the labels.
-        digest: of the data set.
+        digest: identifies the data set.
         notes: messages for the user.
         info: how the model is built again.
     """
@@ -68,29 +68,14 @@ class Loaded:
     digest: str
 
 
-def parse_shape(text: str) -> tuple[int, int, int]:
-    """Parse `channels,height,width`.
-
-    Raises:
-        UserError: it is something else, or out of range.
-    """
-    try:
-        channels, height, width = (int(n) for n in text.split(","))
-    except ValueError:
-        raise UserError(f"shape: expected channels,height,width such as 3,32,32, got {text!r}") from None
-    if not all(1 <= n <= 4096 for n in (channels, height, width)):
-        raise UserError(f"shape: expected numbers from 1 to 4096, got {text!r}")
-    return channels, height, width
-
-
 def make_experiment(config: Config) -> Experiment:
     """Build model and data of a run.
 
     Args:
-        config: of the run.
+        config: the configuration of the run.
 
     Returns:
-        The model, the data of each client, and what metrics are computed on.
+        The model, the data of each client, and the data on which metrics are computed.
 
     Raises:
         UserError: the model or the data cannot be built.
@@ -163,7 +148,7 @@ def partition_data(config: Config) -> PartitionedData | None:
         Which rows each client has; None if the data are quadratics, which have no rows to split.
 
     Raises:
-        UserError: the data cannot be loaded, or not be split in this way.
+        UserError: the data cannot be loaded, or cannot be split in this way.
     """
     data, seed = config.data, config.run.seed
     if data.name == QUADRATICS:
@@ -175,7 +160,8 @@ def partition_data(config: Config) -> PartitionedData | None:
         count = round(len(order) * data.validation)
         if not 0 < count < len(order):
             raise UserError(
-                f"data.validation: {data.validation:g} of {len(order)} examples leaves training or validation empty"
+                "data.validation: expected a share that leaves examples to both training and validation, got "
+                f"{data.validation:g} of {len(order)} examples"
             )
         rows, validation = np.sort(order[count:]), np.sort(order[:count])
     parts = [rows[part] for part in _make_parts(loaded, data, rows, seed)]
@@ -186,7 +172,7 @@ def load_data(data: Data) -> Loaded:
     """Load the data set that a configuration names, and prepare it as the configuration says.
 
     Raises:
-        UserError: it is not there, damaged, or cannot be prepared in this way.
+        UserError: the data set is missing or damaged, or cannot be prepared in this way.
     """
     loaded = _from_user(data) if ":" in data.name else _from_store(data)
     if data.positive is not None:
@@ -221,7 +207,10 @@ def _make_parts(loaded: Loaded, data: Data, rows: np.ndarray, seed: int) -> list
 
 def _from_store(data: Data) -> Loaded:
     if data.options:
-        raise UserError("data.options: expected only for a loader of your own (data.name = 'module:attribute')")
+        raise UserError(
+            f"data.options: expected none with data.name = {data.name!r}, got {', '.join(data.options)}; they are for a "
+            "loader of your own (data.name = 'module:attribute')"
+        )
     stored = store.load(data.name)
     side = min(data.resize or n for n in stored.shape[1:])
     if data.crop is not None and data.crop > side:
@@ -235,7 +224,10 @@ def _from_user(data: Data) -> Loaded:
     """Call a user's loader. It returns (train, test), each a pair (x, y) or a dictionary of tensors with `labels`."""
     for option in ("augment", "resize", "crop"):
         if getattr(data, option):
-            raise UserError(f"data.{option}: expected none with a loader of your own, which prepares its data itself")
+            raise UserError(
+                f"data.{option}: expected none with a loader of your own, which prepares its data itself, got "
+                f"{getattr(data, option)!r}; leave it out"
+            )
     result = call_factory(load_attribute(data.name, "data"), data.name, "data", {}, data.options)
     if not isinstance(result, tuple) or len(result) not in (2, 3):
         raise UserError(
@@ -245,7 +237,10 @@ def _from_user(data: Data) -> Loaded:
     for split_data, name in zip(result[:2], ("train", "test"), strict=True):
         source = as_source(split_data, f"data: {data.name}: {name}")
         if not isinstance(source, (Tensors, Images)):
-            raise UserError(f"data: {data.name}: {name}: expected a pair (x, y) or a dictionary of tensors")
+            raise UserError(
+                f"data: {data.name}: {name}: expected a pair (x, y) or a dictionary of tensors, got "
+                f"{type(split_data).__name__}"
+            )
         sources.append(source)
     train, test = sources
     labels = _labels_of(train)
@@ -279,7 +274,7 @@ def _shape_of(source: Splittable) -> tuple[int, int, int]:
 def _make_binary(loaded: Loaded, positive: int) -> None:
     """Relabel one class as 1 and all others as 0."""
     if not isinstance(loaded.train, Images) or not isinstance(loaded.test, Images):
-        raise UserError("data.positive: expected only with a data set of images")
+        raise UserError(f"data.positive: expected none with data that are no images, got {positive}; leave it out")
     loaded.train, loaded.test = (
         images.relabelled((images.labels == positive).long()) for images in (loaded.train, loaded.test)
     )

@@ -9,11 +9,11 @@ from fedbcgd.engine.run_folder import RunFolder, exclusive_lock
 from fedbcgd.errors import UserError
 from fedbcgd.files import Damaged, remove, sync_folder
 
-ASIDE = "rolled-back"  # in the names of files that a rollback sets aside
+ASIDE = "rolled-back"  # part of the new names of files that a rollback renames
 
 
 @dataclass(frozen=True)
-class Kept:
+class KeptCheckpoint:
     """A checkpoint of a run folder."""
 
     path: Path
@@ -21,45 +21,45 @@ class Kept:
     problem: str = ""
 
 
-def checkpoints(folder: Path) -> list[Kept]:
+def checkpoints(folder: Path) -> list[KeptCheckpoint]:
     """Return the checkpoints that a folder has, the newest first.
 
     Raises:
         UserError: it has none.
     """
     places = checkpoint.Checkpoints(RunFolder(folder).checkpoint, None)
-    found: list[Kept] = []
+    found: list[KeptCheckpoint] = []
     for path in (places.path, places.previous):
         try:
-            found.append(Kept(path, int(checkpoint.read(path)[1]["round"])))
+            found.append(KeptCheckpoint(path, int(checkpoint.read(path)[1]["round"])))
         except FileNotFoundError:
             continue
         except Damaged as error:
-            found.append(Kept(path, None, str(error)))
+            found.append(KeptCheckpoint(path, None, str(error)))
     if not found:
-        raise UserError(f"{folder} has no checkpoint: expected the folder of a run")
+        raise UserError(f"{folder}: expected the folder of a run with a checkpoint, got one without")
     return found
 
 
 def roll_back(folder: Path, round: int) -> list[Path]:
-    """Let a run go on from an earlier checkpoint. What is newer is set aside, under another name.
+    """Take a run back to an earlier checkpoint. The newer checkpoint and the model are renamed.
 
-    Rows of metrics and traffic after it are cut off when the run goes on. Client state of a simulated run is that of the
-    checkpoint. On Flower the clients keep their state themselves, so that controls (SCAFFOLD, FedDC, FedBCGD+) begin
+    Rows of metrics and traffic after the checkpoint are cut off when the run continues. Client state of a simulated run is
+    that of the checkpoint. On Flower the clients keep their state themselves, so controls (SCAFFOLD, FedDC, FedBCGD+) begin
     again from zero.
 
     Args:
-        folder: of the run.
-        round: the rounds that were done then; `checkpoints` tells which there are.
+        folder: the run folder.
+        round: the number of finished rounds at that checkpoint; `checkpoints` lists them.
 
     Returns:
-        The files that were set aside; empty if the run is at this round already.
+        The new names of the renamed files; empty if the run is at this round already.
 
     Raises:
-        UserError: there is no such checkpoint, or another process is at work in the folder.
+        UserError: there is no such checkpoint, or another process uses the folder.
     """
     place = RunFolder(folder)
-    checkpoints(folder)  # before a file for the lock is made in a folder that is none of ours
+    checkpoints(folder)  # refuse a folder that is no run before a lock file is made in it
     with exclusive_lock(folder):
         kept = checkpoints(folder)
         if round not in [k.round for k in kept]:
@@ -69,7 +69,7 @@ def roll_back(folder: Path, round: int) -> list[Path]:
             return []
         remove(place.summary)  # the run is not finished any more
         aside = []
-        for path in (place.model, kept[0].path):  # the checkpoint last: if this is cut off, it can be repeated
+        for path in (place.model, kept[0].path):  # the checkpoint last: if this is interrupted, it can be repeated
             if os.path.lexists(path):
                 aside.append(path.with_stem(f"{path.stem}-{ASIDE}"))
                 path.replace(aside[-1])

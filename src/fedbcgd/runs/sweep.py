@@ -21,7 +21,7 @@ def plan(config: Config, grid: Sequence[str]) -> list[Planned]:
     """Plan a run for each combination of the values of a grid.
 
     Args:
-        config: of the runs.
+        config: the configuration that the runs have in common.
         grid: items such as "lr=0.01,0.03,0.1", one for each option of the algorithm.
 
     Returns:
@@ -35,12 +35,12 @@ def plan(config: Config, grid: Sequence[str]) -> list[Planned]:
         option, equals, values = item.partition("=")
         option = option.strip().removeprefix("algorithm.")
         if not equals or not option or not values.strip():
-            raise UserError(f"--grid {item}: expected option=value,value,… such as lr=0.01,0.03,0.1")
+            raise UserError(f"--grid: expected option=value,value,… such as lr=0.01,0.03,0.1, got {item!r}")
         if option in axes:
-            raise UserError(f"--grid {item}: expected each option once, got {option} again")
+            raise UserError(f"--grid: expected each option once, got {option} again in {item!r}")
         axes[option] = [parse_value(v) for v in values.split(",")]
         if len(set(map(str, axes[option]))) < len(axes[option]):
-            raise UserError(f"--grid {item}: expected each value once, got one twice")
+            raise UserError(f"--grid: expected each value once, got one twice in {item!r}")
     runs = []
     for point in itertools.product(*axes.values()):
         chosen = dict(zip(axes, point, strict=True))
@@ -68,20 +68,26 @@ def write(runs: Sequence[Planned], outcomes: Mapping[str, Outcome], folder: Path
     """Write sweep.csv and best.toml to a folder.
 
     Args:
-        runs: of the sweep.
-        outcomes: by their labels.
-        folder: for the files.
+        runs: the runs of the sweep.
+        outcomes: the outcome of each run by its label.
+        folder: where the files are written.
 
     Returns:
         The best run; the first of equal ones.
 
     Raises:
-        UserError: all runs diverged.
+        UserError: all runs diverged, or have no accuracy to choose by.
     """
     write_text(folder / "sweep.csv", as_csv(rows(runs, outcomes)))
     best = max(runs, key=lambda planned: _score(outcomes[planned.label]))
     if _score(outcomes[best.label]) < 0:
-        raise UserError("every run diverged: the grid's learning rates are too high")
+        diverged = sum(outcomes[planned.label].diverged for planned in runs)
+        why = [f"{diverged} of {len(runs)} diverged; lower learning rates may help"] if diverged else []
+        if diverged < len(runs):
+            why.append(
+                f"{len(runs) - diverged} of {len(runs)} ended without it; metrics of your own need an `accuracy`"
+            )
+        raise UserError(f"--grid: expected a run with {METRIC}, to choose the best by, got none: {'; '.join(why)}")
     whole = best.config.model_copy(update={"data": best.config.data.model_copy(update={"validation": 0.0})})
     note = f"# Chosen by {METRIC.replace('_', ' ')} among {len(runs)} runs; trains on the whole training set.\n"
     write_text(folder / "best.toml", note + whole.text())

@@ -710,7 +710,7 @@ REFUSED = {
     "min_fit_clients": (2, "min_train_nodes"),
     "min_available_clients": (2, "min_available_nodes"),
     "on_fit_config_fn": (dict, "train_config"),
-    "evaluate_fn": (max, "strategy.start"),
+    "evaluate_fn": (max, r"strategy.start.*, which needs a ServerApp with @app.main\(\)"),
     "initial_parameters": ([], "initial_arrays"),
     "eta": (0.1, "server_lr"),
     "fraction_train": (0, "above 0"),
@@ -812,6 +812,13 @@ def test_evaluate_fn_is_in_log_result_and_rows(tmp_path, caplog):
         assert line in caplog.text
 
 
+def test_an_evaluate_fn_without_values_has_no_line(caplog):
+    caplog.set_level("INFO", logger="flwr.fedbcgd")
+    strategy("fedavg").start(LocalGrid(dropin(), M), num_rounds=1, evaluate_fn=lambda round, arrays: None)
+    assert "round 1:" in caplog.text
+    assert "round 0:" not in caplog.text
+
+
 def test_a_target_may_be_a_value_of_evaluate_fn():
     federation = strategy("fedavg", target=("test_score", 3))
     federation.start(LocalGrid(dropin(), M), num_rounds=9, evaluate_fn=lambda r, a: MetricRecord({"score": float(r)}))
@@ -908,6 +915,22 @@ def test_flowers_own_loop_runs_an_app_too():
     assert result.evaluate_metrics_clientapp[3] == wanted.evaluate_metrics_clientapp[3]
 
 
+def test_a_client_app_that_was_not_changed_is_told_what_to_change(caplog):
+    """Only the server's line was changed: Flower itself answers our first question, with an error."""
+    app = ClientApp()
+    app.train()(train_message)
+
+    def of_flower(message, context):
+        try:
+            return app(message, context)
+        except ValueError as error:  # as flwr.supernode.runtime.run_clientapp has it
+            return Message(Error(code=2, reason=f"{type(error)}:<'{error}'>"), reply_to=message)
+
+    with pytest.raises(UserError, match="0 clients are online"):
+        run("fedbcgd", LocalGrid(of_flower, M), patience=0.1)
+    assert "say @fedbcgd.flower.train(app) instead of @app.train()" in caplog.text
+
+
 # -- the older shape: client_fn and server_fn --------------------------------------------------------------------------
 
 
@@ -987,6 +1010,15 @@ def test_a_server_fn_with_our_strategy():
     assert all(torch.equal(value, federation.state_dict()[name]) for name, value in state(wanted.arrays).items())
     assert [row["round"] for row in federation.rows] == [1, 2, 3]
     assert "clients_accuracy" in federation.rows[-1]
+
+
+def test_the_round_timeout_of_a_server_fn_is_ours():
+    federation = strategy("fedavg")
+    parts = ServerAppComponents(strategy=federation, config=ServerConfig(num_rounds=1, round_timeout=7.5))
+    grid = LegacyGrid(fedbcgd.flower.wrap(ClientApp(client_fn=client_fn)), M)
+    context = Context(run_id=1, node_id=1, node_config={}, state=RecordDict(), run_config={})
+    ServerApp(server_fn=lambda _: parts)(grid, context)
+    assert federation.timeout == 7.5
 
 
 def test_older_privacy_and_secure_aggregation_are_refused():

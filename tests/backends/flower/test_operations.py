@@ -85,7 +85,7 @@ def test_the_commands_of_the_guide(tmp_path):
     assert "notAfter=" in said
     assert said.count("finished:completed") == 1
     assert said.count("damaged") == 0
-    assert "goes on after round 1" in said
+    assert "will continue after round 1" in said
     assert "going on after round 1" in said
     out = tmp_path / "runs" / "first"
     assert json.loads((out / "summary.json").read_text())["rounds"] == 3

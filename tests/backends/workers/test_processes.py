@@ -86,7 +86,7 @@ def test_one_forkserver_serves_several_runs_and_its_workers_are_all_gone(net, to
 
 @linux
 def test_a_forkserver_that_nobody_asks_leaves(net, toys, fresh, monkeypatch):
-    monkeypatch.setattr(processes, "IDLE", 0.2)
+    monkeypatch.setattr(processes, "IDLE_SECONDS", 0.2)
     first = processes._forkserver()
     assert soon(lambda: not first.alive)
     assert torch.equal(weights(go(net, toys)), weights(go(net, toys, workers=0))), "another one is started"
@@ -114,7 +114,7 @@ def test_a_forkserver_that_is_killed_in_the_middle_of_a_run(net, toys, fresh, ca
 def test_a_forkserver_that_cannot_start_is_one_message(fresh, monkeypatch, tmp_path):
     (tmp_path / "torch.py").write_text("raise SystemExit(7)")
     monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
-    with pytest.raises(WorkerLost, match=r"no worker process could be started.*code 7.*workers=0"):
+    with pytest.raises(WorkerLost, match=r"expected worker processes to start.*code 7.*workers=0"):
         processes.start()
 
 
@@ -132,7 +132,7 @@ def test_a_forkserver_that_cannot_fork_is_one_message_too(fresh, monkeypatch, tm
     (tmp_path / "full").touch()
     monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
     before = len(os.listdir("/proc/self/fd"))
-    with pytest.raises(WorkerLost, match=r"no worker process could be started: too many processes .*workers=0"):
+    with pytest.raises(WorkerLost, match=r"expected worker processes to start, got: too many processes .*workers=0"):
         processes.start()
     forkserver = processes._of_this_thread.forkserver
     assert len(os.listdir("/proc/self/fd")) <= before + 2, "the line to the forkserver"
@@ -195,7 +195,10 @@ def test_a_parent_that_cannot_make_processes_is_one_message(fresh, monkeypatch, 
     monkeypatch.setattr(processes, "FORKS", forks)
     monkeypatch.setattr(processes.subprocess, "Popen", refuse)
     processes.start_early()
-    with pytest.raises(WorkerLost, match=r"could be started: too many processes .*ulimit -u\); workers=0 computes"):
+    with pytest.raises(
+        WorkerLost,
+        match=r"expected worker processes to start, got: too many processes .*ulimit -u\); workers=0 computes",
+    ):
         processes.start()
 
 

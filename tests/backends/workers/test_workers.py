@@ -130,7 +130,7 @@ def test_what_cannot_be_sent_is_said_so_and_leaves_nothing(net, toys):
         with lock:
             return F.cross_entropy(model(batch[0]), batch[1])
 
-    with pytest.raises(UserError, match=r"cannot be sent to worker processes.*workers=0"):
+    with pytest.raises(UserError, match=r"expected model, loss and data that can be pickled.*workers=0"):
         go(net, toys, loss=loss)
     assert len(os.listdir("/proc/self/fd")) <= before + 1
 
@@ -367,7 +367,7 @@ def test_answers_of_a_round_that_was_broken_off_do_not_count(net, toys):
                     while not worker.ready:
                         worker.line.recv()
                         worker.ready = True
-                    worker.send(queue.next())
+                    worker.send(queue.next(2))
             for _ in range(3):
                 plan = server.plan()
                 backend.run_round(server, plan)

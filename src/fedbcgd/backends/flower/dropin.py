@@ -30,7 +30,7 @@ from fedbcgd.core.corrections import needs
 from fedbcgd.core.encoding import encode
 from fedbcgd.core.generators import generators_restored, seed_generators
 from fedbcgd.core.messages import Broadcast, StateUpdate, Upload
-from fedbcgd.core.own_training import own_options, training_seed
+from fedbcgd.core.own_training import options_of_own_steps, training_seed
 from fedbcgd.core.reading import APP, LONGEST_NAME, MOST_TRAIN_METRICS
 from fedbcgd.core.vector import Layout
 from fedbcgd.core.work import Progress
@@ -138,7 +138,7 @@ def unfit_reason(algorithm: Algorithm) -> str:
             "algorithm that needs only the trained model (fedavg, fedavgm, fedadam, fedyogi, fedpaq, topk, fedbcgd, "
             "qsgd+fedbcgd), or fedbcgd.flower.client_app(…, train=…), whose function steps with config.optimizer"
         )
-    for option, advice in own_options(algorithm):
+    for option, advice in options_of_own_steps(algorithm):
         return f"{option}: expected none where clients train in an app of their own: {advice}"
     return ""
 

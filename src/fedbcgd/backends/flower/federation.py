@@ -20,26 +20,28 @@ from torch import nn
 
 from fedbcgd.algorithms.registry import make_algorithm
 from fedbcgd.backends.flower import wire
-from fedbcgd.backends.flower.backend import GridBackend, GridHooks, evaluate_fn_names
+from fedbcgd.backends.flower.backend import GridBackend, GridHooks
 from fedbcgd.backends.flower.definition import Definition
 from fedbcgd.backends.flower.dropin import unfit_reason
-from fedbcgd.backends.flower.flower_options import FlowerOptions, check_train_config
+from fedbcgd.backends.flower.flower_options import FlowerOptions, check_counts, check_shares, check_train_config
 from fedbcgd.backends.flower.folder import ServerFolder
 from fedbcgd.backends.flower.late import LateReplies
 from fedbcgd.backends.flower.legacy import LegacyRounds
 from fedbcgd.backends.flower.monitor import Monitor
 from fedbcgd.backends.flower.plain import ROUND, read_evaluation
 from fedbcgd.backends.flower.privacy import refuse_changed, refuse_wrapper
+from fedbcgd.backends.flower.questions import OpenQuestions
+from fedbcgd.backends.flower.results import add_values, listed, log_line, record_round, train_record
 from fedbcgd.backends.flower.roster import Roster, read_roster
 from fedbcgd.core.algorithm import Algorithm
-from fedbcgd.core.messages import Broadcast, Plan, RoundReport, Task
+from fedbcgd.core.messages import Broadcast, Plan, Task
 from fedbcgd.core.metric_means import means_over_clients
 from fedbcgd.core.objective import Loss, Metrics, Precision
 from fedbcgd.core.reading import APP, FUNCTION, MOST_STEPS, RULE, Evaluation, Malformed, shorten
 from fedbcgd.core.server import Server
 from fedbcgd.core.vector import Layout
 from fedbcgd.engine.assemble import Run, make_job, make_target
-from fedbcgd.engine.loop import Callback, Outcome, RoundInfo, Row, Stop, train_columns
+from fedbcgd.engine.loop import Callback, Outcome, RoundInfo, Row, Stop
 from fedbcgd.engine.traffic import Round
 from fedbcgd.errors import UserError
 from fedbcgd.rng import stream
@@ -142,27 +144,17 @@ class Federation(LegacyRounds, Strategy):
         if not isinstance(model, nn.Module):
             raise UserError(f"model: expected an nn.Module, got {model!r}")
         given = read_roster(roster) if roster is not None else {}
-        counts = {
-            "min_clients": min_clients,
-            "evaluate_every": evaluate_every,
-            "cohort": 1 if cohort is None else cohort,
-        }
-        counts |= {
-            "clients": 1 if clients is None else clients,
-            "max_examples": 1 if max_examples is None else max_examples,
-            "max_empty_rounds": 1 if max_empty_rounds is None else max_empty_rounds,
-        }
-        for name, value in counts.items():
-            if not isinstance(value, int) or value < 1:
-                raise UserError(f"{name}: expected an integer ≥ 1, got {value!r}")
         if given and clients not in (None, len(given)):
             raise UserError(f"clients: expected {len(given)}, as in the roster, got {clients}")
-        if not 0 <= evaluate_clients <= 1:
-            raise UserError(f"evaluate_clients: expected a share from 0 to 1, got {evaluate_clients!r}")
-        if not 0 < close_at <= 1:
-            raise UserError(f"close_at: expected a share above 0 and at most 1, got {close_at!r}")
-        if not 1 <= oversample <= 100:
-            raise UserError(f"oversample: expected a number from 1 to 100, got {oversample!r}")
+        check_counts(min_clients=min_clients, evaluate_every=evaluate_every)
+        limits = {
+            "clients": clients,
+            "cohort": cohort,
+            "max_examples": max_examples,
+            "max_empty_rounds": max_empty_rounds,
+        }
+        check_counts(**{name: value for name, value in limits.items() if value is not None})
+        check_shares(evaluate_clients, close_at, oversample)
         if algorithm.max_norm is None:  # clients of a federation are not trusted
             algorithm = replace(algorithm, max_norm=MAX_NORM)
         self._asked = algorithm  # perhaps with blocks="auto", to be settled when it is known how many clients there are
@@ -170,7 +162,15 @@ class Federation(LegacyRounds, Strategy):
             algorithm = algorithm.for_cohort(min(cohort or flower.cohort(count), count))
         self.algorithm = algorithm
         self.job = make_job(
-            model, (), algorithm, test, seed, loss, metrics, channels_last=channels_last, precision=precision
+            model,
+            (),
+            algorithm,
+            test,
+            seed,
+            loss=loss,
+            metrics=metrics,
+            channels_last=channels_last,
+            precision=precision,
         )
         self.layout: Layout = self.job.layout
         self.definition: Definition  # of the model; made when the run begins
@@ -207,7 +207,7 @@ class Federation(LegacyRounds, Strategy):
         self._plan: Plan | None = None
         self.traffic: Round | None = None  # what was sent in the last round
         self._accepted_now: dict[int, int] = {}  # those of the open round
-        self._sent: dict[str, tuple[Message, Task]] = {}  # questions without an answer yet, by their token
+        self._questions = OpenQuestions()
 
     # -- the whole run ------------------------------------------------------------------------------------------------
 
@@ -248,20 +248,14 @@ class Federation(LegacyRounds, Strategy):
             seconds = folder.restore(self, run) if folder is not None else 0.0
             server, result = run.server, Result()
             if evaluate_fn is not None and server.round == 0:
-                _put(result.evaluate_metrics_serverapp, 0, values := self.evaluate_centrally())
-                log.info("round 0: %s", _listed(values))
+                add_values(result.evaluate_metrics_serverapp, 0, values := self.evaluate_centrally())
+                if shown := listed(values):
+                    log.info("round 0: %s", shown)
 
             def record(info: RoundInfo) -> None:
-                now = server.round
-                result.train_metrics_clientapp[now] = _metrics(info.report, server)
-                row = {name: float(value) for name, value in (info.row or {}).items()}
-                of_clients = {n.removeprefix("clients_"): v for n, v in row.items() if n.startswith("clients_")}
                 values = self.evaluate_centrally()
-                of_function = set(evaluate_fn_names(values, row).values())
-                on_test = {n: v for n, v in row.items() if n.startswith("test_") and n not in of_function}
-                _put(result.evaluate_metrics_serverapp, now, {**on_test, **values})
-                _put(result.evaluate_metrics_clientapp, now, of_clients)
-                log.info("round %d: %s", now, _line(info.row, values, info.report, server))
+                record_round(result, info, values)
+                log.info("round %d: %s", server.round, log_line(info.row, values, info.report, server))
                 self.monitor.write(info, len(self.roster.node))
 
             def check(info: RoundInfo) -> None:
@@ -377,7 +371,7 @@ class Federation(LegacyRounds, Strategy):
 
     def _send(self, tasks: Iterable[Task], broadcast: Broadcast, kind: str) -> list[Message]:
         """Make the questions, and remember who was asked what."""
-        self._sent = {}
+        self._questions = OpenQuestions()
         vectors, arrays = cache(lambda: wire.vectors(broadcast)), cache(self._app_arrays)
         definition = ConfigRecord({"definition": self.definition.packed})
         for task in tasks:
@@ -395,8 +389,8 @@ class Federation(LegacyRounds, Strategy):
                 # The app's own evaluation knows no token; Flower returns the group of a message with its reply.
                 content = self.form.content(arrays(), self.evaluate_config, task.round)
                 message = Message(content, self.roster.node[task.client], kind, ttl=self.timeout, group_id=token)
-            self._sent[token] = message, task
-        return [message for message, _ in self._sent.values()]
+            self._questions.add(token, message, task)
+        return self._questions.messages
 
     def _message(self, task: Task, content: RecordDict, kind: str, token: str) -> Message:
         server = self.server
@@ -420,7 +414,7 @@ class Federation(LegacyRounds, Strategy):
         Returns:
             The task that it answers, and whether the upload was accepted; None if it answers no open question.
         """
-        task = self._task_of(reply)
+        task = self._questions.answered(reply)
         if task is None:
             log.warning("a reply came that answers no open question: passed over")
             return None
@@ -444,13 +438,12 @@ class Federation(LegacyRounds, Strategy):
     def give_up_missing(self, closed_early: bool = False) -> None:
         """Count all that have not answered as lost."""
         seconds = self.monitor.elapsed
-        for question, task in self._sent.values():
+        for question, task in self._questions.close():
             if closed_early:
                 self.late.add(question, task, self.timeout - seconds)
                 self.give_up(task, f"late: enough uploads of each block were in after {seconds:.0f} s")
             else:
                 self.give_up(task, f"no answer within {seconds:.0f} s")
-        self._sent = {}
 
     def _take(self, reply: Message, task: Task, nbytes: int) -> str:
         """Hand an upload to the server; else say why there is none."""
@@ -480,16 +473,6 @@ class Federation(LegacyRounds, Strategy):
         self.claims[task.client] = task.round, times + 1
         return True
 
-    def _task_of(self, reply: Message) -> Task | None:
-        """The task that a reply answers, by the token it returns; an error that Flower made, by the question it names."""
-        if reply.has_error():
-            asked = reply.metadata.reply_to_message_id
-            token = next((t for t, (message, _) in self._sent.items() if message.metadata.message_id == asked), None)
-        else:
-            token = wire.token(reply) or reply.metadata.group_id
-        _, task = self._sent.pop(token, (None, None)) if token is not None else (None, None)
-        return task
-
     def committed(self) -> None:
         """After a commit: remember which uploads were accepted; forget all of them if the controls were reset."""
         assert self.server.last is not None
@@ -498,7 +481,7 @@ class Federation(LegacyRounds, Strategy):
             self.traffic = Round.of(self.server, self._plan.tasks, waited=0.0)
             same = self.server.epoch == self._plan.broadcast.epoch
             self.accepted = self.accepted | self._accepted_now if same else {}
-        self._plan, self._accepted_now, self._sent = None, {}, {}
+        self._plan, self._accepted_now, self._questions = None, {}, OpenQuestions()
 
     # -- for users with a loop of their own ---------------------------------------------------------------------------
 
@@ -523,7 +506,7 @@ class Federation(LegacyRounds, Strategy):
         self.committed()
         self.monitor.check(report)
         self._returned = self.arrays()
-        return self._returned, _metrics(report, server)
+        return self._returned, train_record(report, server)
 
     def configure_evaluate(
         self,
@@ -550,7 +533,7 @@ class Federation(LegacyRounds, Strategy):
         """Means over the examples of all that answered; a metric that half of them or fewer have is left out."""
         answers: dict[int, Evaluation] = {}
         for reply in replies:
-            task = self._task_of(reply)
+            task = self._questions.answered(reply)
             if task is None:
                 log.warning("an evaluation came that answers no open question: passed over")
                 continue
@@ -559,9 +542,9 @@ class Federation(LegacyRounds, Strategy):
             except Exception as error:  # a client's message must never end the run
                 log.warning("client %d did not evaluate: %s", task.client, shorten(str(error)))
         means = means_over_clients([(answer.examples, answer.metrics) for _, answer in sorted(answers.items())])
-        if self._sent:
-            silent = ", ".join(str(task.client) for _, task in list(self._sent.values())[:20])
-            log.warning("%d clients did not answer to the evaluation: %s", len(self._sent), silent)
+        if left := self._questions.close():
+            silent = ", ".join(str(task.client) for _, task in left[:20])
+            log.warning("%d clients did not answer to the evaluation: %s", len(left), silent)
         return MetricRecord(dict(means)) if means else None
 
     def _evaluation(self, reply: Message, client: int) -> Evaluation:
@@ -587,39 +570,3 @@ class Federation(LegacyRounds, Strategy):
             "%s: d = %s, N = %d, mean upload %.4f d", self.algorithm.name, f"{self.layout.dim:,}", self.layout.blocks,
             self.algorithm.upload_d(self.layout),
         )  # fmt: skip
-
-
-def _put(records: dict[int, MetricRecord], round: int, values: Mapping[str, Any] | None) -> None:
-    """Add values to the record of a round."""
-    if values:
-        records[round] = MetricRecord({**records.get(round, {}), **values})
-
-
-def _metrics(report: RoundReport, server: Server) -> MetricRecord:
-    return MetricRecord(
-        {
-            **train_columns(report),  # as in the rows, and under their own names, as Flower's strategies have them
-            **report.metrics,
-            "accepted": report.accepted,
-            "refused": len(report.refused),
-            "lost": len(report.lost),
-            "upload_d": server.ledger.upload_d,
-            "upload_bytes": server.ledger.upload_bytes,
-            "wire_bytes": server.ledger.wire_bytes,
-        }
-    )
-
-
-def _listed(values: Mapping[str, Any]) -> str:
-    return ", ".join(f"{name} {value:.4f}" for name, value in values.items() if isinstance(value, (int, float)))
-
-
-def _line(row: Row | None, values: Mapping[str, Any], report: RoundReport, server: Server) -> str:
-    """Return the log's line for a round: its row, the values of `evaluate_fn`, and what became of the uploads."""
-    row = row or {}
-    shown = {name: value for name, value in row.items() if name.endswith(("accuracy", "loss"))}
-    more = {name: values[name] for name, column in evaluate_fn_names(values, row).items() if column not in shown}
-    parts = [_listed({**shown, **more})] if shown or more else []
-    parts.append(f"{report.accepted} uploads, {len(report.refused)} refused, {len(report.lost)} lost")
-    parts.append(f"{server.ledger.upload_d:.2f} d")
-    return ", ".join(parts)

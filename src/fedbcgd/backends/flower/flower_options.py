@@ -11,6 +11,7 @@ from fedbcgd.errors import UserError
 
 log = logging.getLogger("flwr.fedbcgd")  # shown where Flower shows its own
 
+_MAIN = "which needs a ServerApp with @app.main()"  # one with server_fn has no call of its own
 # What is refused, and what to say instead.
 _INSTEAD = {
     "fraction_fit": "say fraction_train=…",
@@ -21,10 +22,10 @@ _INSTEAD = {
     "evaluate_metrics_aggr_fn": "metrics are means weighted by examples; leave it out",
     "fit_metrics_aggregation_fn": "metrics are means weighted by examples; leave it out",
     "evaluate_metrics_aggregation_fn": "metrics are means weighted by examples; leave it out",
-    "evaluate_fn": "pass it to start: strategy.start(grid, evaluate_fn=…)",
-    "on_fit_config_fn": "pass the settings to start: strategy.start(grid, train_config=…)",
-    "on_evaluate_config_fn": "pass the settings to start: strategy.start(grid, evaluate_config=…)",
-    "initial_parameters": "the model itself is given; other weights go to strategy.start(grid, initial_arrays=…)",
+    "evaluate_fn": f"pass it to start: strategy.start(grid, evaluate_fn=…), {_MAIN}",
+    "on_fit_config_fn": f"pass the settings to start: strategy.start(grid, train_config=…), {_MAIN}",
+    "on_evaluate_config_fn": f"pass the settings to start: strategy.start(grid, evaluate_config=…), {_MAIN}",
+    "initial_parameters": f"the model itself is given; other weights go to strategy.start(grid, initial_arrays=…), {_MAIN}",
     "accept_failures": "a failed client is lost for its round, and the round goes on; leave it out",
     "eta": "say server_lr=…",
     "eta_l": "the rate of the clients is lr=…, or a setting of your own in train_config",
@@ -137,6 +138,23 @@ def check_train_config(config: Mapping[str, Any], algorithm: Algorithm) -> None:
                 f"train_config: {name} = {value!r}, but the clients train by the rule of {algorithm.name} with "
                 f"{option} = {ours!r}: say fedbcgd.flower.strategy(…, {option}={value!r}), or train by your own function"
             )
+
+
+def check_counts(**counts: Any) -> None:
+    """Refuse options that are no counts, by their names."""
+    for name, value in counts.items():
+        if not isinstance(value, int) or value < 1:
+            raise UserError(f"{name}: expected an integer ≥ 1, got {value!r}")
+
+
+def check_shares(evaluate_clients: float, close_at: float, oversample: float) -> None:
+    """Refuse shares of the clients that are not possible."""
+    if not 0 <= evaluate_clients <= 1:
+        raise UserError(f"evaluate_clients: expected a share from 0 to 1, got {evaluate_clients!r}")
+    if not 0 < close_at <= 1:
+        raise UserError(f"close_at: expected a share above 0 and at most 1, got {close_at!r}")
+    if not 1 <= oversample <= 100:
+        raise UserError(f"oversample: expected a number from 1 to 100, got {oversample!r}")
 
 
 def _is_number(value: Any) -> bool:

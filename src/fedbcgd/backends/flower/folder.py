@@ -10,7 +10,7 @@ from fedbcgd.display import plots
 from fedbcgd.engine.assemble import Run
 from fedbcgd.engine.checkpoint import Checkpoints
 from fedbcgd.engine.loop import Callback, Outcome, RoundInfo
-from fedbcgd.engine.run_folder import JsonlFile, RunFolder, exclusive_lock, sweep_up
+from fedbcgd.engine.run_folder import JsonlFile, RunFolder, exclusive_lock, remove_temporary_files
 from fedbcgd.errors import UserError
 from fedbcgd.files import add_checksum, as_json, make_folder, refuse_link, remove, write_tensors, write_text
 from fedbcgd.models.stored import ModelInfo
@@ -41,7 +41,7 @@ class ServerFolder:
         refuse_link(self._folder.checkpoint)
         make_folder(self._folder.checkpoint)
         self._stack.enter_context(exclusive_lock(self._folder.path))
-        sweep_up(self._folder)
+        remove_temporary_files(self._folder)
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -31,7 +31,9 @@ class LegacyRounds:
         refuse_workflow(caller)
         client_manager.wait_for(1, timeout=DAY)
         proxy: Any = next(iter(client_manager.all().values()))
-        self.start(proxy.grid, num_rounds=server_round)  # type: ignore[attr-defined]
+        timeout = caller.f_locals.get("timeout")  # round_timeout of the ServerConfig, which Flower does not pass on
+        given = {} if timeout is None else {"timeout": float(timeout)}
+        self.start(proxy.grid, num_rounds=server_round, **given)  # type: ignore[attr-defined]
         return []
 
     def evaluate(self, server_round: int, parameters: Parameters) -> None:

@@ -178,7 +178,7 @@ class Roster:
             if reply is None:
                 raise Malformed("it did not answer")
             if reply.has_error():
-                raise Malformed(f"Flower reports: {shorten(reply.error.reason)}")
+                raise Malformed(f"Flower reports: {shorten(reply.error.reason)}{_advice(reply.error.reason or '')}")
             if wire.token(reply) != question.content[wire.TASK][wire.TOKEN]:
                 raise Malformed("its answer is to another question")
             try:
@@ -275,6 +275,16 @@ class Roster:
         for what, most in self.most.items():
             kept_most = {int(client): count for client, count in kept.get(what, {}).items()}
             self.most[what] = kept_most | {c: n for c, n in most.items() if c in self.given}
+
+
+def _advice(reason: str) -> str:
+    """Say what to do where a node runs an app that does not know our questions, such as one made for FedAvg."""
+    if f"registered with name '{wire.HELLO_ACTION}'" not in reason:
+        return ""
+    return (
+        ". Its ClientApp is not one of fedbcgd's: say @fedbcgd.flower.train(app) instead of @app.train(), or "
+        "fedbcgd.flower.wrap(ClientApp(client_fn=…))"
+    )
 
 
 def _as_text(table: Mapping[int, Any]) -> dict[str, Any]:

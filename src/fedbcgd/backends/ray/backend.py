@@ -135,7 +135,7 @@ class Ray:
         return actor
 
     def pids(self) -> list[int]:
-        """Return the process numbers of the actors that have started, on their own machines."""
+        """Return the process ids of the actors that have started, each on its own machine."""
         return [actor.pid for actor in self._actors if actor.ready]
 
     # -- a round ------------------------------------------------------------------------------------------------------
@@ -225,7 +225,7 @@ class Ray:
             request: makes the request for a task.
             done: takes the reply to a task.
             describe: says what an actor does with a task, for messages.
-            waiting: part of the clock to which waiting is added.
+            waiting: the name in `clock` for the time spent waiting; None: it is not counted.
         """
         self._losses.clear()
         for actor in self._actors:  # ignore replies to tasks of a round that was interrupted
@@ -244,12 +244,11 @@ class Ray:
                     continue  # the actor was lost in this loop, with all its calls
                 try:
                     reply: Ready | Reply | NotPublished | Failed = self._ray.get(ref)
-                except (
-                    self._ray.exceptions.RayTaskError
-                ) as error:  # errors in our code are replies, so this one is Ray's
+                except self._ray.exceptions.RayTaskError as error:
+                    # Errors in our code are replies, so this one is Ray's.
                     raise UserError(
-                        f"backend 'ray': an actor failed ({cluster.first_line(error.cause)}); every machine of the cluster "
-                        "needs fedbcgd and what the model and the data need, in the same versions as here"
+                        f"backend 'ray': expected actors to start, got {cluster.first_line(error.cause)}; every machine of "
+                        "the cluster needs fedbcgd and the packages of model and data, in the same versions as here"
                     ) from error
                 except self._ray.exceptions.RayError as error:
                     self._replace(actor, error, todo, describe)
@@ -291,8 +290,8 @@ class Ray:
         self._losses[current] += 1
         if self._losses[current] >= MAX_ATTEMPTS:
             raise WorkerLost(
-                f"{MAX_ATTEMPTS} Ray actors in a row were lost while {during} (the last one: {_exit_detail(error)}). Out of "
-                "memory? Fewer workers need less; with backend = 'inprocess' errors show directly"
+                f"{MAX_ATTEMPTS} Ray actors were lost while {during} (the last one: {_exit_detail(error)}). Out of memory? "
+                "Fewer workers need less; with backend = 'inprocess' errors show directly"
             ) from error
         place = f"pid {actor.pid} on {actor.place}" if actor.ready else actor.place
         again = [position for position in actor.calls.values() if position != START]
@@ -380,7 +379,8 @@ def _freeze_job(job: Job) -> tuple[np.ndarray, int]:
         fd, size, length = freeze(job)
     except (pickle.PicklingError, TypeError, AttributeError) as error:
         raise UserError(
-            f"backend 'ray': model, loss and data cannot be sent to actors ({error}); backend = 'inprocess' sends nothing"
+            f"backend 'ray': expected model, loss and data that can be pickled, got {error}; backend = 'inprocess' sends "
+            "nothing"
         ) from error
     try:
         return np.frombuffer(mmap.mmap(fd, size + length), np.uint8), size

@@ -36,7 +36,7 @@ def package() -> Any:
     except ImportError as error:
         if error.name not in (None, "ray"):
             raise UserError(f"backend 'ray': the package ray is installed but cannot be imported: {error}") from error
-        raise UserError("backend 'ray' needs the extra `ray`: pip install 'fedbcgd[ray]'") from None
+        raise UserError("backend 'ray': expected the extra `ray`, got none: pip install 'fedbcgd[ray]'") from None
     return ray
 
 

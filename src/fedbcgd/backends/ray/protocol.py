@@ -10,7 +10,7 @@ from torch import Tensor
 from fedbcgd.core.messages import StateUpdate, Task, Upload
 from fedbcgd.engine.evaluation import Batch
 
-ZERO, BEFORE, AFTER, SENT = "zero", "before", "after", "sent"  # which state a client's task begins with
+ZERO, BEFORE, AFTER, SENT = "zero", "before", "after", "sent"  # where the state is with which a client's task begins
 
 
 def as_bytes(tensor: Tensor) -> np.ndarray:
@@ -32,19 +32,23 @@ def as_tensor(array: np.ndarray, dtype: torch.dtype = torch.uint8) -> Tensor:
     return torch.from_numpy(np.asarray(_WritableArray(array))).view(dtype)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class InitialState:
-    """The state that a client's task begins with, and clients whose state the actor no longer needs to cache.
+    """The state that a client's task begins with.
 
-    `source`: ZERO; BEFORE or AFTER, the state before or after the client's last task at this actor; or SENT: `vectors`.
+    Attributes:
+        source: ZERO; BEFORE or AFTER, the state before or after the client's last task at this actor; or SENT, which means
+            `vectors`.
+        vectors: the state, if `source` is SENT.
+        forget: clients whose state the actor need not cache any more.
     """
 
     source: str
-    vectors: dict[str, np.ndarray] = field(default_factory=dict)  # with SENT only
+    vectors: dict[str, np.ndarray] = field(default_factory=dict)
     forget: Sequence[int] = ()
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class FitRequest:
     """Train a client on the model of a publication."""
 
@@ -54,7 +58,7 @@ class FitRequest:
     state: InitialState
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class FitReply:
     """An upload and the client's new state, both as bytes."""
 
@@ -62,7 +66,7 @@ class FitReply:
     payload: Mapping[str, Sequence[np.ndarray]]
     state: Mapping[str, Sequence[tuple[slice, np.ndarray]]]
     epoch: int
-    seconds: dict[str, float]  # that each part of the work took
+    seconds: dict[str, float]  # by part of the work: "local", "codec"
 
     @classmethod
     def of(cls, upload: Upload, update: StateUpdate, seconds: dict[str, float]) -> "FitReply":
@@ -82,7 +86,7 @@ class FitReply:
         return StateUpdate(self.upload.client, self.epoch, values)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class EvaluateRequest:
     """Evaluate the model of a publication on test examples from `start` to `stop`."""
 
@@ -91,14 +95,14 @@ class EvaluateRequest:
     stop: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class EvaluateReply:
     """The metrics of an EvaluateRequest."""
 
     batch: Batch
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Ready:
     """An actor's first message: where it is."""
 
@@ -106,9 +110,9 @@ class Ready:
     host: str
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class NotPublished:
-    """The publication that a request names did not reach the actor."""
+    """The reply to a request whose publication (the vectors of a round) did not reach the actor."""
 
 
 Request = FitRequest | EvaluateRequest

@@ -1,8 +1,8 @@
 """Caches of client state at the actors, so that it need not be sent with every task.
 
-The driver's StateStore has every accepted state. Besides, an actor caches the state of a client before and after its last
-task. Which of the two is valid depends on whether the upload was accepted and the round committed; the client's next task
-says so. A state that the actor does not have is sent with the task. So nothing is lost with an actor.
+The driver's StateStore has every accepted state. In addition an actor caches the state of a client before and after its
+last task. Which of the two is valid depends on whether the upload was accepted and the round committed; the client's next
+task says which. A state that the actor does not have is sent with the task. So nothing is lost if an actor is lost.
 """
 
 from collections.abc import Mapping, Sequence
@@ -69,7 +69,7 @@ class CacheIndex:
         return InitialState(source, vectors, forget)
 
     def accepted(self, actor: int, client: int, slot: int | None) -> None:
-        """Note that the server accepted the upload, and that the new state is in this slot."""
+        """Record that the server accepted the upload, and that the new state is in this slot."""
         cached = self._cached.get(actor, {}).get(client)
         if cached is not None:
             cached.after = slot

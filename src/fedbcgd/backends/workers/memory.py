@@ -48,7 +48,7 @@ class Slot:
         return piece
 
     def put(self, upload: Upload) -> StoredUpload:
-        """Return where the payload is in the slot; what is not in allocated memory is copied into the slot first."""
+        """Return where the payload is in the slot; pieces in memory not from `allocate` are copied into the slot first."""
         offsets = {channel: [self._put(piece) for piece in pieces] for channel, pieces in upload.payload.items()}
         return StoredUpload(replace(upload, payload={}), offsets)
 

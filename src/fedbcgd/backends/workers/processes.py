@@ -1,9 +1,9 @@
-"""Worker processes: one thread each, which share nothing with this process but the job that they are sent.
+"""Starts worker processes: one thread each. With this process they share only the memory that it passes to them.
 
 Most of a worker's start would be the import of torch. So one process, the forkserver, imports it once, and workers are
 forks of it, made in milliseconds, that share its memory. It is a new interpreter that never computes and never runs a
 user's code. It is started as soon as a run is certain (`start_early`), serves later runs too, and ends after a while
-without requests. Where forks are not safe (macOS) every worker is a new interpreter.
+without requests. On systems where forks are not safe (macOS) every worker is a new interpreter.
 """
 
 import atexit
@@ -35,11 +35,11 @@ from fedbcgd.backends.workers.protocol import (
 from fedbcgd.errors import UserError, WorkerLost, shortage
 
 FORKS = sys.platform == "linux"
-IDLE = 30.0  # seconds without workers or requests after which a forkserver ends
+IDLE_SECONDS = 30.0  # without workers and requests, after which a forkserver ends
 
-TIMEOUT = "FEDBCGD_WORKER_TIMEOUT"  # environment variable that replaces the next two, in seconds; 0: wait for ever
-STOPPED = 60.0  # seconds after which a process that is stopped counts as lost
-SILENT = 600.0  # the same for one that is not stopped but uses no processor time: it may wait for something
+TIMEOUT_VARIABLE = "FEDBCGD_WORKER_TIMEOUT"  # replaces the next two, in seconds; 0: wait for ever
+STOPPED_SECONDS = 60.0  # after which a process that is stopped counts as lost
+SILENT_SECONDS = 600.0  # the same for one that is not stopped but uses no processor time: it may wait for something
 
 # One thread; and glibc keeps the memory of activations instead of mapping and unmapping it at every step.
 ENVIRONMENT = {
@@ -77,7 +77,7 @@ class Pulse:
         self._seconds = 0.0
 
     def lost(self) -> str:
-        """Return why the process counts as lost; empty if it does not. May be called as often as convenient."""
+        """Return why the process counts as lost; empty if it does not. It checks at most once in `every` seconds."""
         if time.monotonic() < self._due:
             return ""
         self._due = time.monotonic() + self.every
@@ -87,20 +87,20 @@ class Pulse:
         if self._seconds >= self._stopped and _is_stopped(self._pid):
             return f"has been stopped for {self._seconds:.3g} s"
         if self._seconds >= self._silent:
-            return f"has used no processor time for {self._seconds:.3g} s ({TIMEOUT} sets the limit)"
+            return f"has used no processor time for {self._seconds:.3g} s ({TIMEOUT_VARIABLE} sets the limit)"
         return ""
 
 
 def _timeouts() -> tuple[float, float]:
-    text = os.environ.get(TIMEOUT)
+    text = os.environ.get(TIMEOUT_VARIABLE)
     if text is None:
-        return STOPPED, SILENT
+        return STOPPED_SECONDS, SILENT_SECONDS
     try:
         seconds = float(text)
     except ValueError:
         seconds = math.nan
     if not seconds >= 0:
-        raise UserError(f"{TIMEOUT}: expected seconds, at least 0 (which waits for ever), got {text!r}")
+        raise UserError(f"{TIMEOUT_VARIABLE}: expected seconds, at least 0 (which waits for ever), got {text!r}")
     return (seconds or math.inf,) * 2
 
 
@@ -131,7 +131,7 @@ class Line:
         self._connection = Connection(os.dup(end.fileno()))
 
     def send(self, message: Any, descriptors: Sequence[int] = ()) -> None:
-        # Like Connection.send, but without its pickler, which it makes for each message and which takes most of the time.
+        # Connection.send would make a new pickler for each message, which takes most of the time.
         self._connection.send_bytes(pickle.dumps(message, pickle.HIGHEST_PROTOCOL))
         if descriptors:
             socket.send_fds(self._socket, [b"."], list(descriptors))
@@ -175,9 +175,8 @@ class Worker:
 
     def prepare(self, buffer_bytes: int, pickle_bytes: int, descriptors: Sequence[int]) -> None:
         """Send the job, as descriptors of memory. The worker replies when it is ready."""
-        with contextlib.suppress(
-            BrokenPipeError, ConnectionResetError
-        ):  # a dead worker is noticed when its reply is read
+        # A dead worker is noticed when its reply is read.
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
             self.line.send(JobRequest(sys.path, buffer_bytes, pickle_bytes, len(descriptors)), descriptors)
 
     def send(self, request: Request) -> None:
@@ -193,13 +192,13 @@ class Worker:
     def end(self) -> None:
         """Kill the process and close the line; safe to call twice."""
         self.line.close()
-        if self._code is None and not self.orphaned:  # its number is not reused before it is waited for
+        if self._code is None and not self.orphaned:  # until it is waited for, the system does not reuse its pid
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.pid, signal.SIGKILL)
             self._code = self._wait()
 
     def exit_reason(self) -> str:
-        """Return how the process ended, as the second half of a sentence."""
+        """Return how the process ended, as a verb phrase such as "was killed by SIGKILL"."""
         self._code = None if self.orphaned else self._wait()
         if self._code is None:
             return "ended with its forkserver" if self.orphaned else "closed its connection"
@@ -224,7 +223,9 @@ def start() -> Worker:
                 raise
     except (ForkserverGone, OSError) as error:
         reason = shortage(error) or getattr(error, "strerror", None) or error
-        raise WorkerLost(f"no worker process could be started: {reason}; workers=0 computes in this process") from None
+        raise WorkerLost(
+            f"workers: expected worker processes to start, got: {reason}; workers=0 computes in this process"
+        ) from None
 
 
 def _start_worker(ours: socket.socket, theirs: socket.socket) -> Worker:
@@ -257,7 +258,7 @@ class Forkserver:
     def __init__(self) -> None:
         ours, theirs = socket.socketpair()
         with theirs:
-            self._process = _spawn(theirs, "forkserver", str(IDLE), streams=subprocess.DEVNULL)
+            self._process = _spawn(theirs, "forkserver", str(IDLE_SECONDS), streams=subprocess.DEVNULL)
         self._owner = os.getpid()
         self.inherited = _inherited()
         self._line = Line(ours)
@@ -269,10 +270,10 @@ class Forkserver:
         return self._owner == os.getpid() and self._process.poll() is None
 
     def fork(self, end: socket.socket) -> int:
-        """Make a worker that listens to this end of a line. Its output goes where this process's does.
+        """Fork a worker that listens on this socket; its output goes to this process's standard streams.
 
         Returns:
-            Its process number.
+            Its process id.
         """
         environment = {**os.environ, **_environment()}
         streams = tuple(fd for fd in (1, 2) if _is_open(fd))
@@ -310,7 +311,7 @@ class Forkserver:
                 code = self._process.poll()
                 self.end()
                 raise ForkserverGone(f"the forkserver exited with code {code}") from error
-            except BaseException:  # interrupted: the reply would be read as that to the next request
+            except BaseException:  # interrupted: this reply would be taken for the reply to the next request
                 self.end()
                 raise
 
@@ -348,7 +349,7 @@ def _end_all() -> None:
 
 
 def _inherited() -> Any:
-    """Return what a process inherits and cannot be sent: limits, umask, cores and priority."""
+    """Return what a fork inherits from its forkserver and cannot be told otherwise: limits, umask, cores, priority."""
     import resource  # not everywhere
 
     limits = [resource.getrlimit(getattr(resource, name)) for name in dir(resource) if name.startswith("RLIMIT_")]

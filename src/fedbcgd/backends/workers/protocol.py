@@ -19,10 +19,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ForkRequest:
-    """Fork a worker. Descriptors follow: the worker's end of its line, and one for each of `streams`."""
+    """Fork a worker.
+
+    After this message file descriptors are sent: the worker's end of its socket, and one for each of `streams`.
+    """
 
     environment: dict[str, str]
-    folder: str
+    folder: str  # the working directory
     streams: tuple[int, ...]  # those of 1 and 2, standard output and error, that are open
 
 
@@ -61,13 +64,14 @@ class ExitCodeReply:
 class JobRequest:
     """Prepare a job: the first message to a worker.
 
-    Descriptors follow: the frozen job, the memory of a round, and the slots of client state if the algorithm has any.
+    After it file descriptors are sent: the frozen job, the memory of a round, and the slots of client state if the
+    algorithm has any.
     """
 
     path: list[str]  # sys.path, so that the user's modules are found
     buffer_bytes: int  # of the tensors and arrays of the frozen job
     pickle_bytes: int  # of its pickle
-    descriptors: int
+    descriptors: int  # how many file descriptors follow
 
 
 @dataclass(frozen=True)
@@ -86,12 +90,20 @@ class Assignment:
     new_state: int | None  # slot of its state after the task; None: the algorithm keeps none
 
 
+Unit = tuple[Assignment, ...]  # one client, or several that are trained in one batch
+
+
 @dataclass(frozen=True)
 class FitRequest:
-    """Train these clients: one, or several in one batch."""
+    """Train these clients, unit by unit: several units where tasks are as short as a message takes."""
 
     epoch: int
-    assignments: tuple[Assignment, ...]
+    units: tuple[Unit, ...]
+
+    @property
+    def assignments(self) -> list[Assignment]:
+        """Those of all units."""
+        return [assignment for unit in self.units for assignment in unit]
 
 
 @dataclass(frozen=True)
@@ -99,12 +111,12 @@ class FitReply:
     """The uploads of a FitRequest, in its order."""
 
     uploads: tuple["StoredUpload", ...]
-    seconds: dict[str, float]  # that each part of the work took
+    seconds: dict[str, float]  # by part of the work: "local", "codec"
 
 
 @dataclass(frozen=True)
 class EvaluateRequest:
-    """Evaluate the test examples from `start` to `stop`, which are batch `index` of the evaluation."""
+    """Evaluate the test examples from `start` to `stop`, which are span `index` of the evaluation."""
 
     index: int
     start: int

@@ -1,4 +1,7 @@
-"""Memory shared between processes: a file without a name, which is gone when the last process closes it."""
+"""Memory shared between processes: a file without a name, which is gone when the last process closes it.
+
+`freeze` pickles an object into such memory, `thaw` makes it again with tensors that are views of the memory.
+"""
 
 import io
 import mmap
@@ -11,11 +14,11 @@ import cloudpickle
 import torch
 from torch import Tensor
 
-ALIGN = 64
+ALIGN = 64  # bytes: tensors begin at multiples of this
 
 
 def anonymous_memory(size: int) -> int:
-    """Return the descriptor of new memory."""
+    """Return a file descriptor of new anonymous memory of this size in bytes."""
     if hasattr(os, "memfd_create"):
         fd = os.memfd_create("fedbcgd")
     else:  # this system has no memory files: an ordinary file, removed at once
@@ -40,7 +43,7 @@ class _Freeze(cloudpickle.Pickler):
     def __init__(self, file: Any):
         super().__init__(file, protocol=5, buffer_callback=self._buffer)
         self.buffers: list[memoryview] = []
-        self.arrays: list[tuple[int, int]] = []  # (offset, bytes) of pickle's out-of-band buffers
+        self.out_of_band: list[tuple[int, int]] = []  # (offset, bytes) of pickle's out-of-band buffers
         self.size = 0
         self._at: dict[tuple[int, int], int] = {}
         self._alive: list[Any] = []  # so that ids and addresses stay unique
@@ -52,7 +55,7 @@ class _Freeze(cloudpickle.Pickler):
         return at
 
     def _buffer(self, buffer: pickle.PickleBuffer) -> None:
-        self.arrays.append((self._add(buffer.raw()), buffer.raw().nbytes))
+        self.out_of_band.append((self._add(buffer.raw()), buffer.raw().nbytes))
 
     def persistent_id(self, obj: Any) -> Any:
         if type(obj) is not Tensor or obj.device.type != "cpu" or obj.layout != torch.strided or obj.requires_grad:
@@ -60,7 +63,7 @@ class _Freeze(cloudpickle.Pickler):
         storage = obj.untyped_storage()
         if not storage.nbytes():
             return None
-        key = storage.data_ptr(), storage.nbytes()  # two at one address may differ in length
+        key = storage.data_ptr(), storage.nbytes()  # two storages at one address may differ in length
         if key not in self._at:
             view = torch.empty(0, dtype=torch.uint8).set_(storage)
             self._at[key] = self._add(view.numpy().data)
@@ -70,6 +73,8 @@ class _Freeze(cloudpickle.Pickler):
 
 
 class _Thaw(pickle.Unpickler):
+    """Unpickle an object; its tensors and arrays become views of the memory."""
+
     def __init__(self, file: Any, memory: mmap.mmap, buffers: list[Any]):
         super().__init__(file, buffers=buffers)
         self._memory = memory
@@ -87,12 +92,12 @@ def freeze(obj: Any) -> tuple[int, int, int]:
     """Write an object into new shared memory.
 
     Returns:
-        The descriptor, the bytes of its buffers, and the bytes of its pickle.
+        The file descriptor, the bytes of the object's buffers, and the bytes of its pickle.
     """
     text = io.BytesIO()
     pickler = _Freeze(text)
     pickler.dump(obj)
-    head = pickle.dumps(pickler.arrays)
+    head = pickle.dumps(pickler.out_of_band)
     body = len(head).to_bytes(8, "little") + head + text.getvalue()
     fd = anonymous_memory(pickler.size + len(body))
     at = 0

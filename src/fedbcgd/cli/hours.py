@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from fedbcgd.cli import app
-from fedbcgd.display.terminal import Json, print_json
+from fedbcgd.display.terminal import print_json
 
 
 @app.command()
@@ -15,17 +15,22 @@ def hours(
     network: Annotated[
         str | None,
         typer.Option(
-            help="Profiles, with commas: 4g, broadband, datacentre, mix; own for the run's own network. Default: all.",
+            help="Names, separated by commas: the profiles 4g, broadband, datacentre and mix, or own, the run's own "
+            "network. Default: all.",
             show_default=False,
         ),
     ] = None,
-    csv: Annotated[Path | None, typer.Option(help="Measured links, as in docs/network.md.")] = None,
-    target: Annotated[float | None, typer.Option(help="An accuracy. Default: the best that the run reached.")] = None,
-    as_json: Json = False,
+    csv: Annotated[Path | None, typer.Option(help="A CSV file of measured links, see docs/network.md.")] = None,
+    target: Annotated[
+        float | None, typer.Option(help="Accuracy to reach. Default: the best that the run reached.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Machine-readable: a line of JSON for each network.")] = False,
 ) -> None:
-    """Show how many hours a run takes on each network, in all and to a target, and whether fast clients serve some blocks
-    more often than others. Clients' speeds are those of the CSV, else of the run's own network, else of the first
-    profile."""
+    """Show how many hours a run takes on each network, in total and until a target accuracy.
+
+    Also show whether fast clients serve some blocks more often than others. The clients' speeds for that are those of the
+    CSV file, else of the run's own network, else of the first profile.
+    """
     from fedbcgd.display.progress import printable, wide_console
     from fedbcgd.report.network import bias_table, first_bias, hours_table, measure_hours, select_networks
 
