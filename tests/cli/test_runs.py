@@ -87,7 +87,7 @@ def test_json(place):
         (["compare", "run.toml", "--algorithms", "fedavg,fedagv", "--out", "x"], "'fedagv'"),
         (["compare", "run.toml", "--algorithms", "fedavg,fedavg", "--out", "x"], "expected each name once"),
         (["compare", "run.toml", "--algorithms", ",", "--out", "x"], "expected at least one name, got none"),
-        (["sweep", "run.toml", "--grid", "lr", "--out", "x"], "--grid lr"),
+        (["sweep", "run.toml", "--grid", "lr", "--out", "x"], "--grid: expected option=value"),
         (["sweep", "run.toml", "--grid", "lr=0.1,-1", "--out", "x"], "greater than 0"),
         (["sweep", "run.toml", "--grid", "blocks=2", "--grid", "blocks=3", "--out", "x"], "expected each option once"),
         (["blocks", "lenet"], "Did you mean 'lenet5'"),

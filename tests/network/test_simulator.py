@@ -151,7 +151,7 @@ def test_clients_of_unknown_size_cannot_be_late(net, toys):
             return toys()[k]
 
     common = {"rounds": 1, "cohort": 3, "workers": 0, "batch_size": 3}
-    with pytest.raises(UserError, match=r"client 0 is loaded lazily.*local_steps"):
+    with pytest.raises(UserError, match=r"client 0, which is loaded lazily.*local_steps"):
         simulate(net(), Lazy(), "fedavg", network={"deadline": 9.0}, **common)
     simulate(net(), Lazy(), "fedavg", network={"deadline": 9.0}, local_steps=2, **common)
     simulate(net(), Lazy(), "fedavg", network="4g", **common)
