@@ -37,6 +37,8 @@ from fedbcgd.rng import stream
 Train = Callable[[nn.Module, Any, "TrainConfig"], Any]
 
 EXAMPLES = "num-examples"  # the metric that says on how many examples a client trained, as in Flower's apps
+# For `Conditions.likely_cause`: the rate may be the function's own.
+LIKELY_CAUSE = "a learning rate that is too high in the clients' own training; another one is NaN in the data"
 
 
 @dataclass(frozen=True)

@@ -98,7 +98,7 @@ def test_another_wire_format_is_refused_with_both_versions(of, caplog):
         if of == "client":  # an earlier version, which does not say its own
             reply = app_of_grid(message, context)
             for name in said:
-                reply.content[wire.TOLD].pop(name)
+                reply.content[wire.VALUES].pop(name)
             return reply
         for name, value in {"wire_format": 9, "version": "7.0"}.items():
             message.content[wire.TASK][name] = value

@@ -635,7 +635,7 @@ def test_an_evaluation_cannot_raise_its_weight_later():
 @pytest.mark.parametrize("value", [3, "", "anything", True, ["app"], 1.5])
 def test_a_greeting_with_another_way_to_train_is_refused_alone(value, caplog):
     def change(message, reply):
-        reply.content[wire.TOLD] = ConfigRecord({**reply.content[wire.TOLD], "trains": value})
+        reply.content[wire.VALUES] = ConfigRecord({**reply.content[wire.VALUES], "trains": value})
         return reply
 
     federation, _ = run("fedavg", attacked(wire.HELLO, change), rounds=1, clients=M)
@@ -840,8 +840,8 @@ def test_mods_of_our_client_app():
     _, result = start("fedbcgd", LocalGrid(app, M), rounds=1)
     reference = simulate(make_model(), CLIENTS, "fedbcgd", rounds=1, cohort=4, seed=3, workers=0, blocks=2, **LOCAL)
     assert same(result.arrays, reference.module)
-    assert (wire.HELLO, {wire.TOLD}) in seen
-    assert ("train", {wire.TOLD, wire.UPLOAD}) in seen
+    assert (wire.HELLO, {wire.VALUES}) in seen
+    assert ("train", {wire.VALUES, wire.UPLOAD}) in seen
 
 
 @pytest.mark.parametrize("mod", [secaggplus_mod, fixedclipping_mod, adaptiveclipping_mod])

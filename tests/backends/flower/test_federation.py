@@ -235,7 +235,7 @@ def spoil(change):
 
 
 def _edit(reply, **values):
-    reply.content[wire.TOLD] = ConfigRecord({**reply.content[wire.TOLD], **values})
+    reply.content[wire.VALUES] = ConfigRecord({**reply.content[wire.VALUES], **values})
     return reply
 
 
@@ -256,9 +256,9 @@ def _cut(message, reply):
 SPOILT = {
     "Flower's own error": (lambda m, r: Message(Error(code=0, reason="out of memory"), reply_to=m), "lost"),
     "nothing of ours": (lambda m, r: Message(RecordDict({"x": MetricRecord({"a": 1})}), reply_to=m), "lost"),
-    "another client's": (lambda m, r: _edit(r, client=(r.content[wire.TOLD]["client"] + 1) % M), "refused"),
+    "another client's": (lambda m, r: _edit(r, client=(r.content[wire.VALUES]["client"] + 1) % M), "refused"),
     "another round's": (lambda m, r: _edit(r, round=99), "refused"),
-    "another block": (lambda m, r: _edit(r, block=1 - r.content[wire.TOLD]["block"]), "refused"),
+    "another block": (lambda m, r: _edit(r, block=1 - r.content[wire.VALUES]["block"]), "refused"),
     "no steps": (lambda m, r: _edit(r, steps=0), "refused"),
     "text for a number": (lambda m, r: _edit(r, steps="many"), "refused"),
     "NaN": (_nan, "refused"),
@@ -285,7 +285,7 @@ def test_only_those_online_are_asked():
     grid.leave(0)
     grid.leave(5)
     federation, _ = start("fedbcgd", grid, rounds=3, clients=M)
-    asked = {r.content[wire.TOLD]["client"] for r in grid.replies if wire.UPLOAD in r.content}
+    asked = {r.content[wire.VALUES]["client"] for r in grid.replies if wire.UPLOAD in r.content}
     assert asked == {1, 2, 3, 4}
     assert federation.server.clients == M
     assert federation.server.ledger.lost == 0
