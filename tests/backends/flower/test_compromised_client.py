@@ -455,7 +455,7 @@ def test_it_cannot_end_a_run_by_leaving_out_the_targets_metric():
     assert federation.outcome.stopped == "rounds"
 
 
-def test_it_can_set_the_controls_back_only_now_and_then(tmp_path, caplog):
+def test_it_can_reset_the_controls_only_now_and_then(tmp_path, caplog):
     """Once, then after 10 rounds, 20, 40 …; kept with the checkpoint. Otherwise only its own upload is lost."""
 
     def change(message, reply):
