@@ -173,7 +173,9 @@ def test_without_a_whole_checkpoint_nothing_goes_on(cut):
     for name in CHECKPOINTS:
         flip(cut / name)
     before = {p: p.read_bytes() for p in cut.rglob("*") if p.is_file()}
-    with pytest.raises(UserError, match=r"server\.safetensors is damaged.*previous\.safetensors is damaged.*expected an undamaged"):
+    with pytest.raises(
+        UserError, match=r"server\.safetensors is damaged.*previous\.safetensors is damaged.*an undamaged"
+    ):
         execute(make(6), cut, resume=True, figures=False)
     assert {p: p.read_bytes() for p in cut.rglob("*") if p.is_file()} == before
     (cut / CHECKPOINTS[1]).unlink()
