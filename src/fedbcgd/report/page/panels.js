@@ -65,13 +65,13 @@ function linesOf(name) {
 }
 
 /* Small charts of several metrics, side by side. */
-function smallCharts(id, names, width) {
+function smallCharts(id, names, width, heading = metricText) {
   const columns = width < 620 ? 1 : width < 1000 || names.length === 2 ? 2 : names.length === 4 && width < 1300 ? 2 : Math.min(4, Math.max(1, Math.floor(width / 380)));
   const each = Math.floor((width - 24 * (columns - 1)) / columns);
   const panels = names.map((name) => {
     const { thin, own } = linesOf(name);
     const chart = lineChart(`${id}-${name}`.replace(/[^A-Za-z0-9_-]/g, "_"), [...thin, ...own], { xLabel: AXES[chosenAxis()].label, yLabel: metricText(name), logX: state.logX, logY: state.logY && !falls(CLIENTS + name), goal: NaN, width: each, small: true });
-    return el("li", {}, el("h3", {}, capital(metricText(name))), chart);
+    return el("li", {}, el("h3", {}, capital(heading(name))), chart);
   });
   return el("ul", { class: "panels", css: { "--columns": columns } }, panels);
 }
@@ -88,7 +88,7 @@ function otherMetrics(width) {
 function clientsCard(width) {
   const measured = Object.entries(clientMetrics());
   if (!measured.length) return null;
-  const parts = measured.map(([name, columns]) => [measured.length > 1 ? el("h3", { class: "part" }, capital(metricText(name))) : null, smallCharts("clients", columns, width)]);
+  const parts = measured.map(([, columns]) => smallCharts("clients", columns, width, (column) => metricText(column.slice(CLIENTS.length))));
   return card("clients", "Clients", "Each client is measured on its own part: the mean, the spread, the worst tenth, and the mean of the lowest quarter.", parts);
 }
 
@@ -146,14 +146,15 @@ function pointsTable(lines, xLabel, yLabel) {
 }
 
 /* A table. With an `id` its headings are buttons that sort it. */
-function table(caption, head, rows, { mark, id } = {}) {
+function table(caption, head, rows, { mark, id, left = [] } = {}) {
   const order = (id && state.sort[id]) || {};
   const heading = (text, k) => {
-    if (!id) return el("th", { scope: "col" }, text);
+    const side = left.includes(text) ? "left" : null;
+    if (!id) return el("th", { scope: "col", class: side }, text);
     const down = order.column === text && !order.down;
     const onclick = () => ((state.sort[id] = { column: text, down }), draw(), announce(`sorted by ${text}, ${down ? "falling" : "rising"}`));
     const sign = order.column !== text ? "" : order.down ? " ↓" : " ↑";
-    return el("th", { scope: "col", "aria-sort": sign && (order.down ? "descending" : "ascending") }, el("button", { type: "button", id: `${id}-sort-${k}`, class: "sort", onclick }, text + sign));
+    return el("th", { scope: "col", class: side, "aria-sort": sign && (order.down ? "descending" : "ascending") }, el("button", { type: "button", id: `${id}-sort-${k}`, class: "sort", onclick }, text + sign));
   };
   return el(
     "div",
@@ -163,7 +164,7 @@ function table(caption, head, rows, { mark, id } = {}) {
       {},
       el("caption", { class: "unseen" }, caption),
       el("thead", {}, el("tr", {}, head.map(heading))),
-      el("tbody", {}, rows.map((row) => el("tr", {}, row.map((cell, k) => (k ? el("td", { class: mark && mark(row, k) }, cell) : el("th", { scope: "row" }, cell)))))),
+      el("tbody", {}, rows.map((row) => el("tr", {}, row.map((cell, k) => (k ? el("td", { class: left.includes(head[k]) ? "left" : mark && mark(row, k) }, cell) : el("th", { scope: "row" }, cell)))))),
     ),
   );
 }

@@ -7,36 +7,38 @@ const seedColumns = () => [
 ];
 const each = (f) => (group) => settled(group).map(f);
 
+/* A column of times, in one unit that its heading names. */
+function timed(head, seconds) {
+  const known = shownGroups().flatMap(seconds).filter(Number.isFinite);
+  const unit = unitFor(known.length ? mean(known) : 1);
+  return { key: `${head}_${unit.sign}`.replace(/ /g, "_"), head: `${head}, ${unit.sign}`, of: (group) => seconds(group).map((s) => s / unit.seconds) };
+}
+
 function outcomeColumns() {
   const names = [metric(), ...metricsOfTask().filter((name) => name !== metric())].filter(Boolean);
   return [
-    ...seedColumns(),
     ...names.map((name) => ({ key: name, head: metricText(name), of: each((run) => lastTenth(run, name)) })),
-    ...(axesOfTask().includes("hours") ? [{ key: "hours", head: `hours, ${network()}`, of: each((run) => lastOf(hoursOn(run, network()))) }] : []),
+    ...(networks().length ? [timed(`on ${network()} network`, each((run) => lastOf(networkSeconds(run))))] : []),
     { key: "upload_d", head: "upload, d", of: each((run) => lastOf(run.columns.upload_d)) },
     { key: "upload_mb", head: "upload, MB", of: each((run) => lastOf(run.columns.upload_bytes) / 1e6) },
     { key: "rounds", head: "rounds", of: each((run) => lastOf(run.columns.round)) },
     { key: "largest_upload_mb", head: "largest upload, MB", of: each((run) => lastOf(run.columns.upload_max_bytes) / 1e6) },
     { key: "gradient_evaluations", head: "gradient evaluations", of: each((run) => lastOf(run.columns.gradient_evaluations)) },
+    ...seedColumns(),
   ];
 }
 
 function targetColumns() {
   const of = (key, unit = 1) => (group) => reached(group).map((r) => (r === null ? Infinity : r[key] / unit));
-  const timed = (key, head) => {
-    const known = shownGroups().flatMap(of(key)).filter(Number.isFinite);
-    const unit = unitFor(known.length ? mean(known) : 1);
-    return { key: `${head}_${unit.sign}`.replace(/ /g, "_"), head: `${head}, ${unit.sign}`, of: of(key, unit.seconds) };
-  };
   return [
-    ...seedColumns(),
     { key: "reached", head: "reached", count: (g) => reached(g).filter((r) => r !== null).length },
     { key: "upload_d", head: "upload, d", of: of("upload_d") },
     { key: "upload_mb", head: "upload, MB", of: of("upload_bytes", 1e6) },
     { key: "rounds", head: "rounds", of: of("round") },
     { key: "gradient_evaluations", head: "gradient evaluations", of: of("gradient_evaluations") },
-    timed("seconds", "time"),
-    ...profiles().map((name) => timed("on " + name, "on " + name)),
+    timed("time", of("seconds")),
+    ...profiles().map((name) => timed("on " + name, of("on " + name))),
+    ...seedColumns(),
   ];
 }
 
@@ -75,11 +77,11 @@ function runColumns() {
     seed: (run) => run.seed,
     status: (run) => run.status,
     [metricText(name) || "metric"]: (run) => lastTenth(run, name),
-    ...(axesOfTask().includes("hours") ? { [`hours, ${network()}`]: (run) => lastOf(hoursOn(run, network())) } : {}),
+    ...(networks().length ? { [`hours, ${network()}`]: (run) => lastOf(hoursOn(run, network()) || []) } : {}),
     "upload, d": last("upload_d"),
     rounds: last("round"),
     "took, s": (run) => run.facts.seconds,
-    finished: (run) => run.facts.finished,
+    finished: (run) => (run.facts.finished || "").replace(/^(.{10})T(.{5}).*$/, "$1 $2"),
     notes: (run) => (run.facts.notes || []).join("; "),
     folder: (run) => run.folder,
   };
@@ -110,7 +112,7 @@ function runsTable() {
     "Runs",
     `${matching.length} of ${entries.length} runs. A heading sorts them; a word in the filter must be in a run's name, options, notes or folder.`,
     el("div", { class: "controls" }, field("filter", "Filter", filter), el("button", { type: "button", id: "only", onclick: only }, "Show only these")),
-    table("Runs", Object.keys(columns), rows, { id: "runs-table", mark: (row, k) => (["notes", "folder"].includes(Object.keys(columns)[k]) ? "left" : null) }),
+    table("Runs", Object.keys(columns), rows, { id: "runs-table", left: ["notes", "folder"] }),
     el("div", { class: "buttons" }, copyButton("runs-csv", "Copy as CSV", "CSV", numbers)),
   );
 }
@@ -146,6 +148,9 @@ function optionText(v) {
   return typeof v === "object" ? JSON.stringify(v) : String(v);
 }
 
+/* The name of an option, which may be broken after a dot. */
+const breakable = (key) => el("span", {}, key.split(/(?<=\.)/).map((part, k) => [k ? el("wbr") : null, part]));
+
 function configuration() {
   const groups = shownGroups();
   if (!groups.length) return null;
@@ -154,7 +159,7 @@ function configuration() {
   const differ = keys.filter((k) => new Set(options.map((o) => optionText(o[k]))).size > 1);
   const same = keys.filter((k) => !differ.includes(k));
   const faint = (row, k) => (row[k] === "unset" ? "faint" : null);
-  const byOption = () => table("Where the configurations differ", ["option", ...groups.map((g) => g.name)], differ.map((k) => [k, ...options.map((o) => optionText(o[k]))]), { mark: faint });
+  const byOption = () => table("Where the configurations differ", ["option", ...groups.map((g) => g.name)], differ.map((k) => [breakable(k), ...options.map((o) => optionText(o[k]))]), { mark: faint });
   const byRun = () => table("Where the configurations differ", ["run", ...differ], groups.map((g, i) => [g.name, ...differ.map((k) => optionText(options[i][k]))]), { mark: faint });
   const lists = groups.map((group, g) => {
     const items = group.runs.map((r) => DATA.runs[r]).map((run, k) => runDetails(run, `run-${g}-${k}`));
