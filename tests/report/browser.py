@@ -89,7 +89,11 @@ class Browser:
         self._driver.execute_cdp_cmd("Browser.setDownloadBehavior", behaviour)
         self.run("document.querySelector(arguments[0]).click()", css)
         until = time.monotonic() + PATIENCE
-        while not (new := [p for p in set(folder.iterdir()) - before if not p.name.startswith(".") and p.suffix != ".crdownload"]):
+        while not (
+            new := [
+                p for p in set(folder.iterdir()) - before if not p.name.startswith(".") and p.suffix != ".crdownload"
+            ]
+        ):
             assert time.monotonic() < until, f"{css} saved nothing"
             time.sleep(0.05)
         return new[0]

@@ -58,7 +58,12 @@ def test_the_axis_is_switched(opened):
     for axis in ("upload_mb", "round", "gradient_evaluations", "time"):
         opened.click(f"label[for=axis-{axis}]")
         seen.append(axis_words(opened))
-    assert seen[1:] == ["upload of all clients, in MB", "rounds", "gradient evaluations (minibatches)", "milliseconds on the chosen uplink"]
+    assert seen[1:] == [
+        "upload of all clients, in MB",
+        "rounds",
+        "gradient evaluations (minibatches)",
+        "milliseconds on the chosen uplink",
+    ]
     opened.click("label[for=axis-round]")
     assert path_of(opened, "fedavg") != before  # ten rounds of fifty
     opened.run("document.querySelector('#axis-round').focus()")
@@ -175,7 +180,9 @@ def test_runs_are_filtered_by_name_option_and_note(opened):
 
 def x_of(browser, chart="curves-chart"):
     """The numbers under the x axis."""
-    script = f"return [...document.querySelectorAll('#{chart} .words text[text-anchor=middle]')].map(t => t.textContent)"
+    script = (
+        f"return [...document.querySelectorAll('#{chart} .words text[text-anchor=middle]')].map(t => t.textContent)"
+    )
     return [float(text) for text in browser.run(script)[:-1]]
 
 
@@ -201,7 +208,8 @@ def test_a_part_of_the_chart_is_enlarged_by_a_drag_and_shown_whole_again(opened)
     assert max(x_of(opened)) <= 8.05
     assert path_of(opened, "fedavg") != whole
     # What is shown fits itself: accuracies after half of the upload, FedAvg's lowest 1 − 1/1.5
-    low = opened.run("return Math.min(...[...document.querySelectorAll('#curves-chart .words text[text-anchor=end]')].map(t => Number(t.textContent)))")
+    words = "[...document.querySelectorAll('#curves-chart .words text[text-anchor=end]')]"
+    low = opened.run(f"return Math.min(...{words}.map(t => Number(t.textContent)))")
     assert low >= 0.3
     opened.click("label[for=axis-round]")  # another axis has no part of its own
     assert max(x_of(opened)) == 50
@@ -222,7 +230,8 @@ def test_the_chart_is_zoomed_with_keys_and_with_the_wheel(opened):
     opened.type("#curves-chart", "0")
     assert opened.run(zoom) is None
     ((x, y),) = places(opened, 0.0)
-    wheel = "document.querySelector('#curves-chart').dispatchEvent(new WheelEvent('wheel', {deltaY: -100, clientX: %d, clientY: %d, bubbles: true, cancelable: true}))"
+    options = "{deltaY: -100, clientX: %d, clientY: %d, bubbles: true, cancelable: true}"
+    wheel = f"document.querySelector('#curves-chart').dispatchEvent(new WheelEvent('wheel', {options}))"
     opened.run(wheel % (round(x), round(y)))
     assert opened.run(zoom) == pytest.approx([0, 8], abs=0.05)
     opened.run("document.activeElement.blur()")
@@ -237,7 +246,9 @@ def test_curves_are_smoothed(opened):
     jagged = path_of(opened, "fedavg")
     select = "const s = document.querySelector('#smooth'); s.value = '3'; s.dispatchEvent(new Event('change'))"
     opened.run(select)
-    lines = opened.run("return [...document.querySelectorAll('#curves-chart g[data-group=fedavg]')].map(g => g.classList.contains('thin'))")
+    lines = opened.run(
+        "return [...document.querySelectorAll('#curves-chart g[data-group=fedavg]')].map(g => g.classList.contains('thin'))"
+    )
     assert lines == [True, False]  # what was measured stays behind the mean
     solid = "return document.querySelector('#curves-chart g[data-group=fedavg]:not(.thin) .line').getAttribute('d')"
     assert opened.run(solid) != jagged
@@ -277,7 +288,8 @@ def test_the_csv_of_the_chart_has_every_point(opened, tmp_path):
 
 
 def test_every_panel_has_one_short_explanation(opened):
-    script = "return [...document.querySelectorAll('section.card')].map(s => [...s.querySelectorAll('.explanation')].map(p => p.textContent))"
+    texts = "[...s.querySelectorAll('.explanation')].map(p => p.textContent)"
+    script = f"return [...document.querySelectorAll('section.card')].map(s => {texts})"
     explained = opened.run(script)
     assert [len(texts) for texts in explained] == [1] * len(explained)
     assert all(20 < len(text) <= 160 for (text,) in explained)
@@ -333,7 +345,9 @@ def test_what_a_run_says_of_its_metric_counts_more_than_the_name(browser, tmp_pa
 def test_measurements_of_clients_have_panels(browser, tmp_path):
     folder = make(tmp_path / "a", "fedavg")
     parts = ("mean", "std", "worst_tenth", "lowest_quarter")
-    write_rows(folder, [row | {f"clients_accuracy_{p}": 0.1 * row["round"] for p in parts} for row in rows("fedavg", 0)])
+    write_rows(
+        folder, [row | {f"clients_accuracy_{p}": 0.1 * row["round"] for p in parts} for row in rows("fedavg", 0)]
+    )
     page.write([tmp_path], tmp_path / "r.html")
     browser.go((tmp_path / "r.html").as_uri())
     card = "section[aria-labelledby=clients-heading]"
@@ -351,7 +365,9 @@ def test_hours_on_a_chosen_network_are_an_axis(browser, real_run, tmp_path):
     browser.go((tmp_path / "r.html").as_uri())
     browser.click("label[for=axis-hours]")
     assert axis_words(browser).endswith(" on 4g")  # the run had no network of its own
-    browser.run("const s = document.querySelector('#network'); s.value = 'datacentre'; s.dispatchEvent(new Event('change'))")
+    browser.run(
+        "const s = document.querySelector('#network'); s.value = 'datacentre'; s.dispatchEvent(new Event('change'))"
+    )
     assert axis_words(browser).endswith(" on datacentre")
     assert browser.errors() == []
 

@@ -288,6 +288,8 @@ def test_what_uploads_nothing_is_not_ranked_by_the_time_of_uploads(browser, tmp_
     assert "uploads nothing, so no uplink ranks it; the target after 10 rounds" in apart
     traffic = browser.texts("section[aria-labelledby=traffic-heading] .multiples .note")
     assert [note == "uploads nothing" for note in traffic].count(True) == 1
-    row = next(row for row in (cells(browser, TIME, k) for k in range(1, 5)) if row["run"].startswith("fedavg, note all"))
+    row = next(
+        row for row in (cells(browser, TIME, k) for k in range(1, 5)) if row["run"].startswith("fedavg, note all")
+    )
     assert (row["upload, d"], row["rounds"], row["time, ms"]) == ("0", "10", "–")
     assert drawn_whole(browser)

@@ -59,9 +59,7 @@ _OTHER_COLOURS = (
     ("#9c3848", "#ffb199"),
 )
 _OTHERS = [
-    Look(*colours, dash, marker)
-    for dash in _DASHES
-    for colours, marker in zip(_OTHER_COLOURS, _MARKERS, strict=True)
+    Look(*colours, dash, marker) for dash in _DASHES for colours, marker in zip(_OTHER_COLOURS, _MARKERS, strict=True)
 ]
 
 

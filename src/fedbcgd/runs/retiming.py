@@ -5,6 +5,7 @@ A network that only measures time does not change training, so that one run can 
 clients would have been late, or had other blocks.
 """
 
+import math
 from array import array
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -116,7 +117,9 @@ def bias(folder: Path | str, network: NetworkLike | None = None) -> list[BlockBi
     return block_biases(_rounds(run, len(links)), links)
 
 
-def to_reach(rows: Sequence[Row], values: Sequence[float], metric: str, target: float) -> float | None:
+def to_reach(
+    rows: Sequence[Row], values: Sequence[float], metric: str, target: float, falling: bool = False
+) -> float | None:
     """Find what it took to reach a target.
 
     Args:
@@ -124,12 +127,13 @@ def to_reach(rows: Sequence[Row], values: Sequence[float], metric: str, target: 
         values: for each row, such as hours, rounds or upload.
         metric: its name in the rows.
         target: that the metric should reach.
+        falling: whether the metric reaches it from above.
 
     Returns:
         The value at the first row that reaches the target; None if none does.
     """
-    pairs = zip(rows, values, strict=True)
-    return next((value for row, value in pairs if row.get(metric, -1.0) >= target), None)
+    pairs = ((row.get(metric, math.nan), value) for row, value in zip(rows, values, strict=True))
+    return next((value for got, value in pairs if (got <= target if falling else got >= target)), None)
 
 
 def check_target(target: float | None) -> None:
