@@ -91,7 +91,7 @@ def _lengths_differ(panel: Axes) -> bool:
     """Return whether the longest line is more than three times as long as the shortest, which would be squeezed."""
     ends = [np.asarray(line.get_xdata(), float) for line in panel.get_lines()]
     last = [x[-1] for x in ends if len(x) > 2]  # a level has two points
-    return bool(last) and max(last) > 3 * min(last)
+    return bool(last) and bool(max(last) > 3 * min(last))
 
 
 def contender_looks(contenders: Sequence[Contender]) -> dict[str, Look]:

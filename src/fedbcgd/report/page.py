@@ -16,7 +16,7 @@ from fedbcgd.report.collect import Collector, Problem, RunData
 from fedbcgd.report.groups import IGNORED_OPTIONS, group
 from fedbcgd.version import __version__
 
-SCRIPTS = ("base.js", "numbers.js", "chart.js", "panels.js", "tables.js", "main.js")
+SCRIPTS = ("base.js", "numbers.js", "chart.js", "pictures.js", "panels.js", "tables.js", "main.js")
 _FACTS = (
     "stopped",
     "seconds",

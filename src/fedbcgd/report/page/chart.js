@@ -102,7 +102,8 @@ function lineChart(id, lines, { xLabel, yLabel, logX, logY, goal, width, small }
   if (zoom) [x0, x1] = [zoom.from, zoom.to];
   if (logY) [y0, y1] = [y0 / 1.15, y1 * 1.15];
   else {
-    const pad = (y1 - y0 || Math.abs(y1) || 1) * 0.05;
+    const range = y1 - y0 > 1e-9 * Math.abs(y1) ? y1 - y0 : Math.abs(y1) || 1; // not a rounding error
+    const pad = range * 0.05;
     [y0, y1] = [y0 - pad, y1 + pad];
   }
   const X = scale(x0, x1, edge.left, width - edge.right, logX);
@@ -145,7 +146,7 @@ function lineChart(id, lines, { xLabel, yLabel, logX, logY, goal, width, small }
   root.append(drawing);
   const setZoom = (from, to) => {
     [from, to] = [Math.max(limits[0], from), Math.min(limits[1], to)];
-    if (!(to > from) || (from === limits[0] && to === limits[1])) delete state.zoom[id];
+    if (!(to - from > 1e-6 * (limits[1] - limits[0])) || (from === limits[0] && to === limits[1])) delete state.zoom[id];
     else state.zoom[id] = { label: xLabel, from, to };
     draw();
     announce(state.zoom[id] ? `${xLabel} from ${short(from)} to ${short(to)}` : "all of the chart");
@@ -289,84 +290,4 @@ function nearest(sorted, x) {
   let best = 0;
   for (let k = 1; k < sorted.length; k += 1) if (Math.abs(sorted[k] - x) < Math.abs(sorted[best] - x)) best = k;
   return best;
-}
-
-/* Saving pictures: the SVG on the page with its styles written into it, and its legend below. */
-
-const STYLES = ["fill", "stroke", "stroke-width", "stroke-dasharray", "stroke-linejoin", "opacity", "font-size", "paint-order", "image-rendering"];
-
-function downloads(id, name, picture, csv, ...more) {
-  const file = name.toLowerCase().replace(/[^\p{L}\p{N}]+/gu, "-").replace(/^-|-$/g, "");
-  const button = (kind, act) =>
-    el("button", { type: "button", id: `${id}-${kind}`, class: "quiet small", "aria-label": `Save ${name} as ${kind.toUpperCase()}`, onclick: () => (act(), announce(kind.toUpperCase() + " saved")) }, kind.toUpperCase());
-  return el(
-    "div",
-    { class: "downloads" },
-    more,
-    button("png", () => savePng(file + ".png", standalone(picture()))),
-    button("svg", () => save(file + ".svg", "image/svg+xml", asMarkup(standalone(picture())))),
-    button("csv", () => save(file + ".csv", "text/csv", csv())),
-  );
-}
-
-const asMarkup = (picture) => new XMLSerializer().serializeToString(picture);
-
-/* The picture with colours and sizes as they are on the page, on its background. */
-function standalone(picture) {
-  const stage = el("div", { class: "stage", "aria-hidden": "true" }, picture);
-  document.body.append(stage);
-  for (const hidden of picture.querySelectorAll("[visibility=hidden]")) hidden.remove();
-  for (const node of picture.querySelectorAll("*")) {
-    const style = getComputedStyle(node);
-    for (const name of STYLES) node.setAttribute(name, style.getPropertyValue(name));
-  }
-  for (const node of picture.querySelectorAll("*")) ["class", "style"].forEach((name) => node.removeAttribute(name));
-  const ground = getComputedStyle(document.documentElement).getPropertyValue("--paper").trim();
-  picture.prepend(svg("rect", { width: "100%", height: "100%", fill: ground }));
-  picture.setAttribute("font-family", "Helvetica, Arial, sans-serif");
-  stage.remove();
-  return picture;
-}
-
-function savePng(name, picture) {
-  const [width, height] = ["width", "height"].map((side) => Number(picture.getAttribute(side)));
-  const sharp = Math.min(2, 16000 / Math.max(width, height));
-  const canvas = el("canvas", { width: Math.round(width * sharp), height: Math.round(height * sharp) });
-  const image = new Image();
-  image.onload = () => {
-    canvas.getContext("2d").drawImage(image, 0, 0, canvas.width, canvas.height);
-    canvas.toBlob((blob) => save(name, "image/png", blob));
-  };
-  image.src = "data:image/svg+xml;charset=utf-8," + encodeURIComponent(asMarkup(picture));
-}
-
-/* A copy of a chart under its title, with a legend below. */
-function withLegend(chart, groups, title) {
-  const [width, height] = ["width", "height"].map((side) => Number(chart.getAttribute(side)));
-  const entries = svg("g", { class: "words" });
-  let [x, y] = [12, height + 44];
-  for (const group of groups) {
-    const space = 52 + 7.2 * group.name.length;
-    if (x > 12 && x + space > width) [x, y] = [12, y + 20];
-    const sample = swatch(group);
-    for (const [name, value] of Object.entries({ x, y: y - 10, width: 30, height: 12 })) sample.setAttribute(name, value);
-    entries.append(sample, svg("text", { x: x + 36, y }, group.name));
-    x += space;
-  }
-  const copy = fill(chart.cloneNode(true), { y: 26 }, []);
-  return framed(width, y + 14, title, copy, entries);
-}
-
-function framed(width, height, title, ...parts) {
-  return svg("svg", { xmlns: SVG, viewBox: `0 0 ${width} ${height}`, width, height }, svg("g", { class: "words" }, svg("text", { class: "axis", x: 12, y: 19 }, title)), ...parts);
-}
-
-/* Bars with a name before and a text behind: [{group, name, share, text}]. */
-function barPicture(title, bars) {
-  const row = (bar, k) => [
-    svg("text", { x: 12, y: 46 + 22 * k }, bar.name),
-    svg("rect", { class: "look filled", css: look(bar.group), x: 260, y: 36 + 22 * k, width: Math.max(0, 360 * bar.share), height: 13 }),
-    svg("text", { x: 630, y: 46 + 22 * k }, bar.text),
-  ];
-  return framed(900, 46 + 22 * bars.length, title, svg("g", { class: "words" }, bars.map(row)));
 }

@@ -343,15 +343,3 @@ function labelsCard(width) {
     unfold("labels-numbers", "The numbers as a table", table("Labels of the clients" + (counts.length > 300 ? ", the first 300" : ""), ["client", "examples", "labels", "most of"], rows)),
   );
 }
-
-/* The map of labels as a picture, a row for each label. */
-function mapPicture(title, canvas, classes) {
-  const row = Math.max(3, Math.min(18, 600 / classes.length));
-  const every = Math.ceil(12 / row);
-  const names = classes.map((c, k) => (k % every ? null : svg("text", { x: 138, y: 36 + row * (k + 0.5) + 4, "text-anchor": "end" }, shortened(c, 18))));
-  const image = svg("image", { href: canvas.toDataURL(), x: 146, y: 36, width: 740, height: row * classes.length, preserveAspectRatio: "none", class: "map-image" });
-  const axis = svg("text", { class: "axis", x: 516, y: 60 + row * classes.length, "text-anchor": "middle" }, "clients");
-  return framed(900, 72 + row * classes.length, title, image, svg("g", { class: "words" }, names, axis));
-}
-
-const shortened = (text, longest) => (text.length > longest ? text.slice(0, longest - 1) + "…" : text);
