@@ -28,7 +28,7 @@ def test_accuracy_is_drawn_against_upload_rounds_and_gradients(tmp_path):
 
 
 def test_what_spends_alike_is_drawn_once_with_one_legend(tmp_path):
-    """Two contenders whose rounds cost the same look the same on every axis, so there is one, with both metrics side by side."""
+    """Contenders whose rounds cost the same look the same on every axis: there is one, with both metrics side by side."""
     where = replace(panel("a", "b"), drawn=("train_loss",))
     draw([result(where, a=[outcome(0.1, 0.2)], b=[outcome(0.3, 0.4)])], tmp_path, "A figure")
     texts = words(tmp_path)

@@ -243,7 +243,9 @@ def test_the_chart_is_zoomed_with_keys_and_with_the_wheel(opened):
 
 def test_what_is_constant_but_for_rounding_is_drawn(opened):
     """Means of 0.1 differ in their last digit, and so do their ends."""
-    opened.run("DATA.runs.forEach(r => r.columns.test_accuracy = r.columns.round.map(k => 0.1 + k % 3 * 1e-17)); draw()")
+    opened.run(
+        "DATA.runs.forEach(r => r.columns.test_accuracy = r.columns.round.map(k => 0.1 + k % 3 * 1e-17)); draw()"
+    )
     opened.run("state.smooth = 5; draw()")
     assert not any("cannot be drawn" in text for text in opened.texts("section"))
     assert names(opened)[-3:] == ["fedavg", "fedbcgd", "fedpaq"]

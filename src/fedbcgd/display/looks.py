@@ -29,7 +29,7 @@ _GREY = ("#808080", "#a6a6a6")
 
 LOOKS = {
     "fedavg": Look(*_BLACK, SOLID, "o"),
-    "fedavgm": Look("#8c5522", "#b07a3c", DASHED, "o"),
+    "fedavgm": Look("#73005c", "#bf1d9f", DASHED, "o"),
     "fedprox": Look("#5a5a7c", "#8088b8", DOTTED, "o"),
     "central": Look("#5c0a14", "#c25a5a", MIXED, "o"),
     "fedadam": Look(*_GREY, SOLID, "v"),

@@ -115,7 +115,7 @@ def _count_changed_options(contender: Contender) -> int:
 
 def _limit_axis(panel: Axes) -> None:
     """Fit the axis of a loss to the later four fifths of the lines: a loss begins high, which would flatten the rest."""
-    lines = [np.asarray(line.get_ydata(), float) for line in panel.get_lines() if line.get_label()[0] != "_"]
+    lines = [np.asarray(line.get_ydata(), float) for line in panel.get_lines() if str(line.get_label())[0] != "_"]
     values = np.concatenate([y[len(y) // 5 :] for y in lines] or [np.zeros(0)])
     values = values[np.isfinite(values)]
     if len(values):
