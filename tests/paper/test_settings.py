@@ -8,7 +8,7 @@ from math import inf
 import pytest
 
 from fedbcgd.algorithms.registry import make_algorithm
-from fedbcgd.paper import plan
+from fedbcgd.paper import plan, search
 from fedbcgd.paper import printed as paper
 from fedbcgd.paper.costs import cost
 from fedbcgd.paper.items import ITEMS
@@ -171,19 +171,19 @@ def test_equal_effort_at_cpu_scale():
     """Three learning rates for each that is tuned, and no more for ours."""
     for item in ITEMS.values():
         for p in item.panels["cpu"]:
-            assert {len(plan.grid_points(p, c)) for c in p.contenders if c.tuned_as is None} == {3}
+            assert {len(search.candidates(p, c)) for c in p.contenders if c.tuned_as is None} == {3}
 
 
 def test_at_paper_scale_momenta_are_searched_where_there_is_a_momentum():
     p = panel("table3", "cifar10-lenet5")
-    tried = {c.key: len(plan.grid_points(p, c)) for c in p.contenders}
+    tried = {c.key: len(search.candidates(p, c)) for c in p.contenders}
     assert tried["fedavg"] == tried["scaffold-derived"] == 6
     assert tried["fedbcgd"] == tried["fedbcgd+"] == tried["fedavgm"] == 36
 
 
 def test_both_forms_of_scaffold_get_one_search():
     p = panel("table3", "cifar10-lenet5")
-    assert plan.grid_points(p, p.contender("scaffold")) == []
+    assert search.candidates(p, p.contender("scaffold")) == []
     assert p.contender("scaffold").tuned_as == "scaffold-derived"
 
 

@@ -4,7 +4,8 @@ from dataclasses import dataclass
 
 from fedbcgd.algorithms.registry import make_algorithm
 from fedbcgd.data.catalog import KNOWN
-from fedbcgd.paper.plan import DataFacts, count_rounds, count_search_rounds, grid_points, network_shapes
+from fedbcgd.paper.plan import DataFacts, count_rounds, count_search_rounds, network_shapes
+from fedbcgd.paper.search import candidates
 from fedbcgd.paper.spec import Contender, Item, Panel, Scale
 
 CORES = 2
@@ -53,7 +54,7 @@ def _panel_cost(panel: Panel) -> Cost:
     facts, test = catalogue_facts(panel)
     for contender in panel.contenders:
         rounds = count_rounds(panel, contender, facts)
-        points = len(grid_points(panel, contender))
+        points = len(candidates(panel, contender))
         searched = points if points > 1 else 0
         short = count_search_rounds(panel, rounds)
         runs += searched + effort.seeds

@@ -262,6 +262,7 @@ class About(BaseModel):
 
     scale: str
     claims: list[_ClaimRecord]
+    precision: str = ""
     seeds: list[int] = []
     runs: int = 0
     hours: int | float | str = "–"
@@ -290,7 +291,7 @@ def about_runs(command: str, commits: list[str], seeds: list[int], runs: int, ho
 
 def write_about(folder: Path, request: Request, about: Mapping[str, Any], verdicts: list[dict[str, str]]) -> None:
     """Write the about.json of an item."""
-    content = {"scale": request.scale, **about, "claims": verdicts}
+    content = {"scale": request.scale, "precision": request.machine.precision, **about, "claims": verdicts}
     write_text(folder / "about.json", as_json(content, indent=1) + "\n")
 
 

@@ -21,6 +21,7 @@ class Trial:
     score: float  # mean over the last tenth on held-out data; NaN if the run diverged
     rounds: int
     chosen: bool
+    rung: int = 1  # of successive halving
 
 
 @dataclass(frozen=True)
