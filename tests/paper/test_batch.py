@@ -4,9 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from fedbcgd.engine.run_folder import exclusive_lock
-from fedbcgd.files import make_folder
-from fedbcgd.paper import batch, engine, packs, pages, search
+from fedbcgd.paper import batch
 from fedbcgd.paper.engine import Request
 from fedbcgd.paper.items import ITEMS
 from fedbcgd.paper.spec import Contender, Halving

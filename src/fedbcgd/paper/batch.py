@@ -9,13 +9,12 @@ import json
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
 from fedbcgd.engine.run_folder import Busy, exclusive_lock
-from fedbcgd.errors import UserError
 from fedbcgd.files import make_folder
 from fedbcgd.paper import engine, packs, plan, search
+from fedbcgd.paper.costs import Cost, run_cost, search_cost, total
 from fedbcgd.paper.engine import Display, Request
 from fedbcgd.paper.items import ITEMS
 from fedbcgd.paper.origin import CommitRecorder
@@ -120,24 +119,40 @@ class Batch:
 
     def __init__(self, names: Sequence[str], request: Request):
         self.request = request
-        self._names = names
         make_folder(request.runs)
         self._restored: set[str] = set()
         self.steps = [step for step in steps(names, request) if self.due(step)]
 
     def due(self, step: Step) -> list[Planned]:
         """Return the runs that can be done now: of the search, or the step's own; none if the step is finished."""
+        found = self._search(step)
+        if found.chosen is None:
+            return list(found.due)
+        chosen = {step.contender.key: found.chosen}
+        ((_, planned),) = plan.seed_runs(step.panel, chosen, step.seed, self.request.machine)
+        self._restore([planned])
+        return [] if engine.finished(planned, self.request.runs) else [planned]
+
+    def costs(self) -> dict[str, tuple[Cost, Cost]]:
+        """Estimate what is left of each group: searches, and runs. A search that is begun counts whole."""
+        out: dict[str, tuple[list[Cost], list[Cost]]] = {}
+        counted = set()
+        for step in self.steps:
+            searches, runs = out.setdefault(step.group, ([], []))
+            runs.append(run_cost(step.panel, step.contender, self.request.machine))
+            tuned = Step(step.group, step.item, step.panel, step.tuned, 0).key
+            if tuned not in counted and self._search(step).chosen is None:
+                searches.append(search_cost(step.panel, step.tuned, self.request.machine))
+            counted.add(tuned)
+        return {group: (total(searches), total(runs)) for group, (searches, runs) in out.items()}
+
+    def _search(self, step: Step) -> search.Search:
+        """Return how far the search is that a step waits for."""
         machine, panel = self.request.machine, step.panel
         first = search.rungs(panel, step.tuned)[:1]
         points = search.candidates(panel, step.tuned)
         self._restore(search.trial(panel, step.tuned, point, rung, machine) for rung in first for point in points)
-        found = search.state(panel, step.tuned, self.request.runs, machine)
-        if found.chosen is None:
-            return list(found.due)
-        chosen = {step.contender.key: found.chosen}
-        ((_, planned),) = plan.seed_runs(panel, chosen, step.seed, machine)
-        self._restore([planned])
-        return [] if engine.finished(planned, self.request.runs) else [planned]
+        return search.state(panel, step.tuned, self.request.runs, machine)
 
     def _restore(self, runs: Iterable[Planned]) -> None:
         new = {planned.folder for planned in runs} - self._restored

@@ -48,7 +48,10 @@ def reproduce(
     """Run a table or figure of the paper and say which of its claims hold.
 
     paper: the paper's setting to the letter, for people with GPUs. desk: of that, what days of a few cores bear. cpu: a
-    miniature for two cores. smoke: a trial of the machinery in under a minute. Finished runs are kept and not run again; items share the runs they have in common.
+    miniature for two cores. smoke: a trial of the machinery in under a minute.
+
+    Finished runs are kept and not run again; items share the runs they have in common. At scale desk the runs that decide
+    most come first, each kept as it ends, and several processes may work in one folder.
     """
     from fedbcgd.display.progress import wide_console
     from fedbcgd.paper import command
@@ -56,7 +59,9 @@ def reproduce(
     console = wide_console(stderr=as_json)
     command.check_scale(scale)
     if list_ or not item:
-        command.show_list(console, scale)
+        command.show_list(
+            console, scale, command.make_request(scale, out, "", None, [], workers, device, precision).machine
+        )
         return
     request = command.make_request(scale, out, only, seeds, data or [], workers, device, precision)
     names = command.item_names(item, scale, only)

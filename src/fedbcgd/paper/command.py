@@ -8,11 +8,12 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
+from fedbcgd.backends.workers.processes import cores
 from fedbcgd.engine.precision import native_bf16
 from fedbcgd.errors import UserError, unknown
 from fedbcgd.files import make_folder, write_text
 from fedbcgd.paper import batch, engine, pages, table1
-from fedbcgd.paper.costs import cost
+from fedbcgd.paper.costs import cost, total
 from fedbcgd.paper.engine import Display, Request
 from fedbcgd.paper.items import ITEMS
 from fedbcgd.paper.plan import Machine
@@ -148,17 +149,20 @@ def _recorded_precision(folder: Path) -> str | None:
     return next((about.precision for about in abouts if about is not None and about.precision), None)
 
 
-def show_list(console: Console, scale: str) -> None:
-    """Print the items and what each costs at a scale."""
+def show_list(console: Console, scale: str, machine: Machine | None = None) -> None:
+    """Print the items and what each costs at a scale, on this machine."""
     known = check_scale(scale)
-    table = Table(title=f"scale {scale}; times are for two cores, nothing being finished before", title_justify="left")
+    machine = machine or Machine()
+    table = Table(title=f"scale {scale}; {_timed(machine)}, nothing being finished before", title_justify="left")
     for column in ("item", "what", "cost"):
         table.add_column(column)
     for item in ITEMS.values():
         if item.runs_of:
             text = f"the runs of {' and '.join(item.runs_of)}"
+        elif item.name == table1.NAME:
+            text = table1.COSTS[known]
         else:
-            text = table1.COSTS[known] if item.name == table1.NAME else str(cost(item, known))
+            text = str(cost(item, known, machine)) if item.panels[known] else "not at this scale"
         table.add_row(item.name, item.title, text)
     console.print(table)
 
@@ -196,13 +200,35 @@ def reproduce(
 
 def run_batch(names: Sequence[str], request: Request, display: Display, console: Console) -> None:
     """Do all runs of some items that are not finished, in the order of what decides most; see `batch`."""
+    for item in (ITEMS[name] for name in names if not ITEMS[name].runs_of):
+        for k, line in enumerate(reductions(item, engine.panels_for(item, request))):
+            _print(console, f"{item.title}, against the paper's setting:\n  {line}" if k == 0 else f"  {line}")
     work = batch.Batch(names, request)
+    if work.steps:
+        console.print(_cost_table(work, request.machine))
 
     def write(item: str, results: list[PanelResult]) -> None:
         pages.write(ITEMS[item], request, results)
         _write_claims(request)
 
     work.run(display, lambda line: _print(console, line), write)
+
+
+def _timed(machine: Machine) -> str:
+    """Return what the estimates of costs are for."""
+    workers = cores() if machine.workers is None else machine.workers
+    return f"hours with {workers} workers in {machine.precision}, by a short timing, if the machine does nothing else"
+
+
+def _cost_table(work: batch.Batch, machine: Machine) -> Table:
+    table = Table(title=f"what is left; {_timed(machine)}", title_justify="left")
+    table.add_column("in this order")
+    for column in ("runs of the search", "hours", "runs", "hours, at most"):
+        table.add_column(column, justify="right")
+    costs = work.costs()
+    for title, (searches, runs) in {**costs, "all": tuple(map(total, zip(*costs.values(), strict=True)))}.items():
+        table.add_row(title, str(searches.runs), f"{searches.hours:.1f}", str(runs.runs), f"{runs.hours:.1f}")
+    return table
 
 
 def _print(console: Console, line: str) -> None:

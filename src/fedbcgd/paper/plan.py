@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from fedbcgd.algorithms.registry import make_algorithm
-from fedbcgd.models.make import make_model
+from fedbcgd.models.make import BuiltModel, make_model
 from fedbcgd.paper.spec import Contender, Panel
 from fedbcgd.runs.batch import Planned
 from fedbcgd.runs.config import Data, check
@@ -67,10 +67,15 @@ def algorithm_options(panel: Panel, contender: Contender, chosen: Options) -> di
     return options
 
 
+def build_network(model: Options, shape: tuple[int, int, int], classes: int) -> BuiltModel:
+    """Build what a panel's `model` section names, without pretrained weights."""
+    options = {k: v for k, v in model.items() if k in ("width", "norm")} | model.get("options", {})
+    return make_model(model["name"], shape, classes, options=options)
+
+
 def make_network(model: Options, shape: tuple[int, int, int], classes: int) -> nn.Module:
     """Build the network that a panel's `model` section names, without pretrained weights."""
-    options = {k: v for k, v in model.items() if k in ("width", "norm")} | model.get("options", {})
-    return make_model(model["name"], shape, classes, options=options).module
+    return build_network(model, shape, classes).module
 
 
 @cache

@@ -217,6 +217,6 @@ def _score(rows: Sequence[Row], panel: Panel) -> float:
 
 
 def _rank(scores: Sequence[float], higher_is_better: bool) -> list[int]:
-    """Return the indices of scores from the best to the worst; NaN (diverged) is worse than any, the first of equals first."""
+    """Return the indices from the best score to the worst: NaN (diverged) last, of equal ones the first first."""
     sign = -1.0 if higher_is_better else 1.0
     return sorted(range(len(scores)), key=lambda k: math.inf if math.isnan(scores[k]) else sign * scores[k])

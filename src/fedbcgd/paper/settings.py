@@ -16,7 +16,8 @@ DATA = {
 }
 LR_AND_MOMENTUM = ("lr", "momentum")
 
-_DESK_GRID = paper.EFFORT.grid | {
+_DESK_GRID: dict[str, tuple[float, ...]] = {
+    "lr": paper.RATES,
     "momentum": (0.0, *paper.MOMENTA),
     "alpha": (0.001, 0.01, 0.1),
     "server_lr": (0.003, 0.01, 0.03),

@@ -50,7 +50,8 @@ class Halving:
     rungs: int = 3
 
     def __str__(self) -> str:
-        return f"{self.rungs} rungs, at most {self.candidates} candidates, gradient evaluations of {self.rounds} rounds of FedAvg"
+        effort = f"gradient evaluations of {self.rounds} rounds of FedAvg"
+        return f"{self.rungs} rungs, at most {self.candidates} candidates, {effort}"
 
 
 @dataclass(frozen=True)
