@@ -183,10 +183,9 @@ class Batch:
         for planned in self.due(step):
             if not self._run(planned, display, say):
                 continue
-            left = self.due(step)
-            if not left:
+            if not self.due(step):
                 self.steps.remove(step)
-            if not left or not left[0].label.startswith("search"):
+            if self._search(step).chosen is not None:
                 self._keep(step.item, write)
             return True
         if not self.due(step):

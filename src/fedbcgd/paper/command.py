@@ -200,9 +200,13 @@ def reproduce(
 
 def run_batch(names: Sequence[str], request: Request, display: Display, console: Console) -> None:
     """Do all runs of some items that are not finished, in the order of what decides most; see `batch`."""
+    differences: dict[str, list[str]] = {}
     for item in (ITEMS[name] for name in names if not ITEMS[name].runs_of):
-        for k, line in enumerate(reductions(item, engine.panels_for(item, request))):
-            _print(console, f"{item.title}, against the paper's setting:\n  {line}" if k == 0 else f"  {line}")
+        for line in reductions(item, engine.panels_for(item, request)):
+            differences.setdefault(line, []).append(item.name)
+    _print(console, "against the paper's setting:")
+    for line, where in differences.items():
+        _print(console, f"  {line}" + (f" ({', '.join(where)})" if len(names) > 1 else ""))
     work = batch.Batch(names, request)
     if work.steps:
         console.print(_cost_table(work, request.machine))

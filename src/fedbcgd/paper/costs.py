@@ -12,8 +12,9 @@ import torch
 from fedbcgd.algorithms.registry import make_algorithm
 from fedbcgd.backends.workers.processes import cores
 from fedbcgd.data.catalog import KNOWN
+from fedbcgd.data.names import EMBEDDED
 from fedbcgd.engine.loop import RoundInfo
-from fedbcgd.paper.plan import DataFacts, Machine, build_network, count_rounds, network_shapes
+from fedbcgd.paper.plan import DataFacts, Machine, build_network, count_rounds, data_facts, network_shapes
 from fedbcgd.paper.search import rungs
 from fedbcgd.paper.spec import Contender, Item, Panel, Scale
 from fedbcgd.simulation import simulate
@@ -149,11 +150,15 @@ def _clock(machine: Machine) -> float:
 
 
 def catalogue_facts(panel: Panel) -> tuple[DataFacts, int]:
-    """Return the facts of a panel's data set and its number of test images, without loading it."""
-    known = KNOWN.get(panel.data["name"])
-    if known is None:  # the embedded images
+    """Return the facts of a panel's data set and its number of test images; one that is in the catalogue is not loaded."""
+    name = panel.data["name"]
+    if name not in KNOWN and name != EMBEDDED:  # a user's own
+        facts = data_facts(panel)
+        return facts, facts.train // 6
+    if name == EMBEDDED:
         shape, classes, train, test = (1, 28, 28), 10, 10_000, 2_000
     else:
+        known = KNOWN[name]
         shape, classes, train, test = known.shape, known.classes, known.train, known.test
     if side := panel.data.get("crop") or panel.data.get("resize"):
         shape = (shape[0], side, side)
