@@ -336,7 +336,7 @@ def test_compare_under_a_budget(place):
 def test_hours_to_a_target_under_each_profile(place):
     sets = ["--set", "network.profile=4g"]
     done = fedbcgd("compare", "run.toml", "--algorithms", "fedavg,fedbcgd", "--out", "out", *sets, cwd=place)
-    for word in ("to reach accuracy", "broadband", "datacentre", "mix", "own network"):
+    for word in ("to reach test accuracy", "broadband", "datacentre", "mix", "own network"):
         assert word in done.stdout
     rows = list(csv.DictReader((place / "out" / "reach.csv").open()))
     assert [row["algorithm"] for row in rows] == ["fedavg", "fedbcgd"]

@@ -245,14 +245,15 @@ def move(model):
 @pytest.mark.parametrize("name", [*CORRECTED, *ANCHORED])
 def test_an_optimiser_of_ones_own_is_refused(net, toys, name):
     with pytest.raises(
-        UserError, match=r"train: expected steps of config.optimizer.*, got none; .* \(client \d, round 1\)"
+        UserError,
+        match=r"client \d, round 1: expected steps of config.optimizer.* got none; step with config.optimizer",
     ):
         go(net, toys(), name, stepping(own))
 
 
 @pytest.mark.parametrize("name", CORRECTED)
 def test_other_moves_beside_corrected_steps_are_refused(net, toys, name):
-    with pytest.raises(UserError, match=r"expected only steps of config.optimizer\(.*got another change"):
+    with pytest.raises(UserError, match=r"moved by steps of .* alone.*got other changes too"):
         go(net, toys(), name, stepping(ours, after=move))
 
     def between(model, data, config):
@@ -260,27 +261,21 @@ def test_other_moves_beside_corrected_steps_are_refused(net, toys, name):
         stepping(own)(model, data, config)
         through_config(model, data, config)
 
-    with pytest.raises(UserError, match="got another change"):
+    with pytest.raises(UserError, match="got other changes too"):
         go(net, toys(), name, between)
 
 
 @pytest.mark.parametrize(
     ("make_optimizer", "why"),
     [
-        (
-            lambda m, c: c.optimizer(m.parameters(), momentum=0.9),
-            r"expected an optimiser without momentum, got momentum = 0.9",
-        ),
-        (
-            lambda m, c: c.optimizer(m.parameters(), torch.optim.Adam),
-            "expected torch.optim.SGD, got Adam; .* plain SGD",
-        ),
-        (lambda m, c: c.optimizer(list(m.parameters())[:-1]), "got one without '4.bias'"),
+        (lambda m, c: c.optimizer(m.parameters(), momentum=0.9), "momentum: expected none"),
+        (lambda m, c: c.optimizer(m.parameters(), torch.optim.Adam), "expected SGD.*plain SGD, got Adam"),
+        (lambda m, c: c.optimizer(list(m.parameters())[:-1]), r"in the optimiser.*got one without '4.bias'"),
         (
             lambda m, c: c.optimizer([{"params": m[0].parameters()}, {"params": m[2:].parameters(), "lr": 1}]),
-            "expected one lr for all parameters, got 0.1, 1;",
+            "one rate for all parameters.*got 0.1, 1.0",
         ),
-        (lambda m, c: c.optimizer(m.parameters(), lr=0.0), "got lr = 0 in all of them"),
+        (lambda m, c: c.optimizer(m.parameters(), lr=0.0), "lr: expected a step with lr > 0.*got 0 in every step"),
         (lambda m, c: c.optimizer(m.parameters(), fused=True), "fused"),
     ],
 )
@@ -293,7 +288,7 @@ def test_controls_need_plain_sgd_on_all_parameters(net, toys, name, make_optimiz
 def test_derived_controls_need_the_algorithms_rate(net, toys):
     train = stepping(lambda m, c: c.optimizer(m.parameters(), lr=0.05))
     assert go(net, toys(), "scaffold", train).rounds == 3
-    with pytest.raises(UserError, match=r"expected lr = 0.1 .*got 0.05 in the mean"):
+    with pytest.raises(UserError, match=r"lr: expected 0.1 .*got 0.05 on average"):
         go(net, toys(), "scaffold", train, derived=True)
 
 
@@ -308,7 +303,7 @@ def test_svrg_needs_closures_of_one_minibatch(net, toys):
         batches = minibatches(data, config)
         optimizer.step(lambda: step(model, optimizer, *next(batches))())
 
-    with pytest.raises(UserError, match="at one point, got two different"):
+    with pytest.raises(UserError, match=r"the same gradient from both calls at one point.*got two"):
         go(net, toys((9,) * 4), "fedbcgd+", another_batch_each_time)
 
 
@@ -363,7 +358,7 @@ def test_a_rule_that_does_not_know_of_own_training_is_refused(net, toys):
 
     base = make_algorithm("fedavg", lr=0.1)
     algorithm = Algorithm("signs", base.uplink, Signs(lr=0.1), base.server, base.codec)
-    with pytest.raises(UserError, match="train: expected none with local rule 'Signs'"):
+    with pytest.raises(UserError, match="says how another function takes its steps"):
         simulate(net(), toys(), algorithm, rounds=1, workers=0, train=plain_sgd)
 
 
@@ -494,10 +489,10 @@ def untie(model):
 @pytest.mark.parametrize(
     ("change", "why"),
     [
-        (rename, "got one without second.weight and with third.weight besides; wrap"),
-        (widen, r"expected 'first.weight' to keep its shape \(3, 4\), got \(5, 4\)"),
-        (thaw, "expected 'body.bias' to stay as it was"),
-        (untie, "expected 'second.weight' to stay as it was"),
+        (rename, r"got one without second.weight with third.weight besides"),
+        (widen, r"'first.weight' of shape \(3, 4\), as before training, got \(5, 4\)"),
+        (thaw, "'body.bias' as it was before training, since it is frozen or tied"),
+        (untie, "'second.weight' as it was before training, since it is frozen or tied"),
     ],
 )
 def test_a_model_that_cannot_be_read_back_is_refused(toys, change, why):
@@ -615,14 +610,14 @@ def test_a_number_is_the_loss_and_none_is_nothing(net, toys, returned, loss):
     ("returned", "why"),
     [
         ("loss", "got str"),
-        ({"confusion": [1, 2]}, "expected numbers in the returned dictionary, got 'confusion' of type list"),
-        ({"loss": torch.zeros(2)}, "got 'loss' of type Tensor"),
-        ({"loss": torch.tensor(1j)}, "got 'loss' of type Tensor"),
-        ({"steps": 10**400}, "got 'steps' of type int"),
+        ({"confusion": [1, 2]}, "'confusion' of type list"),
+        ({"loss": torch.zeros(2)}, "'loss' of type Tensor"),
+        ({"loss": torch.tensor(1j)}, "'loss' of type Tensor"),
+        ({"steps": 10**400}, "'steps' of type int"),
         ({f"m{k}": 1.0 for k in range(33)}, "at most 32"),
         ({"x" * 101: 1.0}, "1 to 100 printable"),
         ({"a\nb": 1.0}, "1 to 100 printable"),
-        ({"num-examples": 0}, 'expected "num-examples" ≥ 1 .*got 0'),
+        ({"num-examples": 0}, "n ≥ 1"),
     ],
 )
 def test_other_results_are_refused(net, toys, returned, why):

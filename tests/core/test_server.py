@@ -108,7 +108,7 @@ WRONG = {
         "round: expected a number greater than or equal to 0, got -1",
     ),
     "early": (lambda u, s: dataclasses.replace(u, round=s.round + 1), "round: expected 1, got 2"),
-    "not asked": (lambda u, s: dataclasses.replace(u, client=17), "not in the cohort"),
+    "not asked": (lambda u, s: dataclasses.replace(u, client=17), "expected one of this round's cohort, got 17"),
     "wrong block": (lambda u, s: dataclasses.replace(u, block=1 - u.block), "block: expected 1, got 2"),
     "no such block": (lambda u, s: dataclasses.replace(u, block=9), "block: expected 1, got 10"),
     "short": (lambda u, s: upload(u, [1], [1]), "expected slices of [8, 4] bytes, got [4, 4]"),

@@ -285,7 +285,7 @@ def test_a_users_own_model_may_offer_it():
     ("change", "says"),
     [
         ({"model": nn.Linear(12, 2)}, "Linear has no method stacked_gradient"),
-        ({"loss": lambda model, batch: model(batch[0]).sum()}, "another loss is chosen"),
+        ({"loss": lambda model, batch: model(batch[0]).sum()}, "another loss was given"),
         ({"name": "fedbcgd-frozen"}, "moves different coordinates for each client"),
         ({"name": "fedbcgd+", "damping": "adaptive"}, "adaptive damping"),
         ({"batch_clients": 0}, "batch_clients: expected an integer ≥ 1"),

@@ -173,7 +173,9 @@ def test_without_a_whole_checkpoint_nothing_goes_on(cut):
     for name in CHECKPOINTS:
         flip(cut / name)
     before = {p: p.read_bytes() for p in cut.rglob("*") if p.is_file()}
-    with pytest.raises(UserError, match=r"server\.safetensors is damaged.*previous\.safetensors is damaged.*no other"):
+    with pytest.raises(
+        UserError, match=r"server\.safetensors is damaged.*previous\.safetensors is damaged.*an undamaged"
+    ):
         execute(make(6), cut, resume=True, figures=False)
     assert {p: p.read_bytes() for p in cut.rglob("*") if p.is_file()} == before
     (cut / CHECKPOINTS[1]).unlink()
@@ -200,7 +202,7 @@ def test_damaged_client_state(place, cut, caplog):
     assert "clients.bin is damaged: the state of client" in caplog.text
     assert same(again, place)
     flip(cut / "checkpoint/clients.bin", min(newest & before) * size + 7)
-    with pytest.raises(UserError, match=r"the state of client \d is not what was written.*no other"):
+    with pytest.raises(UserError, match=r"the state of client \d is not what was written.*expected an undamaged"):
         execute(make(6), cut, resume=True, figures=False)
 
 

@@ -331,7 +331,7 @@ def test_two_processes_do_not_share_a_folder(tmp_path):
 
     with (tmp_path / ".lock").open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
-        with pytest.raises(UserError, match="another process"):
+        with pytest.raises(UserError, match="no other process uses"):
             execute(make(rounds=1), tmp_path)
 
 

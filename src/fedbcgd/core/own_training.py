@@ -1,11 +1,11 @@
 """Training by a user's own function, `train(model, data, config)`, in the place of a local rule's steps.
 
-The function gets a copy of the model with the values of the broadcast and may do anything with it. The trained
-parameters are read back by name; the copy is dropped, and with it all hooks, flags and modes that the function has set.
+The function gets a copy of the model with the values of the broadcast and may do anything with it. Its parameters and
+buffers are then read back by name. The copy is dropped, and with it all hooks, flags and modes that the function has set.
 
-A rule that needs y − x alone takes any training. A rule that corrects gradients is attached to the optimiser that
-`config.optimizer(…)` makes: its gradients are corrected before each step. With such a rule training is refused if
-anything else changed the model, since the client's control variates would then be wrong.
+A rule that needs only y − x takes any training. A rule that corrects gradients does so in the optimiser that
+`config.optimizer(…)` makes, before each step. With such a rule the training is refused if anything else moved the model,
+since the client's control variates would then be wrong.
 """
 
 import copy
@@ -37,6 +37,8 @@ from fedbcgd.rng import stream
 Train = Callable[[nn.Module, Any, "TrainConfig"], Any]
 
 EXAMPLES = "num-examples"  # the metric that says on how many examples a client trained, as in Flower's apps
+# For `Conditions.likely_cause`: the rate may be the function's own.
+LIKELY_CAUSE = "a learning rate that is too high in the clients' own training; another one is NaN in the data"
 
 
 @dataclass(frozen=True)
@@ -44,16 +46,16 @@ class TrainConfig:
     """What a training function is told of its task: `train(model, data, config)`.
 
     `config["name"]` and `config.get("name", default)` read the values that came with the task (on Flower, those of
-    `train_config`); if there is none of that name, they return the attribute below.
+    `train_config`), and where it has none of that name, the attributes.
 
     Attributes:
         round: the number of the round, from 1.
         client: the index of the client, from 0.
-        seed: the seed of this client in this round; the generators of torch, numpy and random were seeded with it.
+        seed: of this client in this round; the generators of torch, numpy and random were seeded with it.
         lr: the algorithm's learning rate of this round.
         weight_decay: the algorithm's weight decay.
         local_epochs: passes over the data that the algorithm asks for.
-        local_steps: steps that the algorithm asks for; None: it asks for `local_epochs`.
+        local_steps: steps that it asks for instead; None: count epochs.
         batch_size: examples of a minibatch.
         device: where the model is.
         values: what came with the task.
@@ -114,11 +116,11 @@ _PUBLIC = tuple(f.name for f in fields(TrainConfig) if f.name != "values" and no
 
 @dataclass(frozen=True)
 class Trained:
-    """What is known of a client's training, besides the model.
+    """What is known of a client's training, beside the model.
 
     Attributes:
-        examples: n_i.
-        loss: the mean loss during the training; None: not known.
+        examples: n_i, on how many examples the client trained.
+        loss: the mean over the training; None: not known.
         metrics: further metrics, by name.
     """
 
@@ -128,7 +130,11 @@ class Trained:
 
 
 def check_own_training(train: Any, algorithm: Algorithm) -> None:
-    """Check that this algorithm and its options work with a user's training function.
+    """Refuse what cannot go together with a training function.
+
+    Args:
+        train: the function.
+        algorithm: with which it is to be used.
 
     Raises:
         UserError: it is not callable, or the algorithm has options that only its own steps can honour.
@@ -138,13 +144,12 @@ def check_own_training(train: Any, algorithm: Algorithm) -> None:
     rule = algorithm.local
     if needs(rule) == "refused":
         raise UserError(
-            f"train: expected none with local rule {rule.registered_name()!r}, which has steps of its own, got a function; "
-            "leave it out, or set `own_training` in the rule's class if it can take another function's steps"
+            f"train: expected a local rule that says how another function takes its steps (LocalRule.own_training), got "
+            f"{rule.registered_name()!r}; leave train out, or take another algorithm"
         )
     if algorithm.uplink.pooled:
         raise UserError(
-            f"train: expected none with {algorithm.name}, which trains on the data of all clients at once, got a "
-            "function; leave it out"
+            f"train: expected none with {algorithm.name}, which trains on the data of all clients at once; leave it out"
         )
     for option, advice in options_of_own_steps(algorithm):
         raise UserError(f"{option}: expected none together with train, got {getattr(rule, option)}: {advice}")
@@ -169,10 +174,10 @@ class OwnTraining:
 
     Args:
         train: the function.
-        algorithm: whose local rule the function replaces.
-        model: the flat model; holds x before the training and y after it.
+        algorithm: whose local rule it stands for.
+        model: has x, and takes y.
         objective: what is minimised, for rules that need the full gradient.
-        seed: the seed of the run.
+        seed: of the run.
 
     Raises:
         UserError: see `check_own_training`.
@@ -190,7 +195,7 @@ class OwnTraining:
         """Train one client: move work.y, and count its steps.
 
         Args:
-            work: the client's round; its model has the values of the broadcast.
+            work: of the client; its model has the values of the broadcast.
             task: which client, and which round.
             data: what the user gave for this client.
             values: what came with the task.
@@ -252,24 +257,24 @@ class OwnTraining:
         if set(before) != set(after):
             lost, new = sorted(set(before) - set(after)), sorted(set(after) - set(before))
             refuse(
-                "expected a model with the same parameters and buffers as before training, got one "
-                + " and ".join(
-                    [f"without {', '.join(lost[:3])}"] * bool(lost) + [f"with {', '.join(new[:3])} besides"] * bool(new)
-                )
+                "expected a model with the same parameters and buffers as before training"
+                + (f", got one without {', '.join(lost[:3])}" if lost else ", got one")
+                + (f" with {', '.join(new[:3])} besides" if new else "")
                 + "; wrap the model as a whole (wrapped = DDP(model)) instead of changing its parts"
             )
         for name, value in after.items():
             if value.shape != before[name].shape:
-                shape, now = tuple(before[name].shape), tuple(value.shape)
-                refuse(f"expected {name!r} to keep its shape {shape}, got {now} after training")
+                refuse(
+                    f"expected {name!r} of shape {tuple(before[name].shape)}, as before training, got {tuple(value.shape)}"
+                )
             if name in views:
                 views[name].copy_(value.detach())
         for name, value in after.items():
-            # Frozen ones, and further names of tied ones: those were read under their first name.
+            # Frozen parameters, and further names of tied ones, which were read under their first name.
             if name not in views and not _equal(before[name], value):
                 refuse(
-                    f"expected {name!r} to stay as it was, since it is frozen or tied to another parameter and not "
-                    "uploaded, got a change; leave it as it is, or let it require gradients in the model that you pass"
+                    f"expected {name!r} as it was before training, since it is frozen or tied to another parameter and not "
+                    "uploaded, got other values; leave it as it is, or let it require gradients in the model that you pass"
                 )
 
 
@@ -297,15 +302,16 @@ def _read_result(returned: Any, data: Any, refuse: Refusal) -> Trained:
     for name, value in returned.items():
         number = _number(value)
         if not isinstance(name, str) or number is None:
-            refuse(f"expected numbers in the returned dictionary, got {name!r} of type {type(value).__name__}")
+            refuse(f"{wanted} to be returned, got {name!r} of type {type(value).__name__}")
         numbers[name.removeprefix("train_")] = number
     examples = numbers.pop(EXAMPLES, None)
     if examples is None:
         examples = examples_in(data)
     if examples is None or not math.isfinite(examples) or examples < 1:
+        found = "none" if examples is None else f"{examples:g}"
         refuse(
-            f'expected "{EXAMPLES}" ≥ 1 in the returned dictionary, got {examples}; the data has no length: '
-            f'return {{"{EXAMPLES}": n}}'
+            f"{EXAMPLES}: expected the number of examples, n ≥ 1, got {found}; where the data does not tell it, return "
+            f'{{"{EXAMPLES}": n}}'
         )
     loss = numbers.pop("loss", None)
     metrics = {name: value for name, value in numbers.items() if math.isfinite(value)}

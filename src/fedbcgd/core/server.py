@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from fedbcgd.core.algorithm import Algorithm
-from fedbcgd.core.ledger import Entry, Ledger
+from fedbcgd.core.ledger import Ledger, LedgerEntry
 from fedbcgd.core.messages import Broadcast, Payload, Plan, Receipt, RoundReport, Task, Upload
 from fedbcgd.core.metric_means import means_over_clients
 from fedbcgd.core.norms import norm
@@ -257,7 +257,7 @@ class Server:
         block = -1 if values is None else values.block
         sends = not self.algorithm.uplink.pooled
         self.ledger.record(
-            Entry(
+            LedgerEntry(
                 self.round,
                 -1 if client is None else client,
                 block,

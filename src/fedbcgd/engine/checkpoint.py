@@ -146,7 +146,7 @@ class Checkpoints:
             return checkpoint, " and ".join(wrong)
         if wrong:
             raise Damaged(
-                f"{' and '.join(wrong)}: expected an undamaged checkpoint, got none; start a new run with another --out"
+                f"{' and '.join(wrong)}; expected an undamaged checkpoint, got none; start a new run with another --out"
             )
         return None, ""
 

@@ -129,7 +129,7 @@ def damaged(change):
     """A grid whose first reply in each round is changed on its way."""
 
     def lose(message, reply):
-        if message.metadata.message_type == "train" and reply.content[wire.TOLD]["client"] == 0:
+        if message.metadata.message_type == "train" and reply.content[wire.VALUES]["client"] == 0:
             change(reply.content)
         return reply
 

@@ -1,4 +1,4 @@
-"""What became of a round: as records of Flower's result, and as a line of the log."""
+"""How a round went: as records of Flower's result, and as a line of the log."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -58,7 +58,14 @@ def listed(values: Mapping[str, Any]) -> str:
 
 
 def log_line(row: Row | None, values: Mapping[str, Any], report: RoundReport, server: Server) -> str:
-    """Return the log's line for a round: its row, the values of `evaluate_fn`, and what became of the uploads."""
+    """Return the log's line for a round: its metrics, the values of `evaluate_fn`, and how many uploads were accepted.
+
+    Args:
+        row: the round's metrics; None if it was not evaluated.
+        values: those of `evaluate_fn`.
+        report: of the round.
+        server: the server of the run.
+    """
     row = row or {}
     shown = {name: value for name, value in row.items() if name.endswith(("accuracy", "loss"))}
     more = {name: values[name] for name, column in evaluate_fn_names(values, row).items() if column not in shown}
