@@ -26,7 +26,7 @@ from fedbcgd.display.progress import single_run_display
 from fedbcgd.engine.assemble import DEFAULT_COHORT, Run, check_integer, make_job, make_target
 from fedbcgd.engine.loop import Callback, Outcome, Stop
 from fedbcgd.engine.precision import warn_if_slower
-from fedbcgd.errors import Diverged, UserError, other_name, unknown
+from fedbcgd.errors import Diverged, UserError, did_you_mean, other_name
 from fedbcgd.network.settings import Network, as_network
 from fedbcgd.network.simulator import NetworkSimulator, fit_to_links
 
@@ -136,7 +136,7 @@ def simulate(
 
     How:
         algorithm: a registered name (`fedbcgd.algorithm_names()` lists them) or an Algorithm.
-        **options: hyper-parameters of a named algorithm: `blocks=5, lr=0.1, momentum=0.8, weighting="examples"`. All of them
+        **options: hyper-parameters of a named algorithm: `blocks=5, lr=0.1, weighting="examples"`. All of them
             are listed at the end of `help(fedbcgd.simulate)`, in docs/options.md and by `fedbcgd options [ALGORITHM]`.
         train: a training function of your own, train(model, data, config), in the place of the algorithm's local steps:
             it trains the model in place in any way, and returns metrics (a dictionary of numbers, a number for the loss, or
@@ -278,7 +278,8 @@ def _algorithm(algorithm: str | Algorithm, options: dict[str, Any]) -> Algorithm
         if option not in known:
             if hint := other_name(option, [*known, *arguments]):
                 raise UserError(f"{option}: {hint}")
-            raise unknown("argument of simulate", option, [*known, *arguments])
+            near = did_you_mean(option, [*known, *arguments])
+            raise UserError(f"{option}: expected an argument listed by help(fedbcgd.simulate), got {option!r}.{near}")
     return make_algorithm(algorithm, **options)
 
 

@@ -1,5 +1,7 @@
 """The table of options is made from the parts; options by other libraries' names get a hint."""
 
+import inspect
+
 import pytest
 import torch
 from torch import nn
@@ -50,7 +52,7 @@ def test_the_help_of_simulate_has_every_option():
     text = " ".join(simulate.__doc__.split())
     for option in options():
         assert f"{option.name} ({option.default}): {option.meaning}" in text
-    assert all(len(line) <= 120 for line in simulate.__doc__.splitlines())
+    assert all(len(line) <= 120 for line in inspect.getdoc(simulate).splitlines())
     assert "`derived`" in page()
 
 
@@ -61,9 +63,9 @@ SAID = {
     "num_rounds": "num_rounds: no such option; it is called rounds$",
     "clients_per_round": "no such option; it is called cohort$",
     "optimizer": r"optimizer: no such option; clients step by SGD with lr.*train=… keeps an optimiser of your own",
-    "algoritm": "unknown argument of simulate 'algoritm'. Did you mean 'algorithm'",
-    "roundz": "unknown argument of simulate 'roundz'. Did you mean 'rounds'",
-    "mu": "fedbcgd has no option 'mu': it belongs to the local rule 'prox'",
+    "algoritm": "algoritm: expected an argument .*Did you mean 'algorithm'",
+    "roundz": "roundz: expected an argument .*Did you mean 'rounds'",
+    "mu": "mu: expected only with the local rule 'prox'",
 }
 
 
@@ -85,10 +87,10 @@ def test_every_other_name_leads_to_one_that_exists():
 
 
 IN_A_FILE = {
-    "an alias": ({"algorithm": {"learning_rate": 1}, "run": {"rounds": 1}}, "algorithm: learning_rate: .*called lr$"),
+    "an alias": ({"algorithm": {"learning_rate": 1}, "run": {"rounds": 1}}, "algorithm.learning_rate: .*called lr$"),
     "an optimiser": (
         {"algorithm": {"optimizer": "adam"}, "run": {"rounds": 1}},
-        "algorithm: optimizer: no such option",
+        "algorithm.optimizer: no such option",
     ),
     "of run": ({"algorithm": {"rounds": 3}}, r"algorithm.rounds: no such key here; it belongs to \[run\]$"),
     "of run, alias": ({"algorithm": {"num_rounds": 3}}, r"it belongs to \[run\] and is called rounds$"),
@@ -100,8 +102,8 @@ IN_A_FILE = {
         {"learning_rate": 3},
         r"learning_rate: no such key here; it belongs to \[algorithm\] and is called lr$",
     ),
-    "section": ({"algoritm": {}}, "algoritm: unknown key. Did you mean 'algorithm'"),
-    "spelling": ({"run": {"roudns": 3}}, "run.roudns: unknown key. Did you mean 'rounds'"),
+    "section": ({"algoritm": {}}, "algoritm: expected one of .*Did you mean 'algorithm'"),
+    "spelling": ({"run": {"roudns": 3}}, "run.roudns: expected one of .*Did you mean 'rounds'"),
 }
 
 

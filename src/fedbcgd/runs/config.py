@@ -343,11 +343,9 @@ def differences(a: Config, b: Config) -> list[str]:
 
 def template() -> str:
     """Return the text of a configuration file with all defaults and comments, for a run of 100 rounds."""
-    from fedbcgd.algorithms.codecs import CODECS
     from fedbcgd.algorithms.local_rules import LocalRule
     from fedbcgd.algorithms.options import meaning_of
     from fedbcgd.algorithms.registry import algorithm_names, make_algorithm
-    from fedbcgd.algorithms.uplinks import UPLINKS
 
     parts = ["# A run of fedbcgd: `fedbcgd run THIS-FILE --out FOLDER`. Commented lines show a default or a choice."]
     for name, section in (("data", Data), ("model", Model)):
@@ -360,14 +358,8 @@ def template() -> str:
             line = _line(key, getattr(part, key), info.description)
             # Options that only some algorithms have are comments, so that `name` can be changed without other changes.
             lines.append(line if key in LocalRule.model_fields or line.startswith("#") else f"# {line}")
-    options_of = {name: CODECS.get(name).options() for name in CODECS}
-    codecs = ", ".join(f"{name} ({', '.join(options)})" if options else name for name, options in options_of.items())
-    lines.append("# " + _line("codec", "plain", f"{meaning_of('codec')}, with the options of each: {codecs}"))
-    uplinks = (
-        f"{meaning_of('uplink')}: {', '.join(UPLINKS)}; matched assigns blocks that fit the links of [network] (haste = "
-        "0.9: from 0, fair, to 1, fast)"
-    )
-    lines.append("# " + _line("uplink", "blocks", uplinks))
+    for key, value in (("codec", "plain"), ("uplink", "blocks")):
+        lines.append("# " + _line(key, value, meaning_of(key)))
     lines.append(_line("weighting", "uniform", meaning_of("weighting")))
     for key, value in (("max_norm", "20x"), ("over_norm", "refuse")):
         lines.append("# " + _line(key, value, meaning_of(key)))
