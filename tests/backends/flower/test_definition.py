@@ -45,7 +45,7 @@ def run(make_model, rounds=1, model=None, grid=None, **options):
         (lambda: adapted(body=6), "'0.weight' has shape [6, 4] here, [8, 4] on the server"),
         (lambda: adapted(frozen=False), "'0.weight' is a trained parameter here, a frozen parameter on the server"),
         (lambda: adapted(dtype=torch.float64), "'0.weight' is of type float64 here, float32 on the server"),
-        (lambda: adapted()[:1], "the server's model has trained parameter '2.weight', the other has not"),
+        (lambda: adapted()[:1], "the server's model has trained parameter '2.weight', the other does not"),
     ],
 )
 def test_a_client_with_another_model_is_refused_with_the_difference(make_model, words, caplog):

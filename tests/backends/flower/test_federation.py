@@ -499,7 +499,10 @@ def test_flower_adds_next_to_nothing_and_a_block_is_a_fifth():
     [
         (lambda: fedbcgd.flower.strategy("central", make_model()), "one whose clients upload, got 'central'"),
         (lambda: fedbcgd.flower.strategy("fedbcdg", make_model()), "Did you mean 'fedbcgd'"),
-        (lambda: fedbcgd.flower.strategy("fedavg", make_model(), blocks=3), "no option 'blocks'"),
+        (
+            lambda: fedbcgd.flower.strategy("fedavg", make_model(), blocks=3),
+            "blocks: expected only with the uplink 'blocks'",
+        ),
         (lambda: fedbcgd.flower.strategy("fedavg", make_model, cohort=2), "nn.Module"),
         (lambda: fedbcgd.flower.strategy("fedavg", make_model(), min_clients=0), "min_clients"),
         (lambda: fedbcgd.flower.strategy("fedavg", make_model(), evaluate_clients=3), "evaluate_clients"),

@@ -99,7 +99,7 @@ def test_progress_within_a_round(caplog, monkeypatch):
     def lose(message, reply):
         return None if train(message) and reply.content["told"]["client"] == 3 else reply
 
-    start(grid(lose=lose), rounds=1, timeout=0.3, progress_seconds=0.0)
+    start(grid(lose=lose), rounds=1, timeout=2, progress_seconds=0.0)
     assert re.search(r"round 1: 1 of 4 replies, 0\.0 MB, \d+ s", caplog.text)
     assert caplog.text.count("round 1: 3 of 4 replies") > 3
     caplog.clear()
