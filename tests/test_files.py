@@ -14,7 +14,9 @@ from fedbcgd.files import (
     open_regular,
     parse_json_object,
     read_regular,
+    read_tensors,
     verify_checksum,
+    write_tensors,
     write_text,
 )
 
@@ -136,3 +138,16 @@ def test_a_text_with_a_checksum_is_valid_json():
     for damaged in (b"", b"[1]", b"{", b"[" * 100_000, b'{"a": 1, "crc": 5}'):
         with pytest.raises(ValueError):
             parse_json_object(damaged)
+
+
+def test_the_same_tensors_and_metadata_give_the_same_file(tmp_path):
+    """safetensors alone writes the metadata in an order that changes from call to call."""
+    written = set()
+    for k in range(12):
+        write_tensors(tmp_path / f"{k}", {"w": torch.arange(3.0)}, {"a": "1", "ü": "\n\x07", "c": '{"d": 2}'})
+        written.add((tmp_path / f"{k}").read_bytes())
+    assert len(written) == 1
+    tensors, metadata, checked = read_tensors(tmp_path / "0")
+    assert checked
+    assert torch.equal(tensors["w"], torch.arange(3.0))
+    assert metadata == {"a": "1", "ü": "\n\x07", "c": '{"d": 2}'}

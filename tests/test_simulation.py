@@ -229,7 +229,13 @@ def test_progress_lines_without_a_terminal(net, toys, capsys):
 @pytest.mark.parametrize(
     ("kwargs", "words"),
     [
-        ({"rounds": None}, ["when to stop", "rounds", "budget", "target"]),
+        ({"rounds": None}, ["rounds: expected", "budget", "target"]),
+        ({"rounds": True}, ["rounds: expected an integer ≥ 1, got True"]),
+        ({"seed": True}, ["seed: expected an integer ≥ 0, got True"]),
+        ({"budget": True}, ["budget: expected a positive number", "True"]),
+        ({"callbacks": 3}, ["callbacks: expected a list of callables, got 3"]),
+        ({"loss": 3}, ["loss: expected a function of (model, batch), got 3"]),
+        ({"metrics": 3}, ["metrics: expected a function of (model, batch), got 3"]),
         ({"rounds": 0}, ["rounds", "≥ 1"]),
         ({"target": 0.5}, ["target", "test"]),
         ({"target": ("test_acuracy", 0.5), "test": (torch.zeros(2, 4), torch.zeros(2).long())}, ["test_accuracy"]),
@@ -273,15 +279,15 @@ def test_the_earlier_name_of_batch_clients_still_works(caplog):
         result = simulate(Logistic(2, (1, 2, 2)), clients, "fedavg", rounds=1, workers=0, progress=False, **options)
         models.append(torch.cat([p.detach().flatten() for p in result.module.parameters()]))
     assert torch.equal(*models)
-    assert "together is called batch_clients now" in caplog.text
+    assert "together: expected the new name, batch_clients" in caplog.text
 
 
-def test_without_a_number_of_blocks_none_stands_still(net, toys, caplog):
+def test_without_a_number_of_blocks_all_are_trained(net, toys, caplog):
     """Five blocks, or the cohort if that is smaller; who says five has five, and a warning."""
     three = simulate(net(), toys(), rounds=1, cohort=3, workers=0)
     assert len(three.ledger.block_bytes) == 3
-    assert "get no upload" not in caplog.text
+    assert "blocks but" not in caplog.text
     five = simulate(net(), toys(), rounds=1, cohort=3, workers=0, blocks=5)
     assert len(five.ledger.block_bytes) == 5
-    assert "5 is more than the 3 clients of a round, so in each round 2 blocks get no upload" in caplog.text
+    assert "5 blocks but 3 clients in a round, so at most 3 of the 5 are trained in it" in caplog.text
     assert len(simulate(net(), toys(), rounds=1, cohort=6, workers=0).ledger.block_bytes) == 5

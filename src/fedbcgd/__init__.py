@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from fedbcgd.core.server import Server
     from fedbcgd.core.vector import FlatModel, Layout
     from fedbcgd.errors import Diverged, UserError
+    from fedbcgd.models.stored import ModelInfo, load_model, model_info
     from fedbcgd.simulation import Interrupted, Result, simulate
 
 # Public names are imported on first use, so that `fedbcgd --help` does not wait for torch.
@@ -36,6 +37,9 @@ _HOME = {
     "supervised": "core.objective",
     "TrainConfig": "core.own_training",
     "Server": "core.server",
+    "ModelInfo": "models.stored",
+    "load_model": "models.stored",
+    "model_info": "models.stored",
     "Interrupted": "simulation",
     "Result": "simulation",
     "simulate": "simulation",
@@ -48,6 +52,7 @@ __all__ = [
     "FlatModel",
     "Interrupted",
     "Layout",
+    "ModelInfo",
     "Result",
     "Server",
     "TrainConfig",
@@ -55,14 +60,16 @@ __all__ = [
     "__version__",
     "algorithm_names",
     "divide",
+    "load_model",
     "make_algorithm",
+    "model_info",
     "simulate",
     "supervised",
 ]
 
 
 def __getattr__(name: str) -> Any:
-    if name == "flower":  # a package of its own, for those who have Flower
+    if name == "flower":  # needs the extra `flower`
         return import_module("fedbcgd.flower")
     if name not in _HOME:
         raise AttributeError(f"module 'fedbcgd' has no attribute {name!r}")

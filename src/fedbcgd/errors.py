@@ -11,7 +11,7 @@ class UserError(ValueError):
 
 
 class Diverged(RuntimeError):
-    """The server refused every upload of several rounds in a row, so training cannot recover.
+    """The server refused at least two thirds of the uploads in several successive rounds, so training cannot recover.
 
     Attributes:
         result: what `simulate` had computed until then; None if another caller raised the error.
@@ -21,11 +21,11 @@ class Diverged(RuntimeError):
 
 
 class NothingAccepted(RuntimeError):
-    """No upload was accepted in several rounds in a row, on Flower: going on cannot help."""
+    """No upload was accepted in several successive rounds, on Flower, so that continuing cannot help."""
 
 
 class WorkerLost(RuntimeError):
-    """One task ended several worker processes."""
+    """Several worker processes were lost with the same task, or could not be started."""
 
 
 def did_you_mean(name: str, allowed: Iterable[str]) -> str:
@@ -47,6 +47,58 @@ def unknown(kind: str, name: str, allowed: Iterable[str]) -> UserError:
     """
     names = sorted(allowed)
     return UserError(f"{kind}: expected one of {', '.join(names) or 'none'}, got {name!r}.{did_you_mean(name, names)}")
+
+
+# Options by the names that other libraries and papers have for them.
+ALIASES = {
+    **dict.fromkeys(("learning_rate", "client_lr", "local_lr", "step_size", "eta"), "lr"),
+    **dict.fromkeys(("learning_rate_decay", "lr_scheduler", "gamma"), "lr_decay"),
+    **dict.fromkeys(("server_learning_rate", "eta_s"), "server_lr"),
+    **dict.fromkeys(("epochs", "num_epochs", "n_epochs", "local_epoch", "e"), "local_epochs"),
+    **dict.fromkeys(("steps", "num_steps", "max_steps"), "local_steps"),
+    **dict.fromkeys(("batch", "batchsize", "bs"), "batch_size"),
+    **dict.fromkeys(("wd", "l2"), "weight_decay"),
+    **dict.fromkeys(("clip", "grad_clip", "max_grad_norm", "gradient_clipping"), "clip_norm"),
+    **dict.fromkeys(("num_blocks", "n_blocks", "n"), "blocks"),
+    **dict.fromkeys(("server_momentum", "lam", "lambda"), "momentum"),
+    **dict.fromkeys(("compression", "compressor", "quantization"), "codec"),
+    **dict.fromkeys(("bits", "num_levels"), "levels"),
+    **dict.fromkeys(("k", "sparsity"), "fraction"),
+    **dict.fromkeys(("weights_by", "weighted"), "weighting"),
+    **dict.fromkeys(("clients_per_round", "sample_size", "participation", "fraction_fit", "num_sampled"), "cohort"),
+    **dict.fromkeys(("num_rounds", "n_rounds", "communication_rounds", "max_rounds"), "rounds"),
+    **dict.fromkeys(("num_clients", "n_clients", "client_data", "datasets"), "clients"),
+    **dict.fromkeys(("criterion", "loss_fn"), "loss"),
+    **dict.fromkeys(("test_data", "testset", "eval_data", "validation_data"), "test"),
+    **dict.fromkeys(("eval_every", "test_every", "eval_interval"), "evaluate_every"),
+    **dict.fromkeys(("num_workers", "n_jobs", "processes"), "workers"),
+    **dict.fromkeys(("random_seed", "random_state"), "seed"),
+    **dict.fromkeys(("dtype", "amp", "mixed_precision"), "precision"),
+    **dict.fromkeys(("net", "module", "architecture"), "model"),
+    **dict.fromkeys(("method", "strategy"), "algorithm"),
+    **dict.fromkeys(("verbose",), "progress"),
+}
+_NO_OPTIMIZER = (
+    "no such option; clients step by SGD with lr, momentum is the server's (client_momentum is theirs), and train=… keeps "
+    "an optimiser of your own (docs/own-training.md)"
+)
+
+
+def other_name(option: str, allowed: Iterable[str]) -> str:
+    """Say what an option is called here that has another name elsewhere.
+
+    Args:
+        option: as the user wrote it.
+        allowed: all names that exist here.
+
+    Returns:
+        A sentence such as "no such option; it is called lr"; empty if the option is not known elsewhere.
+    """
+    key = option.lower().replace("-", "_")
+    if key in ("optimizer", "optimiser", "opt"):
+        return _NO_OPTIMIZER
+    name = ALIASES.get(key)
+    return f"no such option; it is called {name}" if name in set(allowed) else ""
 
 
 _MESSAGES = {

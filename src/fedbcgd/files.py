@@ -295,10 +295,23 @@ def write_tensors(
     def write(temporary: Path) -> None:
         try:
             save_file(tensors, temporary, metadata)
+            _sort_metadata(temporary)
         except SafetensorError as error:  # wraps the operating system's error
             raise OSError(str(error).removeprefix("Error while serializing: ")) from error
 
     write_whole(path, write, backup)
+
+
+def _sort_metadata(path: Path) -> None:
+    """Sort the metadata of a safetensors file by name: the library writes it in another order each time."""
+    with path.open("r+b") as file:
+        size = int.from_bytes(file.read(8), "little")
+        header = json.loads(file.read(size))
+        header["__metadata__"] = dict(sorted(header["__metadata__"].items()))
+        text = json.dumps(header, ensure_ascii=False, separators=(",", ":")).encode()
+        if len(text) <= size:
+            file.seek(8)
+            file.write(text.ljust(size))
 
 
 def read_tensors(path: Path) -> "tuple[dict[str, Tensor], dict[str, str], bool]":

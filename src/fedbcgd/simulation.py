@@ -1,6 +1,7 @@
-"""A federation simulated on this machine, from Python: `simulate`."""
+"""`simulate`: train a model with a simulated federation, from Python."""
 
 import copy
+import inspect
 import logging
 import math
 from collections.abc import Mapping, Sequence
@@ -11,7 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fedbcgd.algorithms.registry import make_algorithm
+from fedbcgd.algorithms.options import as_text
+from fedbcgd.algorithms.registry import all_option_names, make_algorithm
 from fedbcgd.backends.inprocess import Transport
 from fedbcgd.backends.placement import Placement
 from fedbcgd.backends.registry import make_backend
@@ -19,11 +21,12 @@ from fedbcgd.core.algorithm import Algorithm
 from fedbcgd.core.objective import Loss, Metrics, Precision, objective
 from fedbcgd.core.own_training import Train
 from fedbcgd.data.sources import as_source
+from fedbcgd.display.metrics import main_metric
 from fedbcgd.display.progress import single_run_display
 from fedbcgd.engine.assemble import DEFAULT_COHORT, Run, check_integer, make_job, make_target
 from fedbcgd.engine.loop import Callback, Outcome, Stop
 from fedbcgd.engine.precision import warn_if_slower
-from fedbcgd.errors import Diverged, UserError
+from fedbcgd.errors import Diverged, UserError, did_you_mean, other_name
 from fedbcgd.network.settings import Network, as_network
 from fedbcgd.network.simulator import NetworkSimulator, fit_to_links
 
@@ -32,13 +35,50 @@ log = logging.getLogger("fedbcgd")
 
 @dataclass
 class Result(Outcome):
-    """How a run went, and the model it trained."""
+    """How a run went, and the model it trained.
+
+    In a notebook it shows itself as a table with curves.
+    """
 
     module: nn.Module
 
+    def plot(self, metric: str | None = None, against: str = "upload_d", axes: Any = None) -> Any:
+        """Draw a metric of the run.
+
+        Example:
+            >>> figure = first.plot("test_loss")
+            >>> second.plot("test_loss", axes=figure.axes[0])
+            >>> figure.savefig("loss.pdf")
+
+        Args:
+            metric: a column of `rows`; default: the accuracy on test data, else a loss.
+            against: the column on the x axis, such as "round", "gradient_evaluations" or "hours".
+            axes: matplotlib's Axes to draw into; default: a figure of its own.
+
+        Returns:
+            The matplotlib Figure.
+
+        Raises:
+            UserError: the rows have no such column.
+        """
+        from fedbcgd.display.notebook import curve
+
+        return curve(self, metric, against, axes)
+
+    def __repr__(self) -> str:
+        metric = main_metric(self.final)
+        shown = "" if metric is None else f", {metric} {self.final[metric]:.4f}"
+        upload = f"{self.ledger.upload_d:.2f} d uploaded"
+        return f"<Result of {self.algorithm}: {self.rounds} rounds, stopped by {self.stopped}{shown}, {upload}>"
+
+    def _repr_html_(self) -> str:
+        from fedbcgd.display.notebook import html
+
+        return html(self)
+
 
 class Interrupted(KeyboardInterrupt):
-    """Ctrl-C; `result` holds the run up to the last finished round."""
+    """`simulate` was interrupted by Ctrl-C; `result` holds the run up to the last finished round."""
 
     def __init__(self, result: Result):
         super().__init__("interrupted")
@@ -75,7 +115,7 @@ def simulate(
     network: str | Mapping[str, Any] | Network | None = None,
     **options: Any,
 ) -> Result:
-    """Train a model on clients' data with a federated algorithm, on this machine.
+    """Train a model on clients' data with a federated algorithm, on this machine or a Ray cluster.
 
     The same seed gives the same model, bit for bit, for any number of workers and on every backend.
 
@@ -92,33 +132,34 @@ def simulate(
         loss: a callable (model, batch) → scalar, or a criterion module for (x, y) batches; default cross entropy.
         metrics: a callable (model, batch) → dictionary of means over the batch, or of boolean tensors (an entry for each
             example), which are counted exactly; default loss and accuracy.
-        weights: a state_dict that replaces the model's values first.
+        weights: a state_dict to start from instead of the model's own values.
 
     How:
         algorithm: a registered name (`fedbcgd.algorithm_names()` lists them) or an Algorithm.
-        **options: hyper-parameters of a named algorithm: `blocks=5, lr=0.1, momentum=0.8, weighting="examples"`.
+        **options: hyper-parameters of a named algorithm: `blocks=5, lr=0.1, weighting="examples"`. All of them
+            are listed at the end of `help(fedbcgd.simulate)`, in docs/options.md and by `fedbcgd options [ALGORITHM]`.
         train: a training function of your own, train(model, data, config), in the place of the algorithm's local steps:
             it trains the model in place in any way, and returns metrics (a dictionary of numbers, a number for the loss, or
-            None). docs/own-training.md tells what `config` has, and which algorithms need config.optimizer.
-        cohort: clients sampled in a round; default 10, or all where there are fewer.
-        seed: of every random draw.
+            None). docs/own-training.md says what `config` has, and which algorithms need config.optimizer.
+        cohort: clients sampled in a round; default 10, or all if there are fewer.
+        seed: the seed of every random draw.
 
     When it stops, whichever comes first:
         rounds: a number of rounds.
-        budget: the upload of a client, in units of the model's size d.
-        target: an accuracy on `test`, a pair such as ("test_loss", 0.5) (names with "loss" or "error" are to fall, others
-            to rise), or ("test_mse", "<=", 0.1).
+        budget: stop before the mean upload of a participating client exceeds this, in units of the model's size d.
+        target: an accuracy on `test`; a pair such as ("test_loss", 0.5) (a metric with "loss" or "error" in its name must
+            fall to the value, any other rise to it); or ("test_mse", "<=", 0.1).
 
     What is seen meanwhile:
         evaluate_every: rounds between evaluations; the last round is always evaluated.
         callbacks: called with a RoundInfo after each round; `info.stop()` ends the run.
-        progress: show a progress bar; default: when the output is a terminal.
+        progress: show a progress bar; default: on a terminal and in a notebook.
 
     Where it is computed:
         workers: processes that do the clients' work; default one per core, 0 for this process itself (for debugging,
             and quicker to start).
         backend: "workers", processes of this machine, or "ray" (extra `ray`), actors of a Ray cluster.
-        address: of the Ray cluster ("auto", "host:port"); without one Ray is started here.
+        address: the address of the Ray cluster ("auto", "host:port"); without one Ray is started here.
         gpus: with Ray, the share of a GPU that each actor gets.
         device: "cpu", "cuda", …
         channels_last: compute in that memory format; default: for models with 2-d convolutions that can.
@@ -129,46 +170,52 @@ def simulate(
             regression and other linear ones): much faster for small models, and equal up to rounding.
 
     Over which network:
-        network: whose links the clients have: the name of a profile ("4g", "broadband", "datacentre", "mix") or a
+        network: the simulated links of the clients: the name of a profile ("4g", "broadband", "datacentre", "mix") or a
             dictionary of the settings of `[network]` in docs/network.md. Rows then have `hours`, on the clock of that
             network; deadlines, over-sampling and faults are among the settings.
-        transport: stands for the network in tests and studies: gets each upload and may lose (None) or damage it. Only
-            with workers=0.
+        transport: a function for tests, called with each upload; it returns the upload, a damaged one, or None for a lost
+            one. Only with workers=0.
 
     Returns:
         The rows of metrics, the ledger, why it stopped, and the trained module.
 
     Raises:
-        UserError: an argument is not possible; the message says which, and what would be.
-        Diverged: two of three uploads, or more, were refused in three rounds in a row; its `result` has the run so far.
+        UserError: an argument is wrong; the message says which, and what is expected.
+        Diverged: at least two thirds of the uploads were refused in each of three successive rounds; its `result` has
+            the run so far.
         Interrupted: Ctrl-C; its `result` has the run so far.
     """
     if "carrier" in options:
-        log.warning("simulate: carrier is called backend now; the old name works in this version only")
+        log.warning("carrier: expected the new name, backend; the old one works in this version only")
         backend = options.pop("carrier")
     if "together" in options:
-        log.warning("simulate: together is called batch_clients now; the old name works in this version only")
+        log.warning("together: expected the new name, batch_clients; the old one works in this version only")
         batch_clients = options.pop("together")
     algorithm = _algorithm(algorithm, options)
-    conditions = as_network(network)
+    simulated = as_network(network)
     stop = Stop(rounds, budget, make_target(target))
     _check(model, clients, test, stop, evaluate_every, seed, callbacks)
-    if train is None and isinstance(clients, (list, tuple)):  # a lazy sequence is checked as each client is used
+    _check_functions(loss, metrics)
+    # Any other sequence may be lazy: its clients are checked when they are used.
+    if train is None and isinstance(clients, (list, tuple)):
         for i, data in enumerate(clients):
             as_source(data, f"client {i}")
     if cohort is not None:
         check_integer("cohort", cohort, 1)
-    where = Placement(backend, 0 if transport is not None and workers is None else workers, address, gpus, str(device))
-    if transport is not None and not where.entry.takes_transport:
+    if transport is not None and workers is None:
+        workers = 0
+    placement = Placement(backend, workers, address, gpus, str(device))
+    if transport is not None and not placement.entry.takes_transport:
         raise UserError(
-            f"transport: expected none with backend = {where.entry.name!r}, got one; only workers=0 takes it"
+            f"transport: expected none with backend = {placement.entry.name!r}, got one; it works in this process only "
+            "(workers=0)"
         )
-    where.check()
-    if conditions is not None and conditions.crash and (problem := where.crash_problem()):
+    placement.check()
+    if simulated is not None and simulated.crash and (problem := placement.crash_problem()):
         raise UserError(f"network.{problem}")
-    where.entry.start_early()
+    placement.entry.start_early()
     algorithm = algorithm.for_cohort(min(DEFAULT_COHORT, len(clients)) if cohort is None else cohort)
-    algorithm = fit_to_links(algorithm, conditions, model, clients, cohort, seed)
+    algorithm = fit_to_links(algorithm, simulated, model, clients, cohort, seed)
     job = make_job(
         model,
         clients,
@@ -178,19 +225,19 @@ def simulate(
         loss=loss,
         metrics=metrics,
         weights=weights,
-        device=where.local_device,
+        device=placement.local_device,
         channels_last=channels_last,
         batch_clients=batch_clients,
         train=train,
         precision=precision,
     )
-    if precision != "fp32" and not where.entry.device_is_remote:
+    if precision != "fp32" and not placement.entry.device_is_remote:
         warn_if_slower(job, objective(loss, metrics))
-    hooks = None if conditions is None else NetworkSimulator(job, conditions)
+    hooks = None if simulated is None else NetworkSimulator(job, simulated)
     # A user's callback sees each row with its own round.
-    overlap = where.entry.overlaps_evaluation and not callbacks
+    overlap = placement.entry.overlaps_evaluation and not callbacks
     with Run(job, stop, cohort=cohort, hooks=hooks, reliable=transport is None) as run:
-        start = partial(make_backend, where=where, transport=transport)
+        start = partial(make_backend, where=placement, transport=transport)
         with single_run_display(algorithm.name, progress) as bar:
             every, all_callbacks = evaluate_every, [*callbacks, *([bar] if bar else [])]
             loop = run.start(start, every=every, callbacks=all_callbacks, overlap=overlap)
@@ -204,6 +251,12 @@ def simulate(
         return _result(run, model, reason)
 
 
+if simulate.__doc__:  # none with python -OO
+    simulate.__doc__ += (
+        f"\n    Options of algorithms (default): meaning [which take it, if not all]\n{as_text('        ')}\n    "
+    )
+
+
 def _result(run: Run, model: nn.Module, reason: str) -> Result:
     module = copy.deepcopy(model)  # ordinary parameters, each with memory of its own
     module.load_state_dict(run.state_dict())
@@ -215,9 +268,18 @@ def _algorithm(algorithm: str | Algorithm, options: dict[str, Any]) -> Algorithm
         if options:
             given = ", ".join(options)
             raise UserError(
-                f"options: expected none with an Algorithm, which has its own, got {given}; pass its name to set them"
+                f"{next(iter(options))}: expected no options with an Algorithm object, which has its own, got {given}; pass "
+                "the algorithm's name to set them"
             )
         return algorithm
+    known = all_option_names()
+    arguments = [name for name in inspect.signature(simulate).parameters if name != "options"]
+    for option in options:
+        if option not in known:
+            if hint := other_name(option, [*known, *arguments]):
+                raise UserError(f"{option}: {hint}")
+            near = did_you_mean(option, [*known, *arguments])
+            raise UserError(f"{option}: expected an argument listed by help(fedbcgd.simulate), got {option!r}.{near}")
     return make_algorithm(algorithm, **options)
 
 
@@ -232,15 +294,25 @@ def _check(model: Any, clients: Any, test: Any, stop: Stop, every: Any, seed: An
         raise UserError("clients: expected at least one, got an empty list")
     if stop.rounds is None and stop.budget is None and stop.target is None:
         raise UserError(
-            "rounds, budget, target: expected at least one, which ends the run, got none; a budget is upload in d, a target "
-            "a metric on test"
+            "rounds: expected rounds, budget (upload in d) or target (a metric on test), got none of them; give one, "
+            "such as rounds=100"
         )
     check_integer("rounds", 1 if stop.rounds is None else stop.rounds, 1)
-    if stop.budget is not None and not (isinstance(stop.budget, (int, float)) and 0 < stop.budget < math.inf):
+    if stop.budget is not None and not (_is_number(stop.budget) and 0 < stop.budget < math.inf):
         raise UserError(f"budget: expected a positive number (upload in d), got {stop.budget!r}")
     if stop.target is not None and test is None:
-        raise UserError("target: expected test data to measure it on, got none; pass test=…")
+        raise UserError("test: expected data to measure the target on, got none; pass test=…")
     check_integer("evaluate_every", every, 1)
     check_integer("seed", seed, 0)
-    if callable(callbacks) or not all(map(callable, callbacks)):
+    if callable(callbacks) or not isinstance(callbacks, Sequence) or not all(map(callable, callbacks)):
         raise UserError(f"callbacks: expected a list of callables, got {callbacks!r}")
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def _check_functions(loss: Any, metrics: Any) -> None:
+    for name, function in (("loss", loss), ("metrics", metrics)):
+        if function is not None and not callable(function):
+            raise UserError(f"{name}: expected a function of (model, batch), got {function!r}")

@@ -8,8 +8,8 @@ import torch
 from fedbcgd import UserError, algorithm_names, make_algorithm
 from fedbcgd.algorithms.codecs import QSGD, Plain
 from fedbcgd.algorithms.local_rules import SGD, Scaffold
-from fedbcgd.algorithms.registry import _KINDS, register
-from fedbcgd.algorithms.server_rules import Average, Momentum
+from fedbcgd.algorithms.registry import _REGISTRIES, register
+from fedbcgd.algorithms.server_rules import SERVERS, Average, Momentum
 from fedbcgd.algorithms.uplinks import Blocks, Matched, Whole
 
 
@@ -46,7 +46,7 @@ def test_options_make_the_same_algorithm_again():
 
 
 def test_no_two_kinds_of_parts_share_an_option():
-    options = {kind: {o for n in registry for o in registry.get(n).options()} for kind, registry in _KINDS.items()}
+    options = {kind: {o for n in registry for o in registry.get(n).options()} for kind, registry in _REGISTRIES.items()}
     for (kind, mine), (other, theirs) in itertools.combinations(options.items(), 2):
         assert not mine & theirs, f"{kind} and {other} share {mine & theirs}"
 
@@ -55,7 +55,7 @@ def test_no_two_kinds_of_parts_share_an_option():
     ("call", "words"),
     [
         (lambda: make_algorithm("fedbgcd"), ["'fedbgcd'", "Did you mean 'fedbcgd'", "scaffold"]),
-        (lambda: make_algorithm("fedavg", learning_rate=1), ["'learning_rate'", "lr"]),
+        (lambda: make_algorithm("fedavg", learning_rate=1), ["learning_rate: no such option; it is called lr"]),
         (lambda: make_algorithm("fedavg", momentun=1), ["'momentun'"]),
         (lambda: make_algorithm("fedavg", momentum=0.9), ["momentum: expected only with", "server='momentum'"]),
         (lambda: make_algorithm("fedavg", blocks=5), ["'blocks'", "uplink='blocks'"]),
@@ -64,6 +64,23 @@ def test_no_two_kinds_of_parts_share_an_option():
         (lambda: make_algorithm("fedavg", lr="fast"), ["lr", "number", "'fast'"]),
         (lambda: make_algorithm("fedbcgd", momentum=1), ["momentum", "less than 1"]),
         (lambda: make_algorithm("fedbcgd", blocks=2.5), ["blocks", "2.5"]),
+        (lambda: make_algorithm("fedbcgd", blocks=0), ["blocks: expected an integer ≥ 1 or 'auto', got 0"]),
+        (
+            lambda: make_algorithm("fedbcgd", divider=3),
+            ["divider: expected 'auto', 'layers', 'even', 'paper', or a list"],
+        ),
+        (
+            lambda: make_algorithm("fedbcgd+", damping="x"),
+            ["damping: expected a number from 0 to 1, or 'adaptive', got 'x'"],
+        ),
+        (
+            lambda: make_algorithm("fedbcgd", Lr=0.1),
+            ["option of fedbcgd: expected one of", "got 'Lr'. Did you mean 'lr'?"],
+        ),
+        (
+            lambda: SERVERS.add("average", Momentum),
+            ["server rule: expected a name that is not registered yet", "'average'"],
+        ),
         (lambda: make_algorithm("fedavg", codec="zip"), ["codec", "'zip'", "plain", "qsgd"]),
         (lambda: make_algorithm("fedavg", codec=5), ["codec", "plain", "Codec", "5"]),
         (lambda: make_algorithm("fedavg", codec=SGD()), ["codec", "Codec"]),
@@ -77,6 +94,7 @@ def test_errors_say_what_would_be_right(call, words):
         call()
     for word in words:
         assert word in str(error.value)
+    assert SERVERS.get("average") is Average
 
 
 def test_contributing_shows_ten_lines_that_work():

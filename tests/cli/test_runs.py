@@ -97,7 +97,7 @@ def test_json(place):
         (["blocks", "lenet5", "--blocks", "0"], "an integer ≥ 1"),
         (
             ["blocks", "lenet5", "--divider", "1,2", "--blocks", "3"],
-            "expected sizes of 3 blocks, as blocks says, got 2",
+            "expected 3 sizes, as many as blocks, got 2",
         ),
         (["blocks", "lenet5", "--divider", "evn"], "Did you mean 'even'"),
         (["blocks", "lenet5", "--shape", "32"], "channels,height,width"),
@@ -336,7 +336,7 @@ def test_compare_under_a_budget(place):
 def test_hours_to_a_target_under_each_profile(place):
     sets = ["--set", "network.profile=4g"]
     done = fedbcgd("compare", "run.toml", "--algorithms", "fedavg,fedbcgd", "--out", "out", *sets, cwd=place)
-    for word in ("to reach accuracy", "broadband", "datacentre", "mix", "own network"):
+    for word in ("to reach test accuracy", "broadband", "datacentre", "mix", "own network"):
         assert word in done.stdout
     rows = list(csv.DictReader((place / "out" / "reach.csv").open()))
     assert [row["algorithm"] for row in rows] == ["fedavg", "fedbcgd"]

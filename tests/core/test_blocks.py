@@ -182,7 +182,7 @@ def test_sizes_by_hand():
 @pytest.mark.parametrize(
     ("shares", "words"),
     [
-        ([1, 2], "expected sizes of 3 blocks"),
+        ([1, 2], "expected 3 sizes, as many as blocks, got 2"),
         ([1, 0, 2], "positive"),
         ([1, 2, float("inf")], "positive"),
     ],
@@ -190,6 +190,12 @@ def test_sizes_by_hand():
 def test_sizes_that_are_none(shares, words):
     with pytest.raises(UserError, match=words):
         divide(nn.Linear(30, 10), 3, shares, shared=None)
+
+
+def test_an_unknown_divider_is_explained():
+    words = "divider: expected auto, layers, even, paper, or a list of name patterns or sizes for each block, got 'evn'"
+    with pytest.raises(UserError, match=f"{words}. Did you mean 'even'?"):
+        divide(nn.Linear(3, 3), 2, "evn")
 
 
 class Tagger(nn.Module):

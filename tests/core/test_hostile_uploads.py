@@ -14,7 +14,7 @@ from torch import nn
 from fedbcgd import Diverged, UserError, make_algorithm
 from fedbcgd.core.messages import Upload
 from fedbcgd.core.norms import FLOOR, LOOSE, WARM_UP, NormLimit, norm
-from fedbcgd.core.refusals import MOSTLY_REFUSED_ROUNDS, STRIKES
+from fedbcgd.core.refusals import MAX_BLAMED_STEPS, MAX_MOSTLY_REFUSED_ROUNDS
 from fedbcgd.core.server import Server
 
 
@@ -257,7 +257,7 @@ def test_a_step_that_is_not_finite_is_undone(name):
     """1e21 squared is infinite in single precision: u would stay infinite, or become NaN."""
     server = make_server(name, clients=3, cohort=3)
     start = {"x": server.x.clone(), **{n: v.clone() for n, v in server.state.items()}}
-    for round in range(STRIKES):
+    for round in range(MAX_BLAMED_STEPS):
         tasks = server.plan().tasks
         assert len(tasks) == 3
         for task in tasks:
@@ -301,8 +301,8 @@ def bad(server, task):
 
 def test_an_accepted_upload_of_an_attacker_does_not_keep_a_dead_run_alive():
     server = make_server("fedavg", clients=3, cohort=3)
-    with pytest.raises(Diverged, match="two of three uploads or more were refused"):
-        for _ in range(MOSTLY_REFUSED_ROUNDS):
+    with pytest.raises(Diverged, match="at least two thirds of the uploads were refused"):
+        for _ in range(MAX_MOSTLY_REFUSED_ROUNDS):
             for task in server.plan().tasks:
                 server.receive(honest(server, task) if task.client == 0 else bad(server, task))
             server.commit()
@@ -311,28 +311,28 @@ def test_an_accepted_upload_of_an_attacker_does_not_keep_a_dead_run_alive():
 def test_one_client_cannot_stop_a_run():
     """The others do not answer; the one that does is refused in every round."""
     server = make_server("fedavg", clients=4, cohort=3)
-    for _ in range(3 * MOSTLY_REFUSED_ROUNDS):
+    for _ in range(3 * MAX_MOSTLY_REFUSED_ROUNDS):
         for task in server.plan().tasks:
             if task.client == 0:
                 for _ in range(9):
                     server.receive(bad(server, task))
         server.commit()
-    assert server.round == 3 * MOSTLY_REFUSED_ROUNDS
+    assert server.round == 3 * MAX_MOSTLY_REFUSED_ROUNDS
 
 
 def test_half_of_the_uploads_refused_is_no_reason_to_stop():
     server = make_server("fedavg", clients=6, cohort=6)
-    for _ in range(3 * MOSTLY_REFUSED_ROUNDS):
+    for _ in range(3 * MAX_MOSTLY_REFUSED_ROUNDS):
         for task in server.plan().tasks:
             server.receive(honest(server, task) if task.client % 2 else bad(server, task))
         assert server.commit().accepted == 3
-    assert server.round == 3 * MOSTLY_REFUSED_ROUNDS
+    assert server.round == 3 * MAX_MOSTLY_REFUSED_ROUNDS
 
 
 def test_a_run_whose_every_step_is_undone_stops():
     server = make_server("fedadam", clients=3, cohort=3)
     with pytest.raises(Diverged):
-        for _ in range(MOSTLY_REFUSED_ROUNDS):
+        for _ in range(MAX_MOSTLY_REFUSED_ROUNDS):
             for task in server.plan().tasks:
                 server.receive(constant(server, task, 1e21))
             server.commit()

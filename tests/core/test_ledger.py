@@ -4,11 +4,11 @@ import json
 
 import pytest
 
-from fedbcgd.core.ledger import Entry, Ledger
+from fedbcgd.core.ledger import Ledger, LedgerEntry
 
 
 def entry(client, nbytes, block=0, accepted=True, download=100, evaluations=1):
-    return Entry(0, client, block, nbytes // 4, nbytes, download, accepted, evaluations)
+    return LedgerEntry(0, client, block, nbytes // 4, nbytes, download, accepted, evaluations)
 
 
 def test_by_hand():

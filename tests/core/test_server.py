@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from torch import nn
 
 from fedbcgd import Diverged, UserError, make_algorithm
-from fedbcgd.core.messages import Upload
+from fedbcgd.core.messages import Task, Upload
 from fedbcgd.core.norms import norm
-from fedbcgd.core.refusals import MOSTLY_REFUSED_ROUNDS
+from fedbcgd.core.refusals import MAX_MOSTLY_REFUSED_ROUNDS
 from fedbcgd.core.server import Server
 
 
@@ -75,7 +75,7 @@ def test_a_slice_without_uploads_keeps_value_and_momentum(caplog):
         else:
             s.lost(task, "test")
     report = s.commit()
-    assert "no upload counts for block 2, which keeps its values" in caplog.text
+    assert "no upload counts for these blocks, which keep their values: 2" in caplog.text
     assert len(report.lost) == 1
     assert s.x.tolist() == [1.5, 1.5, 1, 1, 1.5]
     assert s.state["v"].tolist() == [0.5, 0.5, 1, 1, 0.5]
@@ -108,7 +108,7 @@ WRONG = {
         "round: expected a number greater than or equal to 0, got -1",
     ),
     "early": (lambda u, s: dataclasses.replace(u, round=s.round + 1), "round: expected 1, got 2"),
-    "not asked": (lambda u, s: dataclasses.replace(u, client=17), "not in the cohort"),
+    "not asked": (lambda u, s: dataclasses.replace(u, client=17), "expected one of this round's cohort, got 17"),
     "wrong block": (lambda u, s: dataclasses.replace(u, block=1 - u.block), "block: expected 1, got 2"),
     "no such block": (lambda u, s: dataclasses.replace(u, block=9), "block: expected 1, got 10"),
     "short": (lambda u, s: upload(u, [1], [1]), "expected slices of [8, 4] bytes, got [4, 4]"),
@@ -160,13 +160,36 @@ def test_a_wrong_upload_is_refused_with_a_reason_and_the_run_goes_on(kind):
     assert s.plan().tasks  # the next round opens
 
 
+def test_answers_are_expected_in_the_open_round_only():
+    s = server(cohort=2)
+    later = Task(1, 0, 0)
+    assert not s.expects(Task(0, 0, 0))  # no round is open
+    task = s.plan().tasks[0]
+    assert s.expects(task)
+    assert not s.expects(dataclasses.replace(task, round=1))
+    s.receive(upload(task, [2, 2], [2]))
+    assert not s.expects(task)
+    s.commit()
+    assert not s.expects(task)
+    assert not s.expects(later)  # its round is not planned yet
+
+
+def test_who_diverges_is_told_the_rate_of_the_round():
+    s = server(lr=0.5, lr_decay=0.5)
+    with pytest.raises(Diverged, match=r"too high \(0.125 in this round, lr = 0.5\), or NaN in the data"):
+        for _ in range(MAX_MOSTLY_REFUSED_ROUNDS):
+            for task in s.plan().tasks:
+                s.receive(upload(task, [math.nan, 0], [0]))
+            s.commit()
+
+
 def test_an_upload_sent_twice_counts_once():
     s = server(cohort=2)
     tasks = s.plan().tasks
     assert s.receive(upload(tasks[0], [2, 2], [2])).accepted
     second = s.receive(upload(tasks[0], [2, 2], [2]))
     assert not second.accepted
-    assert "has answered already" in second.reason
+    assert "expected one that has still to answer, got" in second.reason
     s.commit()
     assert s.x.tolist() == [2, 2, 0, 0, 2]
     assert s.ledger.upload_max_bytes == 24
@@ -197,7 +220,7 @@ def test_settled_follows_the_order_of_the_plan():
 def test_training_stops_when_every_upload_is_refused_for_rounds():
     s = server(cohort=2)
     with pytest.raises(Diverged, match=r"learning rate.*lr = 0\.1"):
-        for _ in range(MOSTLY_REFUSED_ROUNDS):
+        for _ in range(MAX_MOSTLY_REFUSED_ROUNDS):
             for task in s.plan().tasks:
                 s.receive(upload(task, [math.nan] * 2, [1]))
             s.commit()
@@ -279,10 +302,10 @@ def test_the_next_upload_is_known_before_the_round():
 
 def test_lost_uploads_alone_do_not_stop_training():
     s = server(cohort=2)
-    for _ in range(MOSTLY_REFUSED_ROUNDS + 2):
+    for _ in range(MAX_MOSTLY_REFUSED_ROUNDS + 2):
         s.plan()
         s.commit()
-    assert s.round == MOSTLY_REFUSED_ROUNDS + 2
+    assert s.round == MAX_MOSTLY_REFUSED_ROUNDS + 2
     assert s.ledger.upload_d == 0
 
 

@@ -180,9 +180,9 @@ def test_rows_are_drawn_where_the_data_is():
         rngs = [np.random.default_rng(k) for k in range(2)]
         x = torch.empty(layout.size, device=meta)
         stack = Stack(algorithm.local, layout, module, x, {}, {}, [source] * 2, 0, rngs, StackMemory(layout, 2, meta))
-        batches = stack._epoch()
+        batches = stack._epoch(9)
         assert {batch.rows.device.type for batch in batches} == {"cpu"}
-        assert {t.device for batch in batches for t in batch.examples} == {meta}
+        assert {t.device for batch in batches for t in batch.inputs} == {meta}
         algorithm.local.train(stack)
         assert stack.steps == 3
 
@@ -204,7 +204,7 @@ def test_a_batch_of_clients_stays_on_its_device(model):
     stack.sum_losses()
     assert stack.steps == 8
     assert stack.losses.device == meta
-    assert all(batch.rows.device == meta for batch in stack._epoch())
+    assert all(batch.rows.device == meta for batch in stack._epoch(9))
 
 
 def test_train_loss_is_the_mean_over_steps():
@@ -285,8 +285,8 @@ def test_a_users_own_model_may_offer_it():
     ("change", "says"),
     [
         ({"model": nn.Linear(12, 2)}, "Linear has no method stacked_gradient"),
-        ({"loss": lambda model, batch: model(batch[0]).sum()}, "another loss is chosen"),
-        ({"name": "fedbcgd-frozen"}, "each client moves other coordinates"),
+        ({"loss": lambda model, batch: model(batch[0]).sum()}, "another loss was given"),
+        ({"name": "fedbcgd-frozen"}, "moves different coordinates for each client"),
         ({"name": "fedbcgd+", "damping": "adaptive"}, "adaptive damping"),
         ({"batch_clients": 0}, "batch_clients: expected an integer ≥ 1"),
         ({"batch_clients": "many"}, "batch_clients: expected an integer"),

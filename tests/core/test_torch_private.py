@@ -12,6 +12,43 @@ from fedbcgd.core import torch_private
 from fedbcgd.models.resnet import ResNet18
 
 PRIVATE = ("_fused_sgd_", "_foreach_copy_")
+PROBES = (torch_private.has_fused_step, torch_private._has_foreach_copy, torch_private._has_engine)
+
+
+class OtherEngine:
+    """As where a version's engine differs."""
+
+    def __init__(self, way):
+        if way == "renamed":
+            self.run_backward = lambda *_, another: None
+        elif way == "wrong":
+            self.run_backward = lambda *_, **__: (torch.zeros(3), torch.zeros(3))
+
+
+@pytest.mark.parametrize("way", ["", "gone", "renamed", "wrong"])
+def test_gradients_are_those_of_autograd(probes, monkeypatch, way):
+    """Also where the loss is a parameter, or its gradient one number seen often; and of a version that differs."""
+    if way:
+        monkeypatch.setattr(torch.autograd.Variable, "_execution_engine", OtherEngine(way))
+        monkeypatch.setattr(torch_private, "plain_differentiate", lambda loss, parameters: "plain")
+    assert torch_private._has_engine() is not bool(way)
+    draw = torch.Generator().manual_seed(0)
+    losses = (
+        lambda a, b, c: ((a @ b).tanh() * c).sum(),
+        lambda a, b, c: a.sum(),
+        lambda a, b, c: c,
+        lambda a, b, c: (a @ b).mean()[None],
+    )
+    for dtype in (torch.float32, torch.float64, torch.bfloat16):
+        abc = tuple(nn.Parameter(torch.randn(n, generator=draw).to(dtype)) for n in ((3, 4), (4, 2), ()))
+        for loss in losses:
+            found = torch_private.differentiate(loss(*abc), abc)
+            if way:
+                assert found == "plain"
+                continue
+            for mine, theirs in zip(found, torch.autograd.grad(loss(*abc), abc, allow_unused=True), strict=True):
+                assert (mine is None) == (theirs is None)
+                assert mine is None or torch.equal(mine, theirs)
 
 
 def gone(monkeypatch, name):
@@ -35,10 +72,10 @@ def wrong(monkeypatch, name):
 @pytest.fixture
 def probes():
     """The private functions are tried anew, before and after."""
-    for probe in (torch_private.has_fused_step, torch_private._has_foreach_copy):
+    for probe in PROBES:
         probe.cache_clear()
     yield
-    for probe in (torch_private.has_fused_step, torch_private._has_foreach_copy):
+    for probe in PROBES:
         probe.cache_clear()
 
 
@@ -94,6 +131,16 @@ def test_a_version_that_differs_is_noticed(probes, monkeypatch, change):
     assert torch.equal(to, value)
 
 
+def with_backward(loss, parameters):
+    """Without the engine, which the test has taken away from all of Python."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch.autograd.Variable, "_execution_engine", ENGINE)
+        return torch.autograd.grad(loss, parameters, allow_unused=True)
+
+
+ENGINE = torch.autograd.Variable._execution_engine
+
+
 def trained(algorithm, net, toys):
     return fedbcgd.simulate(net(), toys(), algorithm, rounds=2, batch_size=3, workers=0).module.state_dict()
 
@@ -102,10 +149,12 @@ def trained(algorithm, net, toys):
 def test_training_without_private_functions(probes, monkeypatch, net, toys, algorithm):
     """FedBCGD steps parameter by parameter, FedBCGD+ copies its gradients into vectors."""
     expected = trained(algorithm, net, toys)
-    for probe in (torch_private.has_fused_step, torch_private._has_foreach_copy):
+    for probe in PROBES:
         probe.cache_clear()
     for name in PRIVATE:
         gone(monkeypatch, name)
+    monkeypatch.setattr(torch.autograd.Variable, "_execution_engine", OtherEngine("gone"))
+    monkeypatch.setattr(torch_private, "plain_differentiate", with_backward)
     found = trained(algorithm, net, toys)
     assert all(torch.equal(found[name], value) for name, value in expected.items())
 
@@ -129,7 +178,7 @@ def test_saved_buffers(monkeypatch):
 def test_nothing_private_elsewhere():
     package = Path(fedbcgd.__file__).parent
     private = re.compile(
-        r"\btorch\._[a-z]|\b_foreach_|\._(buffers|parameters|modules|forward\w*hooks)\b|_non_persistent"
+        r"\btorch\._[a-z]|_execution_engine|\b_foreach_|\._(buffers|parameters|modules|forward\w*hooks)\b|_non_persistent"
     )
     files = [path for path in package.rglob("*.py") if path.name != "torch_private.py"]
     assert [str(path) for path in files if private.search(path.read_text(encoding="utf-8"))] == []

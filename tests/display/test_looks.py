@@ -1,5 +1,7 @@
 """One look for an algorithm everywhere; figures as PNG and SVG."""
 
+import itertools
+import math
 import xml.etree.ElementTree as ET
 
 import matplotlib.lines
@@ -34,6 +36,33 @@ def test_every_algorithm_has_a_look_that_needs_no_colour():
     assert set(looks.LOOKS) == set(algorithm_names())
     shapes = [(look.dash, look.marker) for look in [*looks.LOOKS.values(), *looks._OTHERS]]
     assert len(set(shapes)) == len(shapes) == len(looks.LOOKS) + 32
+
+
+def oklab(colour):
+    """Björn Ottosson's space, in which distances are about as they are seen."""
+    rgb = [int(colour[k : k + 2], 16) / 255 for k in (1, 3, 5)]
+    r, g, b = (p / 12.92 if p <= 0.04045 else ((p + 0.055) / 1.055) ** 2.4 for p in rgb)
+    long = (0.4122214708 * r + 0.5363325363 * g + 0.0514459929 * b) ** (1 / 3)
+    medium = (0.2119034982 * r + 0.6806995451 * g + 0.1073969566 * b) ** (1 / 3)
+    short = (0.0883024619 * r + 0.2817188376 * g + 0.6299787005 * b) ** (1 / 3)
+    return (
+        0.2104542553 * long + 0.7936177850 * medium - 0.0040720468 * short,
+        1.9779984951 * long - 2.4285922050 * medium + 0.4505937099 * short,
+        0.0259040371 * long + 0.7827717662 * medium - 0.8086757660 * short,
+    )
+
+
+def test_oklab_by_hand():
+    assert oklab("#ffffff") == pytest.approx((1, 0, 0), abs=1e-3)
+    assert oklab("#ff0000") == pytest.approx((0.628, 0.225, 0.126), abs=1e-3)
+
+
+@pytest.mark.parametrize("ground", ["colour", "dark"])
+@pytest.mark.parametrize("names", [[*looks.LOOKS, *(f"own-{k}" for k in range(8))], [f"own-{k}" for k in range(25)]])
+def test_algorithms_that_occur_together_have_distinct_colours(ground, names):
+    given_looks = looks.families(names)
+    pairs = itertools.combinations([oklab(getattr(look, ground)) for look in given_looks], 2)
+    assert min(math.dist(a, b) for a, b in pairs) > 0.07
 
 
 def shades(own):

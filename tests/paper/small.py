@@ -7,7 +7,7 @@ from pathlib import Path
 from fedbcgd.paper import engine
 from fedbcgd.paper.engine import Request
 from fedbcgd.paper.items import ITEMS
-from fedbcgd.paper.spec import Contender, Effort, Item, Panel
+from fedbcgd.paper.spec import SCALES, Contender, Effort, Item, Panel
 
 LINEAR = next(iter(ITEMS["figure8"].panels["smoke"]))
 
@@ -40,7 +40,7 @@ def small(*contenders, rates=(0.003, 0.01), seeds=1) -> Panel:
 
 
 def item(panel: Panel, name: str = "item") -> Item:
-    return Item(name, "An item", dict.fromkeys(("paper", "cpu", "smoke"), (panel,)))
+    return Item(name, "An item", dict.fromkeys(SCALES, (panel,)))
 
 
 def run(it: Item, out: Path, **request):

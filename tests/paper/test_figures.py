@@ -3,10 +3,13 @@
 import re
 from dataclasses import replace
 
+import numpy as np
 import pytest
+from matplotlib.figure import Figure
 
+from fedbcgd.display import plots
 from fedbcgd.display.looks import LOOKS, _shaded
-from fedbcgd.paper.figures import contender_looks, draw
+from fedbcgd.paper.figures import _lengths_differ, _limit_axis, contender_looks, draw
 from fedbcgd.paper.items import ITEMS
 from tests.paper.invented import outcome, panel, result
 
@@ -22,6 +25,38 @@ def test_accuracy_is_drawn_against_upload_rounds_and_gradients(tmp_path):
     for label in ("upload (in d)", "rounds", "gradient evaluations"):
         assert texts.count(label) == 2  # a row for the accuracy, one for the train loss
     assert {"test accuracy", "train loss"} <= set(texts)
+
+
+def test_what_spends_alike_is_drawn_once_with_one_legend(tmp_path):
+    """Contenders whose rounds cost the same look the same on every axis: there is one, with both metrics side by side."""
+    where = replace(panel("a", "b"), drawn=("train_loss",))
+    draw([result(where, a=[outcome(0.1, 0.2)], b=[outcome(0.3, 0.4)])], tmp_path, "A figure")
+    texts = words(tmp_path)
+    assert (texts.count("upload (in d)"), texts.count("rounds"), texts.count("gradient evaluations")) == (2, 0, 0)
+    assert (texts.count("A"), texts.count("B")) == (1, 1)
+
+
+def test_short_runs_beside_long_ones_are_not_squeezed():
+    for longest, differ in ((9.0, False), (40.0, True)):
+        axes = Figure().subplots()
+        axes.plot([1, 2, 10.0], [0, 0, 0])
+        axes.plot([1, 2, longest], [0, 0, 0])
+        axes.axhline(0.5)
+        assert _lengths_differ(axes) is differ
+
+
+def test_a_smoothed_line_by_hand():
+    """Means of three, and at the ends of one."""
+    assert plots.smoothed(np.array([[0.0, 3.0, 0.0, 6.0]]), 3).tolist() == [[0.0, 1.0, 3.0, 6.0]]
+
+
+def test_the_axis_of_a_loss_fits_what_comes_after_its_start():
+    axes = Figure().subplots()
+    axes.plot(range(10), [100.0, 50, 1, 1.1, 1, 1.2, 1, 1, 1, 2.0], label="a")
+    _limit_axis(axes)
+    low, high = axes.get_ylim()
+    assert 0.9 <= low < 1
+    assert 2 < high < 3
 
 
 def test_what_diverged_is_in_the_legend(tmp_path):

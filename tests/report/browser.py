@@ -82,6 +82,22 @@ class Browser:
         actions.pointer_action.pointer_up()
         actions.perform()
 
+    def download(self, css: str, folder: Path) -> Path:
+        """The file that a button saves."""
+        before = set(folder.iterdir())
+        behaviour = {"behavior": "allow", "downloadPath": str(folder)}
+        self._driver.execute_cdp_cmd("Browser.setDownloadBehavior", behaviour)
+        self.run("document.querySelector(arguments[0]).click()", css)
+        until = time.monotonic() + PATIENCE
+        while not (
+            new := [
+                p for p in set(folder.iterdir()) - before if not p.name.startswith(".") and p.suffix != ".crdownload"
+            ]
+        ):
+            assert time.monotonic() < until, f"{css} saved nothing"
+            time.sleep(0.05)
+        return new[0]
+
     def texts(self, css: str) -> list[str]:
         return list(self.run("return [...document.querySelectorAll(arguments[0])].map(e => e.textContent)", css))
 

@@ -16,6 +16,7 @@ from tests.report.serving import serving
 pytestmark = pytest.mark.skipif(bool(ABSENT), reason=ABSENT)
 
 ANNOUNCED = "return document.querySelector('#announcement').textContent"
+TIME = "section[aria-labelledby=time-heading]"
 OUTCOMES = "section[aria-labelledby=outcomes-heading]"
 BACKSPACE, ENTER, LEFT = "\ue003", "\ue007", "\ue012"
 REFRESHED = "return Number(document.documentElement.dataset.refreshed || 0)"
@@ -28,9 +29,14 @@ def show(browser, runs, out):
     browser.go((out / "r.html").as_uri())
 
 
+def cells(browser, section, row):
+    """The cells of a row by their headings."""
+    headings = browser.texts(f"{section} thead th")
+    return dict(zip(headings, browser.texts(f"{section} tbody tr:nth-child({row}) > *"), strict=True))
+
+
 def outcome(browser, row):
-    """The cells of a row: name, last tenth, upload, rounds and time to the target, then what it all cost, and the seeds."""
-    return browser.texts(f"{OUTCOMES} tbody tr:nth-child({row}) > *")
+    return cells(browser, OUTCOMES, row)
 
 
 def drawn_whole(browser):
@@ -52,12 +58,14 @@ def diverged(browser, tmp_path):
 def test_a_diverged_run_is_a_seed_that_came_to_nothing(diverged):
     diverged.run("state.target = 0.5; draw()")
     fedavg, fedbcgd, scaffold = (outcome(diverged, k) for k in (1, 2, 3))
-    assert (*fedavg[:2], fedavg[-1]) == ("fedavg", "0.50050 ± 0.00071", "2")
+    assert (fedavg["run"], fedavg["test accuracy"], fedavg["seeds"]) == ("fedavg", "0.50050 ± 0.00071", "2")
     # The last five of 50 rounds of seed 0 alone: the mean of 1 − 10/(10 + r), r = 46 … 50
     expected = sum(1 - 10 / (10 + r) for r in range(46, 51)) / 5
-    assert (*fedbcgd[:2], fedbcgd[6], fedbcgd[-1]) == ("fedbcgd", f"{expected:.4g} (1 of 2 diverged)", "50", "2")
-    assert fedbcgd[3] == "10 (1 of 2)"
-    assert scaffold == ["scaffold", "2 of 2 diverged", "∞", "∞", "∞", "–", "–", "–", "–", "2"]
+    assert (fedbcgd["test accuracy"], fedbcgd["rounds"], fedbcgd["seeds"]) == (f"{expected:.4g}", "50", "2")
+    assert [row["diverged"] for row in (fedavg, fedbcgd, scaffold)] == ["0", "1", "2"]
+    assert set(scaffold.values()) == {"scaffold", "–", "2"}
+    to_target = [cells(diverged, TIME, k) for k in (1, 2, 3)]
+    assert [(row["reached"], row["rounds"]) for row in to_target] == [("2", "10"), ("1", "10"), ("0", "∞")]
     bars = diverged.texts("ol.bars li")
     assert bars == [
         "fedavg320 ms10 d, 10 rounds",
@@ -65,22 +73,24 @@ def test_a_diverged_run_is_a_seed_that_came_to_nothing(diverged):
         "scaffold2 of 2 diverged",
     ]
     assert diverged.texts(".chip .badge") == ["1 diverged", "2 diverged"]
-    assert "A seed that diverged counts as a seed" in diverged.text(OUTCOMES)
+    assert "A seed that diverged is in no mean" in diverged.text(OUTCOMES)
     assert drawn_whole(diverged)
 
 
 def test_diverged_seeds_are_in_what_is_copied(diverged):
     diverged.run(CLIPBOARD + "; state.target = 0.5; draw()")
-    diverged.click("#copy-csv")
+    diverged.click("#outcomes-table-csv")
     table = list(csv.DictReader(io.StringIO(diverged.wait("return copied[0]"))))
     assert [(row["seeds"], row["diverged"]) for row in table] == [("2", "0"), ("2", "1"), ("2", "2")]
-    assert [row["rounds_to_target"] for row in table] == ["10", "inf", "inf"]
-    assert float(table[1]["test_accuracy_last"]) == pytest.approx(1 - 1 / 6)
-    assert table[2]["test_accuracy_last"] == table[2]["rounds"] == ""
-    diverged.click("#copy-latex")
-    latex = diverged.wait("return copied[1]").splitlines()
-    assert "(1 of 2 diverged)" in latex[5]
-    assert latex[6].startswith("scaffold & 2 of 2 diverged & ")
+    assert float(table[1]["test_accuracy"]) == pytest.approx(sum(1 - 10 / (10 + r) for r in range(46, 51)) / 5)
+    assert table[2]["test_accuracy"] == table[2]["rounds"] == ""
+    diverged.click("#target-table-csv")
+    table = list(csv.DictReader(io.StringIO(diverged.wait("return copied[1]"))))
+    assert [(row["reached"], row["rounds"]) for row in table] == [("2", "10"), ("1", "10"), ("0", "inf")]
+    diverged.click("#outcomes-table-latex")
+    latex = diverged.wait("return copied[2]").splitlines()
+    assert latex[5].endswith(" & 2 & 1 \\\\")
+    assert latex[6].startswith("scaffold & -- & ")
 
 
 def test_the_default_target_and_the_thick_lines_are_of_runs_that_did_not_diverge(diverged):
@@ -130,7 +140,7 @@ def test_facts_of_the_wrong_kind_blank_nothing(browser, tmp_path):
     for fact in (*ODD, "ledger.block_bytes", "ledger.lost"):
         assert f"summary.json {fact} is not" in problems
     assert len(browser.texts("ol.bars li")) == 4
-    assert outcome(browser, 4)[:2] == ["scaffold", "0.5"]
+    assert (outcome(browser, 4)["run"], outcome(browser, 4)["test accuracy"]) == ("scaffold", "0.5")
     assert "2026-01-02" in browser.text("section[aria-labelledby=configuration-heading]")
     for axis in ("round", "gradient_evaluations", "time"):
         browser.click(f"label[for=axis-{axis}]")
@@ -140,8 +150,8 @@ def test_facts_of_the_wrong_kind_blank_nothing(browser, tmp_path):
 def test_a_part_that_cannot_be_drawn_leaves_the_others(opened):
     opened.run("DATA.runs[0].ledger.block_bytes = {length: 1}; draw()")
     assert "This part cannot be drawn" in opened.text("section[aria-labelledby=traffic-heading]")
-    assert len(opened.texts("section.card")) == 6
-    assert outcome(opened, 1)[0] == "fedavg"
+    assert len(opened.texts("section.card")) == 8
+    assert outcome(opened, 1)["run"] == "fedavg"
 
 
 @pytest.mark.parametrize(
@@ -278,6 +288,8 @@ def test_what_uploads_nothing_is_not_ranked_by_the_time_of_uploads(browser, tmp_
     assert "uploads nothing, so no uplink ranks it; the target after 10 rounds" in apart
     traffic = browser.texts("section[aria-labelledby=traffic-heading] .multiples .note")
     assert [note == "uploads nothing" for note in traffic].count(True) == 1
-    row = next(k for k in range(1, 5) if outcome(browser, k)[0].startswith("fedavg, note all"))
-    assert outcome(browser, row)[2:5] == ["0", "10", "–"]
+    row = next(
+        row for row in (cells(browser, TIME, k) for k in range(1, 5)) if row["run"].startswith("fedavg, note all")
+    )
+    assert (row["upload, d"], row["rounds"], row["time, ms"]) == ("0", "10", "–")
     assert drawn_whole(browser)

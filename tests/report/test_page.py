@@ -161,7 +161,7 @@ def test_nothing_in_a_folder_becomes_markup(tmp_path):
 
 def test_the_page_needs_nothing_from_elsewhere(tmp_path):
     html = page.document(shown(comparison(tmp_path)))
-    outside = re.findall(r"""(?:src|href)=["'](?!#)[^"']*|url\([^)]*|@import|https?://[^\s"'`)]*""", html)
+    outside = re.findall(r"""(?:src|href)=["'](?!#)[^"']*|url\((?!#)[^)]*|@import|https?://[^\s"'`)]*""", html)
     assert outside == ["http://www.w3.org/2000/svg"]  # the name of a language, not an address that is fetched
     policy = re.search(r'Content-Security-Policy" content="([^"]*)"', html)[1]
     assert "default-src &#x27;none&#x27;" in policy

@@ -1,5 +1,6 @@
 """Timing finished runs on other networks, and who served which block."""
 
+import dataclasses
 import json
 import shutil
 
@@ -11,11 +12,20 @@ from fedbcgd.engine.run_folder import RunFolder
 from fedbcgd.engine.traffic import Round
 from fedbcgd.network.links import Links
 from fedbcgd.report import reach
-from fedbcgd.report.network import first_bias, format_hours, hours_table, measure_hours, select_networks
+from fedbcgd.report.network import (
+    first_bias,
+    format_hours,
+    hours_table,
+    measure_hours,
+    measure_runs,
+    runs_in,
+    runs_table,
+    select_networks,
+)
 from fedbcgd.runs import config as configuration
 from fedbcgd.runs.bias import block_biases
 from fedbcgd.runs.execute import execute
-from fedbcgd.runs.retiming import DependsOnItsNetwork, bias, check_target, hours, value_at_target
+from fedbcgd.runs.retiming import Tied, bias, check_target, hours, to_reach
 
 
 def make(network=None, **run):
@@ -50,7 +60,7 @@ def test_a_run_without_a_network_is_recorded_too(tmp_path):
     execute(make(), tmp_path / "plain")
     execute(make({"profile": "mix"}), tmp_path / "watched")
     assert hours(tmp_path / "plain", "mix") == pytest.approx(hours(tmp_path / "watched"), rel=1e-12)
-    with pytest.raises(UserError, match="was run without"):
+    with pytest.raises(UserError, match="was run without a network"):
         hours(tmp_path / "plain")
 
 
@@ -64,7 +74,7 @@ def test_a_run_that_its_network_had_a_hand_in_has_no_hours_elsewhere(tmp_path, t
     if "uplink" in tie:
         config = config.model_copy(update={"algorithm": config.algorithm | tie})
     execute(config, tmp_path / "run")
-    with pytest.raises(DependsOnItsNetwork, match=f"{next(iter(tie))}.*would mislead"):
+    with pytest.raises(Tied, match=f"{next(iter(tie))}.*would mislead"):
         hours(tmp_path / "run", "4g")
     assert hours(tmp_path / "run", "broadband") == pytest.approx(hours(tmp_path / "run"), rel=1e-12)
     said = []
@@ -104,11 +114,11 @@ def test_damaged_records_are_explained(run, tmp_path, damage):
         kept = {"cut": lines[:3], "nonsense": [*lines[:3], '{"round": 4}'], "out of order": lines[::-1]}[damage]
         traffic.write_text("\n".join(kept) + "\n")
     messages = {
-        "absent": "expected traffic.jsonl",
+        "absent": "has no traffic.jsonl",
         "cut": "expected 4 rounds as in the metrics, got 3",
         "nonsense": "line 4: expected the record",
         "out of order": "line 1: expected round 1, got round 4",
-        "no run": "expected the folder of a run",
+        "no run": "is not the folder of a run",
     }
     with pytest.raises(UserError, match=messages[damage]):
         hours(path, "4g")
@@ -116,9 +126,9 @@ def test_damaged_records_are_explained(run, tmp_path, damage):
 
 def test_the_first_row_that_reached_the_target():
     rows = [{"test_accuracy": a} for a in (0.2, 0.6, 0.5, 0.7)]
-    assert value_at_target(rows, [1.0, 2.0, 3.0, 4.0], "test_accuracy", 0.55) == 2.0
-    assert value_at_target(rows, [1.0, 2.0, 3.0, 4.0], "test_accuracy", 0.65) == 4.0
-    assert value_at_target(rows, [1.0, 2.0, 3.0, 4.0], "test_accuracy", 0.9) is None
+    assert to_reach(rows, [1.0, 2.0, 3.0, 4.0], "test_accuracy", 0.55) == 2.0
+    assert to_reach(rows, [1.0, 2.0, 3.0, 4.0], "test_accuracy", 0.65) == 4.0
+    assert to_reach(rows, [1.0, 2.0, 3.0, 4.0], "test_accuracy", 0.9) is None
 
 
 @pytest.mark.parametrize("target", [80.0, 1.5, 0.0, -1.0, float("nan"), float("inf")])
@@ -148,17 +158,79 @@ def test_times_as_a_person_says_them(time, words):
     assert format_hours(time) == words
 
 
-def test_a_problem_without_accuracy_has_hours_and_no_target(tmp_path):
+def test_a_problem_without_accuracy_has_hours_to_its_loss(tmp_path):
     raw = {"data": {"name": "quadratics", "clients": 6}, "model": {"name": "point"}, "algorithm": {"name": "fedavg"}}
     raw["run"] = {"rounds": 2, "cohort": 3, "workers": 0}
     execute(configuration.check(raw, "test"), tmp_path)
     chosen = select_networks(tmp_path, None, None)
     assert list(chosen) == ["4g", "broadband", "datacentre", "mix"]
     found = measure_hours(tmp_path, chosen, None)
-    assert all(set(row) == {"network", "hours"} for row in found)
-    assert [str(column.header) for column in hours_table(found).columns] == ["network", "whole run"]
-    with pytest.raises(UserError, match=r"--target: expected none with .*, whose run has no accuracy"):
+    least = min(row["test_loss"] for row in RunFolder(tmp_path).rows())
+    assert all((row["metric"], row["target"]) == ("test_loss", least) for row in found)
+    assert [str(column.header) for column in hours_table(found).columns][1:] == [
+        "whole run",
+        f"to test loss {least:.4g}",
+    ]
+    (row,) = measure_hours(tmp_path, select_networks(tmp_path, "4g", None), 1e9)  # above, so from the first row on
+    assert row["hours_to_target"] == hours(tmp_path, "4g")[0]
+    lines = [{k: v for k, v in row.items() if "loss" not in k} for row in RunFolder(tmp_path).rows()]
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert all(set(row) == {"network", "hours"} for row in measure_hours(tmp_path, chosen, None))
+    with pytest.raises(UserError, match="--target: expected a run with an accuracy or a loss"):
         measure_hours(tmp_path, chosen, 0.5)
+
+
+def test_a_metric_that_falls_is_reached_from_above(run, tmp_path):
+    """What the summary says of its metric counts; without a summary the name does."""
+    folder = tmp_path / "regression"
+    shutil.copytree(run, folder)
+    falling = [{**row, "test_mae": 4.0 - row["round"]} for row in RunFolder(run).rows()]
+    falling = [{k: v for k, v in row.items() if "accuracy" not in k} for row in falling]
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in falling))
+    summary = json.loads((run / "summary.json").read_text())
+    summary.pop("crc", None)
+    (folder / "summary.json").write_text(json.dumps(summary | {"metric": "mae", "goal": "min"}))
+    (row,) = measure_hours(folder, select_networks(folder, "4g", None), 2.0)
+    assert (row["metric"], row["target"]) == ("test_mae", 2.0)
+    at = hours(folder, "4g")
+    rounds = [r["round"] for r in falling]
+    assert row["hours_to_target"] == at[rounds.index(2)]  # 4 − 2
+    assert [str(column.header) for column in hours_table([row]).columns][-1] == "to test mae 2"
+    outcome = dataclasses.replace(RunFolder(run).outcome(), rows=falling)
+    (found,) = reach.rows({"regression": {0: outcome}}, tmp_path / "elsewhere", target=2.5)
+    assert found["metric"] == "test_loss"  # no summary is there, which could name another
+    shutil.copytree(folder, tmp_path / "all" / "regression" / "seed-0")
+    (found,) = reach.rows({"regression": {0: outcome}}, tmp_path / "all")
+    assert (found["metric"], found["target"]) == ("test_mae", 4.0 - rounds[-1])
+    assert found["rounds"] == rounds[-1]
+    assert reach.table([found]).title == f"to reach test mae {4 - rounds[-1]:g} (mean over seeds)"
+
+
+def test_hours_of_a_comparison(run, tmp_path):
+    """A row for each algorithm: the mean over its seeds, to what all reached; a run without metrics says why."""
+    for name, seed, gain in (("a", 0, 0.0), ("a", 1, 0.25), ("b", 0, 0.3)):
+        folder = tmp_path / name / f"seed-{seed}"
+        shutil.copytree(run, folder)
+        rows = [{**row, "test_accuracy": 0.1 * row["round"] + gain} for row in RunFolder(run).rows()]
+        (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    shutil.copytree(run, tmp_path / "c" / "seed-0")
+    (tmp_path / "c" / "seed-0" / "metrics.jsonl").write_text("")
+    runs = runs_in(tmp_path)
+    assert [str(path.relative_to(tmp_path)) for path in runs] == ["a/seed-0", "a/seed-1", "b/seed-0", "c/seed-0"]
+    assert runs_in(run) == [run]
+    found = measure_runs(tmp_path, runs, "4g,mix", None, None)
+    last = rows[-1]["round"]
+    assert {row["target"] for row in found if "target" in row} == {0.1 * last}
+    assert [row["run"] for row in found] == ["a/seed-0"] * 2 + ["a/seed-1"] * 2 + ["b/seed-0"] * 2 + ["c/seed-0"]
+    assert "expected metrics, got none yet" in found[-1]["why"]
+    first, second, third = (row["hours_to_target"] for row in found if row["network"] == "4g")
+    assert first > second == third  # 0.1·round + gain, seen after rounds 2 and 4
+    table = runs_table(found)
+    assert [str(column.header) for column in table.columns] == ["run", "4g", "mix"]
+    names, on_4g = (list(table.columns[k].cells) for k in (0, 1))
+    assert [str(name) for name in names] == ["a", "b", "c"]
+    assert on_4g[0].endswith(f" / {format_hours((first + second) / 2)}")
+    assert on_4g[-1] == "–"
 
 
 def test_the_own_network_comes_first_and_measurements_before_it(run, tmp_path):

@@ -11,12 +11,12 @@ from fedbcgd.algorithms.server_rules import SERVERS, ServerRule
 from fedbcgd.algorithms.uplinks import UPLINKS, Uplink
 from fedbcgd.core.algorithm import Algorithm
 from fedbcgd.core.parts import Part, Registry, build
-from fedbcgd.errors import UserError, unknown
+from fedbcgd.errors import UserError, other_name, unknown
 
 log = logging.getLogger("fedbcgd")
 
-_KINDS: dict[str, Registry[Any]] = {"uplink": UPLINKS, "local": LOCALS, "server": SERVERS, "codec": CODECS}
-KINDS = frozenset(_KINDS)
+_REGISTRIES: dict[str, Registry[Any]] = {"uplink": UPLINKS, "local": LOCALS, "server": SERVERS, "codec": CODECS}
+KINDS = frozenset(_REGISTRIES)
 _ALGORITHM_OPTIONS = ("weighting", "max_norm", "over_norm")  # of the algorithm as a whole, not of a part
 _BASES: dict[str, type[Part]] = {"uplink": Uplink, "local": LocalRule, "server": ServerRule, "codec": Codec}
 
@@ -28,7 +28,7 @@ class _Recipe:
     server: str
     codec: str
     summary: str
-    options: Mapping[str, Any] = field(default_factory=dict)  # that differ from the defaults of the four parts
+    options: Mapping[str, Any] = field(default_factory=dict)  # whose defaults differ from those of the parts
 
 
 _RECIPES = {
@@ -69,11 +69,11 @@ def register(name: str, *, uplink: str, local: str, server: str, codec: str, sum
     """Register an algorithm: a name for a combination of four registered parts.
 
     Args:
-        name: of the algorithm.
-        uplink: name of a part, as the three that follow.
-        local: of the local rule.
-        server: of the server rule.
-        codec: of the codec.
+        name: the algorithm's name.
+        uplink: name of a registered uplink.
+        local: name of a registered local rule.
+        server: name of a registered server rule.
+        codec: name of a registered codec.
         summary: one line on what it is, for `algorithm_names`.
 
     Raises:
@@ -82,12 +82,12 @@ def register(name: str, *, uplink: str, local: str, server: str, codec: str, sum
     if name in _RECIPES:
         raise UserError(f"name: expected one that is not registered yet, got {name!r}")
     for kind, part in (("uplink", uplink), ("local", local), ("server", server), ("codec", codec)):
-        _KINDS[kind].get(part)
+        _REGISTRIES[kind].get(part)
     _RECIPES[name] = _Recipe(uplink, local, server, codec, summary)
 
 
 def algorithm_names() -> dict[str, str]:
-    """Return the registered algorithms, each with a line on what it is."""
+    """Return the names of the registered algorithms, each with a line on what it is."""
     return {name: recipe.summary for name, recipe in _RECIPES.items()}
 
 
@@ -95,18 +95,36 @@ def option_names(name: str, choice: Mapping[str, Any]) -> set[str]:
     """Return the options that a named algorithm takes.
 
     Args:
-        name: of the algorithm.
-        choice: names of parts that replace its own, by kind; other entries are ignored.
+        name: the algorithm's name.
+        choice: by kind, names of parts that replace the algorithm's own; other entries are ignored.
 
     Raises:
         UserError: a part is not a registered name.
     """
-    chosen = {kind: choice.get(kind, getattr(_RECIPES[name], kind)) for kind in _KINDS}
+    chosen = {kind: choice.get(kind, getattr(_RECIPES[name], kind)) for kind in _REGISTRIES}
     for kind, part in chosen.items():
         if not isinstance(part, str):
-            raise UserError(f"{kind}: expected a name ({', '.join(_KINDS[kind])}), got {part!r}")
-    parts = {option for kind, part in chosen.items() for option in _KINDS[kind].get(part).options()}
+            raise UserError(f"{kind}: expected a name ({', '.join(_REGISTRIES[kind])}), got {part!r}")
+    parts = {option for kind, part in chosen.items() for option in _REGISTRIES[kind].get(part).options()}
     return parts | set(_ALGORITHM_OPTIONS)
+
+
+def registries() -> dict[str, Registry[Any]]:
+    """Return the registries of parts by their kind: uplink, local, server, codec."""
+    return dict(_REGISTRIES)
+
+
+def parts_of(name: str) -> dict[str, str]:
+    """Return the names of the four parts of a registered algorithm, by their kind."""
+    return {kind: getattr(_RECIPES[name], kind) for kind in _REGISTRIES}
+
+
+def all_option_names() -> set[str]:
+    """Return the options of all registered parts and of algorithms as a whole."""
+    parts = {
+        option for registry in _REGISTRIES.values() for part in registry for option in registry.get(part).options()
+    }
+    return parts | {*_REGISTRIES, *_ALGORITHM_OPTIONS}
 
 
 def make_algorithm(name: str = "fedbcgd", **options: Any) -> Algorithm:
@@ -130,8 +148,10 @@ def make_algorithm(name: str = "fedbcgd", **options: Any) -> Algorithm:
         raise unknown("algorithm", str(name), _RECIPES)
     options = {**_RECIPES[name].options, **options}
     own = {option: options.pop(option) for option in _ALGORITHM_OPTIONS if option in options}
-    choice: dict[str, Any] = {kind: options.pop(kind, getattr(_RECIPES[name], kind)) for kind in _KINDS}
-    classes = {kind: registry.get(choice[kind]) for kind, registry in _KINDS.items() if isinstance(choice[kind], str)}
+    choice: dict[str, Any] = {kind: options.pop(kind, getattr(_RECIPES[name], kind)) for kind in _REGISTRIES}
+    classes = {
+        kind: registry.get(choice[kind]) for kind, registry in _REGISTRIES.items() if isinstance(choice[kind], str)
+    }
     _check_options(name, options, classes)
     parts: dict[str, Any] = {}
     for kind, chosen in choice.items():
@@ -140,14 +160,13 @@ def make_algorithm(name: str = "fedbcgd", **options: Any) -> Algorithm:
         elif isinstance(chosen, _BASES[kind]):
             parts[kind] = chosen
         else:
-            raise UserError(
-                f"{kind}: expected a name ({', '.join(_KINDS[kind])}) or a {_BASES[kind].__name__}, got {chosen!r}"
-            )
+            names, base = ", ".join(_REGISTRIES[kind]), _BASES[kind].__name__
+            raise UserError(f"{kind}: expected a name ({names}) or an object of class {base}, got {chosen!r}")
     algorithm = Algorithm(name, **own, **parts)
     if algorithm.codec.residual and algorithm.local.controls:
         log.warning(
-            "%s with top-k: controls and residuals of clients that are sampled rarely are outdated; FedDC at 5 %% grows "
-            "without bound on least squares. Compare with codec='qsgd'", name
+            "%s with top-k: controls and residuals of rarely sampled clients become outdated; FedDC with fraction = 0.05 "
+            "diverged on least squares. Compare with codec='qsgd'", name
         )  # fmt: skip
     return algorithm
 
@@ -158,11 +177,13 @@ def _check_options(name: str, options: dict[str, Any], classes: dict[str, type[P
     for option in options:
         if option in allowed:
             continue
-        for kind, registry in _KINDS.items():
+        if option not in (known := all_option_names()) and (hint := other_name(option, known)):
+            raise UserError(f"{option}: {hint}")
+        for kind, registry in _REGISTRIES.items():
             for other in registry:
                 if option in registry.get(other).options():
                     raise UserError(
                         f"{option}: expected only with the {registry.kind} {other!r}, got it with {name}; leave it out, "
                         f"or use that part ({kind}={other!r})"
                     )
-        raise unknown(f"option of {name}", option, [*allowed, *_KINDS, *_ALGORITHM_OPTIONS])
+        raise unknown(f"option of {name}", option, [*allowed, *_REGISTRIES, *_ALGORITHM_OPTIONS])

@@ -1,49 +1,68 @@
 """`fedbcgd hours`: how long a finished run would have taken on any network."""
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from fedbcgd.cli import app
-from fedbcgd.display.terminal import print_json
+from fedbcgd.display.terminal import Json, print_json
+
+if TYPE_CHECKING:
+    from rich.table import Table
 
 
 @app.command()
 def hours(
-    folder: Annotated[Path, typer.Argument(help="The folder of a run.", show_default=False)],
+    folder: Annotated[
+        Path, typer.Argument(help="The folder of a run, or one with several runs below.", show_default=False)
+    ],
     network: Annotated[
         str | None,
         typer.Option(
-            help="Names, separated by commas: the profiles 4g, broadband, datacentre and mix, or own, the run's own "
-            "network. Default: all.",
+            help="Profiles, with commas: 4g, broadband, datacentre, mix; own for the run's own network. Default: all.",
             show_default=False,
         ),
     ] = None,
-    csv: Annotated[Path | None, typer.Option(help="A CSV file of measured links, see docs/network.md.")] = None,
+    csv: Annotated[Path | None, typer.Option(help="Measured links, as in docs/network.md.")] = None,
     target: Annotated[
-        float | None, typer.Option(help="Accuracy to reach. Default: the best that the run reached.")
+        float | None, typer.Option(help="Of the run's metric. Default: the best that every run reached.")
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Machine-readable: a line of JSON for each network.")] = False,
+    as_json: Json = False,
 ) -> None:
-    """Show how many hours a run takes on each network, in total and until a target accuracy.
+    """Show how many hours a run takes on each network, in all and to a target, and whether fast clients serve some blocks
+    more often than others. Clients' speeds are those of the CSV, else of the run's own network, else of the first
+    profile. Of several runs, such as those of `fedbcgd compare`, the hours alone are shown."""
+    from fedbcgd.report import network as tables
 
-    Also show whether fast clients serve some blocks more often than others. The clients' speeds for that are those of the
-    CSV file, else of the run's own network, else of the first profile.
-    """
-    from fedbcgd.display.progress import printable, wide_console
-    from fedbcgd.report.network import bias_table, first_bias, hours_table, measure_hours, select_networks
-
-    chosen = select_networks(folder, network, csv)
-    rows = measure_hours(folder, chosen, target)
-    name, biases = first_bias(folder, chosen)
+    runs = tables.runs_in(folder)
+    if len(runs) > 1:
+        rows = tables.measure_runs(folder, runs, network, csv, target)
+        if as_json:
+            for row in rows:
+                print_json(**row)
+        else:
+            _print(tables.runs_table(rows), rows)
+        return
+    folder = runs[0]
+    chosen = tables.select_networks(folder, network, csv)
+    rows = tables.measure_hours(folder, chosen, target)
+    name, biases = tables.first_bias(folder, chosen)
     if as_json:
         for row in rows:
             print_json(**row)
         print_json(network=name, bias=[block.row() for block in biases])
         return
+    _print(tables.hours_table(rows), rows)
+    _print(tables.bias_table(biases, name))
+
+
+def _print(table: "Table", rows: Sequence[Mapping[str, Any]] = ()) -> None:
+    """Print a table and, below it, why some of these rows have no hours."""
+    from fedbcgd.display.progress import printable, wide_console
+
     console = wide_console()
-    console.print(hours_table(rows))
+    console.print(table)
     for reason in dict.fromkeys(row["why"] for row in rows if "why" in row):
         console.print(printable(f"– {reason}", 5000), soft_wrap=True)
-    console.print(bias_table(biases, name))

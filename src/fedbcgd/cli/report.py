@@ -23,9 +23,10 @@ def report(
 ) -> None:
     """Write a report about runs: one HTML file that contains everything and opens offline.
 
-    It shows accuracy against upload, rounds, gradient evaluations and time; time to a target under an uplink of your
-    choice; traffic per block; labels of the clients; configurations and how they differ; tables to copy as CSV and LaTeX. A
-    folder that is damaged or still being written is shown as far as it can be read, and the page says what is missing.
+    It shows every metric against upload, rounds, gradient evaluations and time; time to a target under an uplink of your
+    choice; traffic per block; clients and their labels; configurations and how they differ; charts to save as PNG, SVG and
+    CSV, tables to sort and to copy as CSV and LaTeX. A folder that is damaged or still being written is shown as far as it
+    can be read, and the page says what is missing.
     """
     import sys
     import webbrowser

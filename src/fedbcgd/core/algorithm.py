@@ -1,7 +1,7 @@
 """A federated algorithm is four independent choices: uplink, local rule, server rule, codec."""
 
 from dataclasses import dataclass, replace
-from typing import Any, Literal, get_args
+from typing import Annotated, Any, Literal, get_args
 
 from torch import nn
 
@@ -21,20 +21,28 @@ Weighting = Literal["uniform", "examples"]
 
 @dataclass(frozen=True)
 class Algorithm:
-    """Four parts, and the options that concern all of them.
+    """Four parts, and the options that concern all of them, each with its meaning for the table of options.
 
     Raises:
         UserError: the parts or options do not fit each other.
     """
 
     name: str
-    uplink: Uplink
-    local: LocalRule
-    server: ServerRule
-    codec: Codec
-    weighting: Weighting = "uniform"  # of the clients in a mean: equal as in the paper, or by their examples
-    max_norm: MaxNorm = None  # of an upload: see norms.py; None: no limit in a simulation, "20x" on Flower
-    over_norm: OverNorm = "refuse"  # what becomes of a larger one
+    uplink: Annotated[Uplink, "what each client sends"]
+    local: Annotated[LocalRule, "how a client steps, and what state it keeps"]
+    server: Annotated[ServerRule, "how the server moves the model"]
+    codec: Annotated[Codec, "how floats become bytes"]
+    weighting: Annotated[Weighting, "weight of the clients in a mean: uniform, as in the paper, or examples"] = (
+        "uniform"
+    )
+    max_norm: Annotated[
+        MaxNorm,
+        'largest norm of an upload: a number, or a multiple such as "20x" of the largest value that the running median of '
+        "all uploads' norms has had; unset: no limit in a simulation, 20x on Flower",
+    ] = None
+    over_norm: Annotated[OverNorm, "what to do with a larger upload: refuse it, or scale it down to the limit"] = (
+        "refuse"
+    )
 
     def __post_init__(self) -> None:
         for name, choices in (("weighting", Weighting), ("over_norm", OverNorm)):
@@ -48,12 +56,12 @@ class Algorithm:
             )
         if self.codec.residual and getattr(self.local, "derived", False):
             raise UserError(
-                "derived: expected false with a codec that keeps residuals (topk), got true: the change that arrives "
+                f"derived: expected False with codec {self.codec.registered_name()!r}, got True: the change that arrives "
                 "has parts of earlier rounds, so the control change cannot be derived from it"
             )
 
     def for_cohort(self, cohort: int) -> "Algorithm":
-        """Return the algorithm for cohorts of this size: blocks="auto" becomes a number."""
+        """Return this algorithm with the options filled in that depend on the cohort's size, such as blocks="auto"."""
         return replace(self, uplink=self.uplink.for_cohort(cohort))
 
     def check(self, model: nn.Module) -> None:
@@ -78,17 +86,21 @@ class Algorithm:
         return lengths | ({BUFFERS: [buffers]} if buffers else {})
 
     def upload_d(self, layout: Layout) -> float:
-        """Return the mean upload of a client in a round, over the blocks, in units of d."""
+        """Return the upload of a client in one round, averaged over the blocks, in units of d."""
         if self.uplink.pooled:
             return 0.0
         uploads = [sum(map(sum, self.lengths(layout, j).values())) for j in range(layout.blocks)]
         return sum(uploads) / len(uploads) / (layout.dim * layout.dtype.itemsize)
 
     def options(self) -> dict[str, Any]:
-        """Return every hyper-parameter by name: `make_algorithm(**options)` makes this algorithm again."""
+        """Return every hyper-parameter by name: `make_algorithm(**options)` makes this algorithm again.
+
+        That needs its four parts to be registered.
+        """
         kinds = ("uplink", "local", "server", "codec")
         chosen: dict[str, Any] = {kind: getattr(self, kind).registered_name() for kind in kinds}
         for kind in kinds:
             chosen |= getattr(self, kind).model_dump()
+        # No limit is no option, so that a run without one has the same options on Flower and in a simulation.
         limits = {"max_norm": self.max_norm, "over_norm": self.over_norm} if self.max_norm is not None else {}
         return {"name": self.name, **chosen, "weighting": self.weighting, **limits}

@@ -12,13 +12,13 @@ from typing import Any, cast
 from torch import nn
 from torch.nn.parameter import UninitializedParameter
 
-from fedbcgd.errors import UserError, unknown
+from fedbcgd.errors import UserError, did_you_mean
 
 log = logging.getLogger("fedbcgd")
 
 DIVIDERS = ("auto", "layers", "even", "paper")
-LARGEST = 1.5  # `auto` cuts evenly if the largest block of layers would exceed this many times d/N
-LARGE_SHARED = 0.1  # share of d above which the default shared block is warned about
+MAX_BLOCK_RATIO = 1.5  # `auto` cuts evenly if the largest block of layers would exceed this many times d/N
+LARGE_SHARED = 0.1  # share of d above which a warning says that the default shared block is large
 
 Patterns = Sequence[str]
 
@@ -56,13 +56,17 @@ def divide(
     """Divide the trainable parameters of a model into N blocks and a shared block.
 
     Args:
-        model: of which the parameters are divided.
+        model: whose trainable parameters are divided.
         blocks: N.
-        divider: `layers` (contiguous layers, the largest block as small as possible), `even` (cut anywhere; blocks differ
-            by at most one element), `auto` (layers, or even if layers are too few or too unequal), a list with the
-            relative size of each block, such as `[1, 2, 5]` (cut anywhere), or with the name patterns of each block, such
-            as `[["conv*"], ["fc1", "fc2"]]`; or `paper`, the paper's table for the model, which then must have
-            `paper_blocks` (name patterns of each block, or the number of even ones) and `paper_shared`.
+        divider: how to cut:
+
+            - "layers": contiguous layers, the largest block as small as possible;
+            - "even": anywhere; blocks differ by at most one element;
+            - "auto": layers, or even if layers are too few or too unequal;
+            - "paper": the paper's table for the model, which must have `paper_blocks` (name patterns of each block, or
+              the number of even ones) and `paper_shared`;
+            - a list with the relative size of each block, such as `[1, 2, 5]`: anywhere;
+            - a list with the name patterns of each block, such as `[["conv*"], ["fc1", "fc2"]]`.
         shared: `last` (the last layer, nothing if it is the whole model), "none" or None for an empty one, or name
             patterns. A last layer that is recurrent, an embedding or more than half of d is hardly the output layer: the
             nearest layer before it that is neither recurrent nor an embedding is taken instead, if it is smaller.
@@ -75,7 +79,7 @@ def divide(
     """
     if not isinstance(model, nn.Module):
         raise UserError(f"model: expected an nn.Module, got {model!r}")
-    if not isinstance(blocks, int):
+    if not isinstance(blocks, int) or isinstance(blocks, bool):
         raise UserError(f"blocks: expected an integer, got {blocks!r}")
     if divider == "paper":
         divider, shared = _paper_division(model, blocks)
@@ -87,10 +91,9 @@ def divide(
     if blocks > dim:
         raise UserError(f"blocks: expected at most {dim}, the number of trainable values d, got {blocks}")
     if isinstance(divider, str) and divider not in DIVIDERS:
-        raise unknown("divider", divider, [*DIVIDERS, "a list of name patterns or sizes for each block"])
+        raise _wrong_divider(divider, did_you_mean(divider, DIVIDERS))
     if not isinstance(divider, Sequence):
-        expected = f"{', '.join(DIVIDERS)} or a list of name patterns or sizes for each block"
-        raise UserError(f"divider: expected {expected}, got {divider!r}")
+        raise _wrong_divider(divider)
     shares = _relative_sizes(divider, blocks)
     if not isinstance(divider, str) and not shares:
         return _divide_by_patterns(model, sizes, blocks, cast(Sequence[str | Patterns], divider), shared)
@@ -109,6 +112,11 @@ def divide(
     return Division((*body, *tail), tuple(cuts), dim, kind)
 
 
+def _wrong_divider(divider: object, hint: str = "") -> UserError:
+    expected = f"{', '.join(DIVIDERS)}, or a list of name patterns or sizes for each block"
+    return UserError(f"divider: expected {expected}, got {divider!r}.{hint}")
+
+
 def _relative_sizes(divider: Any, blocks: int) -> list[float]:
     """Return the relative sizes of the blocks if the divider is a list of numbers; otherwise an empty list."""
     if isinstance(divider, str) or not divider:
@@ -116,14 +124,14 @@ def _relative_sizes(divider: Any, blocks: int) -> list[float]:
     if not all(isinstance(share, (int, float)) and not isinstance(share, bool) for share in divider):
         return []
     if len(divider) != blocks:
-        raise UserError(f"divider: expected sizes of {blocks} blocks, as blocks says, got {len(divider)}")
+        raise UserError(f"divider: expected {blocks} sizes, as many as blocks, got {len(divider)}")
     if not all(0 < share < inf for share in divider):
         raise UserError(f"divider: expected positive numbers as relative sizes of blocks, got {list(divider)}")
     return [float(share) for share in divider]
 
 
 def _cut_by_shares(size: int, shares: list[float]) -> list[int]:
-    """Cut anywhere, in these proportions to one element; no block is empty."""
+    """Return where to cut: in these proportions, rounded to whole elements, with no empty block."""
     cuts = [0]
     for j, upto in enumerate(accumulate(shares), 1):
         ideal = round(size * upto / sum(shares))
@@ -190,7 +198,7 @@ def _shared_names(model: nn.Module, sizes: dict[str, int], shared: str | Pattern
 
 
 def _last_layer(model: nn.Module, sizes: dict[str, int]) -> list[str]:
-    """Return the parameters of the output layer, as far as the order and kind of the layers tell."""
+    """Return the names of the parameters of the layer that is probably the output layer."""
     layers = [(name, list(names)) for name, names in groupby(sizes, _layer)]
     if len(layers) < 2:
         return []
@@ -214,7 +222,7 @@ def _last_layer(model: nn.Module, sizes: dict[str, int]) -> list[str]:
 
 
 def _is_inner_layer(model: nn.Module, layer: str) -> bool:
-    """Return whether other layers use the output of this one, judged by its kind."""
+    """Return whether this is a recurrent layer or an embedding, whose output other layers use."""
     return isinstance(model.get_submodule(layer), (nn.RNNBase, nn.RNNCellBase, nn.Embedding, nn.EmbeddingBag))
 
 
@@ -225,7 +233,7 @@ def _warn(text: str) -> None:
 
 
 def _cut(sizes: dict[str, int], body: list[str], blocks: int, divider: str, dim: int) -> tuple[list[int], str]:
-    """Return where the body is cut, in the model's own order: at layers, or evenly; and which of these."""
+    """Return where to cut the parameters outside the shared block (in the model's order), and "layers" or "even"."""
     layers = [sum(sizes[name] for name in names) for _, names in groupby(body, _layer)]
     layers = [n for n in layers if n]  # a layer without elements is no block
     if divider == "layers" and len(layers) < blocks:
@@ -235,7 +243,7 @@ def _cut(sizes: dict[str, int], body: list[str], blocks: int, divider: str, dim:
         )
     if divider != "even" and len(layers) >= blocks:
         groups = contiguous(layers, blocks)
-        if divider == "layers" or max(groups) <= LARGEST * dim / blocks:
+        if divider == "layers" or max(groups) <= MAX_BLOCK_RATIO * dim / blocks:
             return [0, *accumulate(groups)], "layers"
     return [sum(layers) * j // blocks for j in range(blocks + 1)], "even"
 
@@ -268,7 +276,7 @@ def _divide_by_patterns(
     shared: str | Patterns | None,
 ) -> Division:
     if len(divider) != blocks:
-        raise UserError(f"divider: expected name patterns for {blocks} blocks, as blocks says, got {len(divider)}")
+        raise UserError(f"divider: expected name patterns for {blocks} blocks, as many as blocks, got {len(divider)}")
     owner: dict[str, str] = {}
 
     def claim(names: list[str], by: str) -> list[str]:
@@ -284,7 +292,7 @@ def _divide_by_patterns(
         claim(_match(model, sizes, [p] if isinstance(p, str) else p, f"block {j + 1}"), f"block {j + 1}")
         for j, p in enumerate(divider)
     ]
-    if shared == "last":  # the default: what the patterns leave of the last layer
+    if shared == "last":  # the default: those parameters of the last layer that no pattern names
         *before, last = (list(names) for _, names in groupby(sizes, _layer))
         tail = [name for name in last if name not in owner] if before else []
     else:

@@ -46,10 +46,10 @@ class Client:
 
         Args:
             algorithm: how to train and what to send.
-            layout: of the vector.
+            layout: where each parameter lies in the vector.
             module: the model; its parameters become views of the vector, so pass a copy.
             objective: what is minimised.
-            seed: of the run.
+            seed: the seed of the run.
             train: a user's own training function; None: the local rule's steps.
 
         Raises:
@@ -67,7 +67,7 @@ class Client:
         self._device = self.model.vector.device
         self._gradients = GradientMemory(self.model.vector[: layout.dim], layout)
         self._stack_memory: StackMemory | None = None
-        # Parts that a user keeps in evaluation mode (a frozen BatchNorm) stay so, unless the whole model is in it.
+        # Submodules that a user has put in evaluation mode (a frozen BatchNorm) stay in it, unless the whole model was.
         self._evaluating = [m for m in module.modules() if not m.training] if module.training else []
 
     def fit(
@@ -87,19 +87,19 @@ class Client:
             data: the client's examples, a Source; for a user's own training function whatever that takes.
             state: vectors that the client has kept from earlier rounds; those that are missing are zero.
             allocate: returns memory to write the upload into; new memory by default.
-            values: what came with the task, for a user's own training function.
+            values: settings that were sent with the task (Flower's `train_config`), for a user's own training function.
 
         Returns:
-            The upload, and the client's state once the server has accepted the upload. If the server refuses it, the old
+            The upload, and the client's new state, which is valid only if the server accepts the upload. Otherwise the old
             state remains.
         """
-        rule, at = self.algorithm.local, (task.round, task.client)
+        rule, key = self.algorithm.local, (task.round, task.client)
         start = time.perf_counter()
         self.model.load(broadcast.x)
 
         def seed_draw(draw: int) -> np.random.Generator:
-            _seed(torch_seed(self.seed, "draw", *at, draw), self._device)
-            return stream(self.seed, "augmentation", *at, draw)
+            _seed(torch_seed(self.seed, "draw", *key, draw), self._device)
+            return stream(self.seed, "augmentation", *key, draw)
 
         work = Work(
             rule,
@@ -111,22 +111,22 @@ class Client:
             data,
             task.round,
             self.layout.slices(task.block),
-            stream(self.seed, "batches", *at),
+            stream(self.seed, "batches", *key),
             seed_draw,
             self._gradients,
             self._allocator_for_changes(allocate),
         )
         self._training_mode()
         if self._own is None:
-            with _seeded(torch_seed(self.seed, "model", *at), self._device):  # for dropout and the like
+            with _seeded(torch_seed(self.seed, "model", *key), self._device):  # for dropout and the like
                 rule.train(work)
             self.model.gather_buffers()
             trained = Trained(len(data), work.mean_loss)
         else:
             trained = self._own.run(work, task, data, values)
-        encoding = time.perf_counter()
+        trained_at = time.perf_counter()
         result = self._result(work, broadcast, task, trained, allocate)
-        self.seconds = {"local": encoding - start, "codec": time.perf_counter() - encoding}
+        self.seconds = {"local": trained_at - start, "codec": time.perf_counter() - trained_at}
         return result
 
     def fit_batch(
@@ -158,13 +158,13 @@ class Client:
         )
         rule.train(stack)
         stack.sum_losses()
-        trained = time.perf_counter()
+        trained_at = time.perf_counter()
         results = []
         for k, task in enumerate(tasks):
             client = stack.client(k, self.layout.slices(task.block), self._allocator_for_changes(allocate[k]))
             summary = Trained(stack.examples, client.mean_loss)
             results.append(self._result(client, broadcast, task, summary, allocate[k]))
-        self.seconds = {"local": trained - start, "codec": time.perf_counter() - trained}
+        self.seconds = {"local": trained_at - start, "codec": time.perf_counter() - trained_at}
         return results
 
     def _state_vector(self, state: Mapping[str, Tensor], name: str) -> Tensor:
@@ -173,7 +173,7 @@ class Client:
         return torch.zeros_like(self.model.vector[: self.layout.dim])
 
     def _allocator_for_changes(self, allocate: Allocator | None) -> Allocator | None:
-        """Return the allocator if the changes themselves are what is sent: they are then computed in that memory."""
+        """Return the allocator if the codec sends changes as they are: they are then computed in the upload's memory."""
         return allocate if self.algorithm.codec.in_place else None
 
     def _training_mode(self) -> None:
@@ -184,6 +184,7 @@ class Client:
     def _result(
         self, work: Progress, broadcast: Broadcast, task: Task, trained: Trained, allocate: Allocator | None
     ) -> tuple[Upload, StateUpdate]:
+        """Encode what changed; return the upload and the state update."""
         new_memory = partial(torch.empty, dtype=torch.uint8, device=self._device)
         buffers = self.model.vector[self.layout.buffer_slice]
         payload, values = encode(

@@ -18,12 +18,12 @@ def allocate_bytes(nbytes: int) -> Tensor:
 class Codec(Part):
     """Base of codecs. The fields of a subclass are its options."""
 
-    lossless: ClassVar[bool] = False
-    in_place: ClassVar[bool] = False  # whether the encoded bytes are the memory of the values itself
+    lossless: ClassVar[bool] = False  # whether decoded values have the bits of those that were encoded; for tests
+    in_place: ClassVar[bool] = False  # whether encoding copies nothing: the bytes are the values' own memory
     residual: ClassVar[bool] = False  # whether a client keeps what was not sent and adds it to its next upload
 
     def nbytes(self, n: int, dtype: torch.dtype) -> int:
-        """Return the length of `n` encoded values; the largest possible one if it varies."""
+        """Return how many bytes `n` encoded values take; the most possible if that varies."""
         raise NotImplementedError
 
     def floats(self, n: int) -> int:
@@ -56,7 +56,7 @@ class Codec(Part):
             dtype: their type.
 
         Returns:
-            The values. Those that were not finite when they were encoded are not finite.
+            The values. One that was NaN or infinite when it was encoded must not become finite: the server refuses it.
 
         Raises:
             ValueError: no encoder writes these bytes.

@@ -1,4 +1,4 @@
-"""The corrections of a local rule, attached to the optimisers that a user's training function steps with."""
+"""The corrections of a local rule, attached to the optimisers with which a user's training function steps."""
 
 import math
 from collections.abc import Callable, Iterator, Mapping
@@ -19,11 +19,16 @@ from fedbcgd.core.work import Work
 from fedbcgd.data.sources import as_source, first_loader, to_device
 from fedbcgd.errors import UserError
 
-_SAME = 1e-3  # relative difference up to which two gradients of one minibatch at one point count as equal
+_SAME_GRADIENT = 1e-3  # relative difference up to which two gradients of one minibatch at one point count as equal
 
 
 class Refusal:
-    """Raises the UserError of a client's training."""
+    """Raises the UserError of a client's training; the message names the client and the round.
+
+    Args:
+        algorithm: the name of the algorithm.
+        task: of the client.
+    """
 
     def __init__(self, algorithm: str, task: Task):
         self.algorithm = algorithm
@@ -42,6 +47,15 @@ class Corrections:
     """Corrects the gradients of the optimisers that a function takes from `config.optimizer`, as the local rule says.
 
     It also checks that nothing but their steps moves the model.
+
+    Args:
+        rule: the local rule.
+        work: of the client.
+        model: has x, and takes y.
+        module: the copy of the model that the function trains.
+        objective: what is minimised, for rules that need the full gradient.
+        data: what the user gave for this client.
+        refuse: called with the reason why the training cannot be uploaded.
     """
 
     def __init__(
@@ -63,7 +77,7 @@ class Corrections:
         self._refuse = refuse
         self._anchored = needs(rule) == "anchored"
         # With control variates or an anchor a step is y ← y − η·g and nothing else.
-        self._plain = self._anchored or bool(rule.controls)
+        self._plain_sgd = self._anchored or bool(rule.controls)
         self._names = [e.name for e in model.layout.parameters]
         self._gradient = torch.zeros_like(work.y)
         self._gradient_views = self._views(self._gradient)
@@ -77,37 +91,42 @@ class Corrections:
         """Correct the gradients before each step of an optimiser, and count its steps."""
         if any(group.get("fused") for group in optimizer.param_groups):
             # With a GradScaler the gradients of a fused optimiser are still scaled when its step begins.
-            self._refuse(f"{self._refuse.algorithm} corrects gradients, which it cannot with fused=True: leave it out")
+            self._refuse(
+                f"fused: expected False, since {self._refuse.algorithm} corrects gradients, got True; leave it out"
+            )
         self._hooks.append(optimizer.register_step_pre_hook(self._before_step))
         self._hooks.append(optimizer.register_step_post_hook(self._after_step))
 
     def detach(self) -> None:
-        """Leave all optimisers as they were."""
+        """Stop correcting; all optimisers are then as they were."""
         for hook in self._hooks:
             hook.remove()
 
     def finish(self) -> None:
-        """Check the whole training, and set steps and rate of the work as the control variates need them.
+        """Check the whole training, and set the steps and the rate of the work, which the control variates need.
 
         Raises:
-            UserError: the model was moved by something else than corrected steps.
+            UserError: there was no corrected step, the model was moved by something else, or the rates do not do.
         """
         work, steps = self._work, len(self._rates)
         if not steps:
             self._refuse(
-                f"{self._refuse.algorithm} corrects gradients: step with config.optimizer(model.parameters()), or choose "
-                "an algorithm that needs no correction (fedavg, fedbcgd, …)"
+                f"expected steps of config.optimizer(…), since {self._refuse.algorithm} corrects gradients, got none; step "
+                "with config.optimizer(model.parameters()), or take an algorithm that corrects none (fedavg, fedbcgd, …)"
             )
-        self._check_place()
+        self._check_y()
         work.steps = steps
         work.evaluations += self._extra_evaluations
         total = math.fsum(self._rates)
         if not total:
-            self._refuse(f"{self._refuse.algorithm} divides by the sum of the rates, and every step had lr = 0")
+            self._refuse(
+                f"lr: expected a step with lr > 0, since {self._refuse.algorithm} divides by the sum of the rates, got 0 in "
+                "every step"
+            )
         if getattr(self._rule, "derived", False) and not math.isclose(total, steps * work.eta, rel_tol=1e-6):
             self._refuse(
-                "with derived=True the server computes the control change from the algorithm's rate, so every step must "
-                f"have lr = {work.eta:g} (config.lr); the mean rate of the steps was {total / steps:g}"
+                f"lr: expected {work.eta:g} (config.lr) in every step, since with derived=True the server computes the "
+                f"control change from it, got {total / steps:g} on average; leave lr out of config.optimizer"
             )
         if any(rate != work.eta for rate in self._rates):
             work.eta = total / steps  # c_i⁺ = c_i − c + (x − y)/Ση_t
@@ -117,26 +136,26 @@ class Corrections:
     def _before_step(self, optimizer: Optimizer, args: tuple[Any, ...], options: dict[str, Any]) -> Any:
         """Correct the gradients that are there, or those that the closure will compute."""
         self._moved_parameters(optimizer)  # check them before anything is computed
-        if self._plain:
-            self._check_plain(optimizer)
-        self._gather_place()
-        self._check_place()
+        if self._plain_sgd:
+            self._check_plain_sgd(optimizer)
+        self._read_y()
+        self._check_y()
         closure = args[1] if len(args) > 1 else options.get("closure")
         if closure is not None:
             return (args[0], lambda: self._corrected_loss(optimizer, closure)), {}
         if self._anchored:
             self._refuse(
-                f"{self._refuse.algorithm} takes each minibatch's gradient at two points: step with "
-                "optimizer.step(closure), where closure() sets the gradients to zero, computes the loss of the current "
-                "minibatch, calls backward() and returns the loss"
+                f"expected optimizer.step(closure), since {self._refuse.algorithm} takes each minibatch's gradient at two "
+                "points, got optimizer.step(); pass a closure that sets the gradients to zero, computes the loss of the "
+                "current minibatch, calls backward() and returns the loss"
             )
         self._correct_gradients(optimizer)
         return None
 
     def _after_step(self, optimizer: Optimizer, *arguments: Any) -> None:
-        self._gather_place()
+        self._read_y()
         if self._rule.project(self._work):
-            self._set_place(self._model.views)
+            self._write_y(self._model.views)
         self._expected.copy_(self._work.y)
         self._rates.append(float(optimizer.param_groups[0]["lr"]))
 
@@ -151,7 +170,7 @@ class Corrections:
 
     def _correct_gradients(self, optimizer: Optimizer) -> None:
         parameters = self._moved_parameters(optimizer)
-        self._gather_gradients(parameters)
+        self._read_gradients(parameters)
         if self._correct is None:
             self._correct = self._rule.corrector(self._work)
         self._correct(self._gradient)
@@ -163,24 +182,24 @@ class Corrections:
     # -- the anchor
 
     def _compute_at_anchor(self, optimizer: Optimizer, closure: Callable[[], Any]) -> None:
-        """Leave ∇f_i(x; ζ) of the closure's minibatch in the notes, and before the first step ∇f_i(x)."""
+        """Write ∇f_i(x; ζ) of the closure's minibatch to the work's notes, and before the first step ∇f_i(x)."""
         parameters = self._moved_parameters(optimizer)
         if not self._rates:
             self._work.notes["full"] = self._full_gradient(parameters)
-        with generators_restored():  # so that the closure draws the same again at y
-            self._set_place(self._views(self._work.x))
+        with generators_restored():  # the closure must draw the same numbers again at y
+            self._write_y(self._views(self._work.x))
             for p in parameters.values():
                 p.grad = None
             closure()
-            self._gather_gradients(parameters)
+            self._read_gradients(parameters)
             for p in parameters.values():
                 p.grad = None
-            self._set_place(self._model.views)
+            self._write_y(self._model.views)
         self._work.notes["anchor"] = self._gradient.clone()
         self._extra_evaluations += 1
 
     def _full_gradient(self, parameters: Mapping[str, Tensor]) -> Tensor:
-        """Return ∇f_i(x), weight decay included: the mean over the client's data, in minibatches. y = x still."""
+        """Return ∇f_i(x), weight decay included: the mean over the client's data, in minibatches. It needs y = x."""
         total, examples = torch.zeros_like(self._work.x), 0
         views = self._views(total)
         given = [parameters[name] for name in self._names]
@@ -193,7 +212,7 @@ class Corrections:
                 examples += size
                 self._extra_evaluations += 1
         if not examples:
-            self._refuse("its data holds no examples, so it has no full gradient")
+            self._refuse("data: expected at least one example, for the full gradient, got none")
         return total.div_(examples).add_(self._work.x, alpha=self._rule.weight_decay)
 
     def _batches(self) -> Iterator[tuple[Any, int]]:
@@ -210,50 +229,54 @@ class Corrections:
 
     def _check_closure(self, optimizer: Optimizer) -> None:
         """At the first step y = x: both gradients of the minibatch must be the same."""
-        self._gather_gradients(self._moved_parameters(optimizer))
+        self._read_gradients(self._moved_parameters(optimizer))
         first = self._work.notes["anchor"]
-        if torch.linalg.vector_norm(self._gradient - first) > _SAME * torch.linalg.vector_norm(first):
+        if torch.linalg.vector_norm(self._gradient - first) > _SAME_GRADIENT * torch.linalg.vector_norm(first):
             self._refuse(
-                f"{self._refuse.algorithm} calls the closure of optimizer.step(closure) twice, and it gave two gradients at "
-                "the same point: it must set gradients to zero and compute the loss of one minibatch, drawn before the step"
+                f"closure: expected the same gradient from both calls at one point ({self._refuse.algorithm} calls it twice "
+                "in a step), got two; set gradients to zero in it, and compute the loss of one minibatch, drawn before the "
+                "step"
             )
 
     # -- checks
 
-    def _check_plain(self, optimizer: Optimizer) -> None:
+    def _check_plain_sgd(self, optimizer: Optimizer) -> None:
         groups = optimizer.param_groups
-        name, why = type(optimizer).__name__, f"{self._refuse.algorithm} corrects the steps of plain SGD"
+        why = f"since {self._refuse.algorithm} corrects the steps of plain SGD"
         if type(optimizer) is not SGD:
-            self._refuse(f"{why}: take config.optimizer(model.parameters()), not {name}")
-        if any(group["momentum"] or group["maximize"] for group in groups):
-            self._refuse(f"{why}: its optimiser must have no momentum and must not maximise")
-        if len({float(group["lr"]) for group in groups}) > 1:
-            self._refuse(f"{why} with one rate for all parameters")
+            self._refuse(
+                f"optimizer: expected SGD, {why}, got {type(optimizer).__name__}; take config.optimizer(model.parameters())"
+            )
+        for option in ("momentum", "maximize"):
+            if value := next((group[option] for group in groups if group[option]), None):
+                self._refuse(f"{option}: expected none, {why}, got {value}; leave it out")
+        if len(rates := {float(group["lr"]) for group in groups}) > 1:
+            self._refuse(f"lr: expected one rate for all parameters, {why}, got {', '.join(map(str, sorted(rates)))}")
         decay = self._rule.weight_decay
         if self._anchored and any(group["weight_decay"] != decay for group in groups):
             self._refuse(
-                f"{self._refuse.algorithm} has weight decay in its full gradient: set it with the algorithm's weight_decay "
-                f"({decay:g} now) and leave it out of config.optimizer"
+                f"weight_decay: expected the algorithm's, {decay:g}, since {self._refuse.algorithm} has weight decay in its "
+                "full gradient, got another; leave it out of config.optimizer, and set the algorithm's weight_decay"
             )
 
-    def _check_place(self) -> None:
+    def _check_y(self) -> None:
         """Refuse a model that is not where the last corrected step left it."""
         # NaN is for the server to refuse, as always.
         if not torch.equal(self._work.y, self._expected) and bool(self._work.y.isfinite().all()):
             self._refuse(
-                f"{self._refuse.algorithm} corrects gradients, but the parameters were moved by something else than "
-                "steps of config.optimizer(model.parameters())"
+                "expected parameters that are moved by steps of config.optimizer(model.parameters()) alone, since "
+                f"{self._refuse.algorithm} corrects gradients, got other changes too"
             )
 
     def _moved_parameters(self, optimizer: Optimizer) -> dict[str, Tensor]:
         """Return those of the model's parameters that the optimiser moves, by name."""
         there = {id(p) for group in optimizer.param_groups for p in group["params"]}
         found = {name: p for name, p in self._trained().items() if id(p) in there}
-        if len(found) < (len(self._names) if self._plain else 1):
+        if len(found) < (len(self._names) if self._plain_sgd else 1):
             missing = next(name for name in self._names if name not in found)
             self._refuse(
-                f"{self._refuse.algorithm} corrects the gradients of all parameters, but {missing!r} of the model is not in "
-                "the optimiser: step with config.optimizer(model.parameters())"
+                f"expected all parameters in the optimiser, since {self._refuse.algorithm} corrects all gradients, got one "
+                f"without {missing!r}; step with config.optimizer(model.parameters())"
             )
         return found
 
@@ -263,20 +286,21 @@ class Corrections:
         """Return the parameters as the module has them now."""
         now = dict(self._module.named_parameters())
         if lost := [name for name in self._names if name not in now]:
-            self._refuse(f"the model has no parameter {lost[0]!r} any longer")
+            self._refuse(f"expected the model to keep its parameter {lost[0]!r}, got one without")
         return {name: now[name] for name in self._names}
 
     def _views(self, vector: Tensor) -> list[Tensor]:
         return [e.view(vector) for e in self._model.layout.parameters]
 
-    def _gather_place(self) -> None:
+    def _read_y(self) -> None:
         """Read y from the module."""
         copy_each(self._model.views, [p.detach() for p in self._trained().values()])
 
-    def _set_place(self, values: list[Tensor]) -> None:
+    def _write_y(self, values: list[Tensor]) -> None:
+        """Set the module's parameters."""
         copy_each([p.detach() for p in self._trained().values()], values)
 
-    def _gather_gradients(self, parameters: Mapping[str, Tensor]) -> None:
+    def _read_gradients(self, parameters: Mapping[str, Tensor]) -> None:
         """Read the gradient; a parameter that the loss does not use has gradient zero."""
         for name, view in zip(self._names, self._gradient_views, strict=True):
             g = parameters[name].grad if name in parameters else None

@@ -1,4 +1,4 @@
-"""What a client sends when it has trained, and what its state becomes."""
+"""What a client sends after training, and its new state."""
 
 from collections.abc import Sequence
 
@@ -14,7 +14,6 @@ from fedbcgd.rng import stream
 
 _UNUSED = np.random.default_rng(0)  # for codecs that draw nothing: to make a stream takes as long as a small upload
 
-Payload = dict[str, list[Tensor]]
 StateValues = dict[str, Sequence[tuple[slice, Tensor]]]
 
 
@@ -27,17 +26,17 @@ def encode(
     task: Task,
     buffers: Tensor,
     allocate: Allocator,
-) -> tuple[Payload, StateValues]:
-    """Encode what changed on the slices of a task.
+) -> tuple[dict[str, list[Tensor]], StateValues]:
+    """Encode the changes on the slices that the task uploads, and compute the client's new state.
 
-    The new state is computed from the decoded values: the client adds exactly what the server will add.
+    The new state is computed from the decoded values, so that client and server add the same numbers.
 
     Args:
         algorithm: its local rule says what is sent, its codec how.
-        layout: of the vector.
-        seed: of the run.
+        layout: where each parameter lies in the vector.
+        seed: the seed of the run.
         work: where the client began, and where it is now.
-        broadcast: what it was sent.
+        broadcast: the model and controls that the client was sent.
         task: which client, and which block it uploads.
         buffers: the floating-point buffers after training.
         allocate: returns memory to write the upload into.
@@ -47,7 +46,7 @@ def encode(
     """
     rule, codec, dtype = algorithm.local, algorithm.codec, layout.dtype
     rng = _UNUSED if codec.in_place else stream(seed, "codec", task.round, task.client)
-    payload: Payload = {channel: [] for channel in rule.channels}
+    payload: dict[str, list[Tensor]] = {channel: [] for channel in rule.channels}
     parts: list[tuple[slice, dict[str, Tensor]]] = []
     residual: list[tuple[slice, Tensor]] = []
     for s in work.slices:

@@ -12,7 +12,7 @@ from fedbcgd.data.sources import first_loader
 
 
 def seed_generators(seed: int, data: Any) -> None:
-    """Seed the generators of torch, numpy and random, and that of a DataLoader which has one of its own."""
+    """Seed the generators of torch, numpy and random, and the DataLoader's own generator if `data` has a loader with one."""
     torch.manual_seed(seed)
     np.random.seed(seed)  # noqa: NPY002  (for users' code)
     random.seed(seed)

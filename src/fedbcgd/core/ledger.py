@@ -5,8 +5,8 @@ from typing import Any
 
 
 @dataclass(frozen=True)
-class Entry:
-    """The traffic and the work of one client in one round."""
+class LedgerEntry:
+    """One upload that arrived: its traffic, and the gradients computed for it."""
 
     round: int
     client: int
@@ -36,7 +36,7 @@ class Ledger:
     lost: int = 0
     wire_bytes: int = 0  # uploads as the network counted them, with its overhead; 0 without a network
     block_bytes: list[int] = field(default_factory=list)
-    entries: list[Entry] = field(default_factory=list)
+    entries: list[LedgerEntry] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.block_bytes = self.block_bytes or [0] * self.blocks
@@ -45,7 +45,7 @@ class Ledger:
         """Begin a round: forget the entries of the one before."""
         self.entries = []
 
-    def record(self, entry: Entry) -> None:
+    def record(self, entry: LedgerEntry) -> None:
         """Count an upload, accepted or refused."""
         self.entries.append(entry)
         self.upload_floats += entry.upload_floats
@@ -57,7 +57,7 @@ class Ledger:
             self.block_bytes[entry.block] += entry.upload_bytes
 
     def record_lost(self, download_bytes: int) -> None:
-        """Count a client that got the model and sent no upload that arrived."""
+        """Count a client that got the model and whose upload did not arrive."""
         self.lost += 1
         self.download_bytes += download_bytes
 

@@ -15,29 +15,37 @@ TrainingNeeds = Literal["refused", "free", "corrected", "anchored"]
 
 
 class LocalRule(Part):
-    """Base of local rules. The fields are the options that all of them have; a subclass adds its own."""
+    """Base of local rules. The fields are the options that all of them have; a subclass adds its own.
+
+    A rule must have `train`. One with `controls` also sends their change: `channels` names it, and `changes` or `complete`
+    computes it.
+    """
 
     # For each name in `controls` every client keeps a vector, and the server keeps their mean. The change of control `c` is
     # sent in channel `dc`. The server's vectors that are named in `broadcasts` are sent to the clients.
     controls: ClassVar[tuple[str, ...]] = ()
     broadcasts: ClassVar[tuple[str, ...]] = ()
 
-    # What the rule needs where a user's function trains in the place of `train`: "free", nothing; "corrected", that its
-    # gradients are corrected (`corrector`, `project`); "anchored", each minibatch's gradient at x as well. It is not
-    # inherited: a subclass that steps in another way must say what it needs.
+    # What the rule needs if a user's function trains instead of `train`. "free": nothing. "corrected": to correct the
+    # function's gradients (`corrector`, `project`). "anchored": each minibatch's gradient at x as well. "refused": the rule
+    # cannot take such a function. Not inherited: a subclass that steps in another way must say what it needs.
     own_training: ClassVar[TrainingNeeds] = "refused"
 
     lr: float = Field(0.1, gt=0, description="η: local learning rate in the first round")
     lr_decay: float = Field(0.998, gt=0, le=1, description="η is multiplied by this every round")
-    weight_decay: float = Field(1e-3, ge=0, description="part of every client's objective, so of every gradient")
-    clip_norm: float | None = Field(None, gt=0, description="largest norm of a minibatch gradient; none by default")
-    batch_size: int = Field(50, ge=1, description="B")
+    weight_decay: float = Field(
+        1e-3, ge=0, description="added to every gradient: weight_decay·y (an L2 penalty in every client's objective)"
+    )
+    clip_norm: float | None = Field(
+        None, gt=0, description="largest norm of a minibatch's gradient, weight decay included; unset: no limit"
+    )
+    batch_size: int = Field(50, ge=1, description="B: examples of a minibatch")
     local_epochs: int = Field(5, ge=1, description="E: passes over a client's data in a round")
     local_steps: int | None = Field(None, ge=1, description="T: steps in a round; replaces the epochs when given")
 
     @property
     def channels(self) -> tuple[str, ...]:
-        """The names of what is sent for each slice; buffers are sent besides."""
+        """The names of the vectors that are sent for each slice. Buffers are sent in a channel of their own."""
         return ("dx",)
 
     def rate(self, round: int) -> float:
@@ -54,11 +62,13 @@ class LocalRule(Part):
         return ""
 
     def evaluations(self, examples: int, nbytes: int) -> int:
-        """Return how many gradients of minibatches `train` computes in a round.
+        """Return how many gradients of minibatches `train` computes in a round, by default one for each step.
+
+        Override it if `train` computes more or fewer: the simulated network's clock uses it.
 
         Args:
-            examples: of the client.
-            nbytes: of the model's parameters.
+            examples: how many the client has.
+            nbytes: size of the model's parameters, in bytes.
         """
         return self.steps(examples)
 
@@ -73,11 +83,15 @@ class LocalRule(Part):
         raise NotImplementedError
 
     def corrector(self, work: Work) -> Callable[[Tensor], None]:
-        """Return what corrects a gradient at work.y in place, weight decay not included, before each step."""
+        """Return a function that corrects a gradient at work.y in place. It is called before each step.
+
+        What it adds must not depend on the gradient: a user's function gives gradients without weight decay, `train` may
+        give them with it.
+        """
         raise NotImplementedError
 
     def project(self, work: Work) -> bool:
-        """Move work.y back to where a step may lead; return whether there is anything to move."""
+        """Undo, after a step, changes of work.y that this rule does not allow; return whether it restricts y at all."""
         return False
 
     def changes(self, work: Progress, s: slice) -> Channels:
@@ -90,15 +104,15 @@ class LocalRule(Part):
         """Return the client's new controls on the coordinates it uploaded.
 
         Args:
-            work: of the client.
-            parts: the slices, and the decoded channels of each: the client adds exactly what the server will add.
+            work: the client's round.
+            parts: the uploaded slices, each with its decoded channels.
         """
         return {name: [(s, work.state[name][s] + sent[f"d{name}"]) for s, sent in parts] for name in self.controls}
 
     # -- on both ends, from the decoded values, so that both get the same bits
 
     def complete(self, sent: Channels, controls: Mapping[str, Tensor], rate: float, steps: int) -> Channels:
-        """Return all channels of a slice, those that are not sent computed from those that are."""
+        """Return all channels of a slice: those that were sent, and those that are computed from them."""
         return sent
 
     # -- on the server

@@ -9,12 +9,13 @@ from torch import Tensor
 
 BUFFERS = "buffers"  # the channel of BatchNorm statistics and the like: sent uncompressed; the server takes their mean
 
+Payload = Mapping[str, Sequence[Tensor]]  # by channel, then by slice: encoded bytes
 Allocator = Callable[[int], Tensor]  # returns memory for this many bytes of an upload, as a uint8 tensor
 
 
 @dataclass(frozen=True)
 class Task:
-    """A request to a client: train in `round`, and upload `block` and the shared block."""
+    """A request to a client: train in `round`, and upload `block` and the shared block. All three are counted from 0."""
 
     round: int
     client: int
@@ -51,12 +52,13 @@ class Upload:
     round: int
     client: int
     block: int
-    payload: Mapping[str, Sequence[Tensor]]
+    payload: Payload
     examples: int  # n_i
     steps: int  # T
     gradient_evaluations: int  # minibatches
-    train_loss: float | None  # mean over the minibatches, before each step; None: the client's training does not say
-    metrics: Mapping[str, float] = field(default_factory=dict)  # of the client's own training, where it has some
+    # The mean loss of all minibatches whose gradient was computed, those at the anchor included; None: unknown.
+    train_loss: float | None
+    metrics: Mapping[str, float] = field(default_factory=dict)  # that a user's training function returned
 
     @property
     def nbytes(self) -> int:
@@ -91,9 +93,9 @@ class Receipt:
 class RoundReport:
     """The result of a round."""
 
-    round: int
-    accepted: int
-    refused: Sequence[str]
-    lost: Sequence[str]
-    train_loss: float
+    round: int  # counted from 0
+    accepted: int  # uploads that were added
+    refused: Sequence[str]  # a reason for each refused upload
+    lost: Sequence[str]  # a reason for each client that did not answer
+    train_loss: float  # mean over the accepted uploads; NaN if none has one
     metrics: Mapping[str, float] = field(default_factory=dict)  # means over the clients, weighted by their examples

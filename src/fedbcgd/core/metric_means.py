@@ -15,7 +15,7 @@ Total = int | float | Fraction
 def total(value: Any, examples: int) -> Total:
     """Return the sum over some examples of a metric that was measured on them.
 
-    What counts examples is summed exactly, so that 7 of 10 is 0.7 in the end and meets a target of 0.7.
+    A metric that counts examples is summed in integers, so that 7 of 10 gives exactly 0.7 and meets a target of 0.7.
 
     Args:
         value: a boolean tensor, whose true entries are counted; or else the mean over the examples, a number. A mean that

@@ -1,13 +1,13 @@
 """The largest norm that a client's change may have, for a server that does not trust its clients.
 
-`max_norm` is a number, the limit of the whole change y − x, or a multiple such as "20x". A multiple is of the largest
-value that the running median of the norms of the same block has had: changes become small as clients converge, but a
-client that joins late still begins with a large one. The median is over all uploads of the right form, refused ones
-included, so it is robust as long as most clients are honest.
+`max_norm` is a number, which limits the norm of the whole change y − x, or a multiple such as "20x" of a reference: the
+largest value so far of the running median of the norms of the same slice. (Changes become small as clients converge, but
+a client that joins late still begins with a large one.) The median is over all uploads that could be decoded, those above
+the limit included, so it is robust as long as most clients are honest.
 
-A block has no median until it has had WARM_UP uploads. Until then its limit is loose (LOOSE times the norm of the
-block, or LOOSE for each coordinate), and the uploads of a round are compared with each other before they are added.
-Later the limit is at least FLOOR times that size, so that a block that hardly moved at first may begin to move.
+A slice has no median until it has had WARM_UP uploads. Until then its limit is LOOSE·max(‖x‖, √n) for a slice x of n
+values, and the uploads of a round are compared with each other before they are added. Later it is at least
+FLOOR·max(‖x‖, √n), so that a slice that hardly moved at first may begin to move.
 
 The limits of a round follow from the rounds before it, so they do not depend on who answers first.
 """
@@ -25,11 +25,11 @@ from torch import Tensor
 from fedbcgd.errors import UserError
 
 WINDOW = 64  # norms that a running median looks back on, for each slice
-WARM_UP = 8
-LOOSE = 100.0
-FLOOR = 0.01
-FEWEST = 3  # uploads that can be compared with each other
-ACROSS = 1000.0  # times the median of a round, per coordinate, where blocks of different layers are compared
+WARM_UP = 8  # uploads of a slice before its median counts
+LOOSE = 100.0  # before that: the limit, in units of max(‖x‖, √n)
+FLOOR = 0.01  # after that: the smallest limit, in the same units
+MIN_COMPARED = 3  # uploads, from which on they are compared with each other
+ACROSS = 1000.0  # limit across slices: this multiple of the median norm per coordinate of the whole round
 OFF = "off"
 
 MaxNorm = float | str | None
@@ -57,9 +57,9 @@ def parse(max_norm: MaxNorm) -> tuple[float | None, float | None]:
 
 
 class NormLimit:
-    """The limits of one server, and the norms that they follow.
+    """The norm limits of a run, and the norms from which they are computed.
 
-    A slice is known by its channel and its owner: a block, the shared block, or the buffers.
+    A slice is identified by its channel and its owner: a block, the shared block, or the buffers.
     """
 
     def __init__(self, max_norm: MaxNorm):
@@ -73,7 +73,7 @@ class NormLimit:
         return self.fixed is not None or self.factor is not None
 
     def of_slice(self, channel: str, owner: int, x: Tensor) -> float:
-        """Return the limit of a slice of a channel in the next round, where the limit is a multiple of a median."""
+        """Return the limit of a slice of a channel in the next round; infinity unless `max_norm` is a multiple."""
         if self.factor is None:
             return math.inf
         size = max(math.sqrt(x.numel()), norm(x))
@@ -85,32 +85,32 @@ class NormLimit:
         return self.factor is None or f"{channel}.{owner}" in self._reference
 
     def far_off(self, uploads: Sequence[Mapping[tuple[str, int], float]], lengths: Mapping[int, int]) -> set[int]:
-        """Return which uploads of a round are far larger than its others.
+        """Return the positions of the uploads whose norms are far larger than the others' in a round.
 
         Args:
-            uploads: the norms of each, by channel and owner of the slice.
+            uploads: the norms of each upload, by channel and owner of the slice.
             lengths: the coordinates of each owner's slice.
         """
-        if self.factor is None or len(uploads) < FEWEST:
+        if self.factor is None or len(uploads) < MIN_COMPARED:
             return set()
-        far = set()
+        outliers = set()
         for channel in {channel for norms in uploads for channel, owner in norms if owner in lengths}:
-            same: dict[int, list[tuple[float, int]]] = {}
+            by_owner: dict[int, list[tuple[float, int]]] = {}
             for k, norms in enumerate(uploads):
                 for owner in lengths:
                     if (channel, owner) in norms:
-                        same.setdefault(owner, []).append((norms[channel, owner], k))
-            each = {o: math.sqrt(max(1, lengths[o])) for o in same}  # the norm of a slice of ones
-            typical = median(size / each[o] for o, sizes in same.items() for size, _ in sizes)
-            for owner, sizes in same.items():
-                limit = ACROSS * typical * each[owner]
-                if len(sizes) >= FEWEST:
+                        by_owner.setdefault(owner, []).append((norms[channel, owner], k))
+            unit_norm = {owner: math.sqrt(max(1, lengths[owner])) for owner in by_owner}  # of a slice of ones
+            typical = median(size / unit_norm[owner] for owner, sizes in by_owner.items() for size, _ in sizes)
+            for owner, sizes in by_owner.items():
+                limit = ACROSS * typical * unit_norm[owner]
+                if len(sizes) >= MIN_COMPARED:
                     limit = min(limit, self.factor * median(size for size, _ in sizes))
-                far |= {k for size, k in sizes if size > max(limit, FLOOR * each[owner])}
-        return far
+                outliers |= {k for size, k in sizes if size > max(limit, FLOOR * unit_norm[owner])}
+        return outliers
 
     def follow(self, norms: Sequence[Mapping[tuple[str, int], float]]) -> None:
-        """Take in the norms of the uploads of a round, in the order of its plan."""
+        """Add the norms of the uploads of a round, in the order of its plan, to the running medians."""
         if self.factor is None:
             return
         for upload in norms:
@@ -125,13 +125,13 @@ class NormLimit:
         return {"seen": {key: list(norms) for key, norms in self._seen.items()}, "reference": self._reference}
 
     def restore(self, values: Mapping[str, Any]) -> None:
-        """Go on from a snapshot."""
+        """Load a snapshot."""
         self._seen = {key: deque(norms, maxlen=WINDOW) for key, norms in values.get("seen", {}).items()}
         self._reference = dict(values.get("reference", {}))
 
 
 def norm(values: Tensor) -> float:
-    """Return the Euclidean norm; NaN or infinity where, and only where, a value is not finite."""
+    """Return the Euclidean norm; NaN or infinity if a value is not finite."""
     if values.dtype in (torch.float32, torch.float64):
         square = float(torch.dot(values, values))  # one pass
     else:

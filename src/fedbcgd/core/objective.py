@@ -1,4 +1,4 @@
-"""What is minimised and what is measured: two functions of (model, batch), with defaults for classification."""
+"""Loss and metrics: two functions of (model, batch), with defaults for classification."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -19,11 +19,14 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Objective:
-    """The loss of a batch, and its metrics: means over the batch, or boolean tensors to be counted; `loss` is one."""
+    """The loss of a batch, and its metrics by name, of which one is `loss`.
+
+    A metric is a mean over the batch, or a boolean tensor whose true entries are counted.
+    """
 
     loss: Loss
     metrics: Metrics
-    precision: Precision = "fp32"  # in which the two compute
+    precision: Precision = "fp32"  # of both functions
 
 
 def outputs(model: nn.Module, x: Any) -> Tensor:
@@ -96,7 +99,8 @@ def objective(
     """Return an objective with the defaults filled in.
 
     Args:
-        loss: a function of (model, batch), or a criterion for (x, y) batches; default: classification.
+        loss: a function of (model, batch); or a criterion for (x, y) batches, which is an nn.Module or a function of
+            torch.nn.functional; default: cross entropy.
         metrics: a function of (model, batch); default: loss and accuracy, or for a user's own loss that loss only.
         precision: "fp32" leaves both as they are. With "bf16" they run under PyTorch's autocast: products of matrices and
             convolutions take and give bfloat16, the usual losses are computed in float32, and the backward pass follows.
@@ -116,7 +120,7 @@ def objective(
 
 def _in_bf16(compute: Callable[[nn.Module, Any], T]) -> Callable[[nn.Module, Any], T]:
     def computed(model: nn.Module, batch: Any) -> T:
-        # Steps change parameters in place: within a caller's own autocast, bfloat16 copies would outlive their step.
+        # Within a caller's own autocast its cache would keep bfloat16 copies of parameters that steps have changed since.
         torch.clear_autocast_cache()
         with torch.autocast(next(model.parameters()).device.type, torch.bfloat16):
             return compute(model, batch)

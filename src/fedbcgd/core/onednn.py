@@ -20,7 +20,7 @@ def has_faulty_kernel(layer: nn.Module) -> bool:
 
 
 def avoid_faulty_kernel(module: nn.Module) -> None:
-    """Have all such layers of a module convert their input to the ordinary format. Safe to call twice."""
+    """Make the faulty convolutions of a module convert their input to the contiguous format. Safe to call twice."""
     for layer in module.modules():
         if has_faulty_kernel(layer) and not hasattr(layer, "avoids_faulty_kernel"):
             layer.register_forward_pre_hook(_make_contiguous)

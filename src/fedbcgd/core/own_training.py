@@ -1,11 +1,11 @@
 """Training by a user's own function, `train(model, data, config)`, in the place of a local rule's steps.
 
-The function gets a copy of the model with the values of the broadcast and may do anything with it. What it leaves is read
-back by name; the copy is dropped, and with it all hooks, flags and modes that the function has set.
+The function gets a copy of the model with the values of the broadcast and may do anything with it. Its parameters and
+buffers are then read back by name. The copy is dropped, and with it all hooks, flags and modes that the function has set.
 
-A rule that needs y − x alone takes any training. A rule that corrects gradients is attached to the optimiser that
-`config.optimizer(…)` makes: its gradients are corrected before each step. An upload of such a rule is refused if the model
-moved by anything else, since the client's control variates would then be wrong.
+A rule that needs only y − x takes any training. A rule that corrects gradients does so in the optimiser that
+`config.optimizer(…)` makes, before each step. With such a rule the training is refused if anything else moved the model,
+since the client's control variates would then be wrong.
 """
 
 import copy
@@ -37,6 +37,8 @@ from fedbcgd.rng import stream
 Train = Callable[[nn.Module, Any, "TrainConfig"], Any]
 
 EXAMPLES = "num-examples"  # the metric that says on how many examples a client trained, as in Flower's apps
+# For `Conditions.likely_cause`: the rate may be the function's own.
+LIKELY_CAUSE = "a learning rate that is too high in the clients' own training; another one is NaN in the data"
 
 
 @dataclass(frozen=True)
@@ -117,9 +119,9 @@ class Trained:
     """What is known of a client's training, beside the model.
 
     Attributes:
-        examples: n_i.
+        examples: n_i, on how many examples the client trained.
         loss: the mean over the training; None: not known.
-        metrics: further ones, by name.
+        metrics: further metrics, by name.
     """
 
     examples: int
@@ -128,7 +130,11 @@ class Trained:
 
 
 def check_own_training(train: Any, algorithm: Algorithm) -> None:
-    """Refuse what cannot go together with a training function, with the reason.
+    """Refuse what cannot go together with a training function.
+
+    Args:
+        train: the function.
+        algorithm: with which it is to be used.
 
     Raises:
         UserError: it is not callable, or the algorithm has options that only its own steps can honour.
@@ -145,11 +151,11 @@ def check_own_training(train: Any, algorithm: Algorithm) -> None:
         raise UserError(
             f"train: expected none with {algorithm.name}, which trains on the data of all clients at once; leave it out"
         )
-    for option, advice in own_options(algorithm):
+    for option, advice in options_of_own_steps(algorithm):
         raise UserError(f"{option}: expected none together with train, got {getattr(rule, option)}: {advice}")
 
 
-def own_options(algorithm: Algorithm) -> list[tuple[str, str]]:
+def options_of_own_steps(algorithm: Algorithm) -> list[tuple[str, str]]:
     """Return the options that only the algorithm's own steps can honour, if they are set, and what to do instead."""
     advice = {
         "clip_norm": "clip in the function, before optimizer.step()",
@@ -252,21 +258,23 @@ class OwnTraining:
             lost, new = sorted(set(before) - set(after)), sorted(set(after) - set(before))
             refuse(
                 "expected a model with the same parameters and buffers as before training"
-                + (f"; it lacks {', '.join(lost[:3])}" if lost else "")
-                + (f"; it has {', '.join(new[:3])} besides" if new else "")
-                + ". Wrap the model as a whole (wrapped = DDP(model)) instead of changing its parts"
+                + (f", got one without {', '.join(lost[:3])}" if lost else ", got one")
+                + (f" with {', '.join(new[:3])} besides" if new else "")
+                + "; wrap the model as a whole (wrapped = DDP(model)) instead of changing its parts"
             )
         for name, value in after.items():
             if value.shape != before[name].shape:
-                refuse(f"{name!r} had shape {tuple(before[name].shape)} before training, {tuple(value.shape)} after it")
+                refuse(
+                    f"expected {name!r} of shape {tuple(before[name].shape)}, as before training, got {tuple(value.shape)}"
+                )
             if name in views:
                 views[name].copy_(value.detach())
         for name, value in after.items():
-            # Frozen ones, and further names of tied ones: those were read under their first name.
+            # Frozen parameters, and further names of tied ones, which were read under their first name.
             if name not in views and not _equal(before[name], value):
                 refuse(
-                    f"{name!r} is frozen or tied to another parameter, so it is not uploaded, but training changed it: "
-                    "leave it as it is, or let it require gradients in the model that you pass"
+                    f"expected {name!r} as it was before training, since it is frozen or tied to another parameter and not "
+                    "uploaded, got other values; leave it as it is, or let it require gradients in the model that you pass"
                 )
 
 
@@ -294,13 +302,17 @@ def _read_result(returned: Any, data: Any, refuse: Refusal) -> Trained:
     for name, value in returned.items():
         number = _number(value)
         if not isinstance(name, str) or number is None:
-            refuse(f"{wanted} to be returned; {name!r} is {type(value).__name__}")
+            refuse(f"{wanted} to be returned, got {name!r} of type {type(value).__name__}")
         numbers[name.removeprefix("train_")] = number
     examples = numbers.pop(EXAMPLES, None)
     if examples is None:
         examples = examples_in(data)
     if examples is None or not math.isfinite(examples) or examples < 1:
-        refuse(f'return {{"{EXAMPLES}": n}} with the number of examples, n ≥ 1: the data does not tell it')
+        found = "none" if examples is None else f"{examples:g}"
+        refuse(
+            f"{EXAMPLES}: expected the number of examples, n ≥ 1, got {found}; where the data does not tell it, return "
+            f'{{"{EXAMPLES}": n}}'
+        )
     loss = numbers.pop("loss", None)
     metrics = {name: value for name, value in numbers.items() if math.isfinite(value)}
     if len(metrics) > MOST_TRAIN_METRICS:
@@ -313,6 +325,9 @@ def _read_result(returned: Any, data: Any, refuse: Refusal) -> Trained:
 
 def _number(value: Any) -> float | None:
     """Return a number, or a tensor or array that holds just one, as a float; None for anything else."""
-    if isinstance(value, (Tensor, np.ndarray)):
-        return float(value.item()) if math.prod(value.shape) == 1 else None
-    return float(value) if isinstance(value, Real) else None
+    try:
+        if isinstance(value, (Tensor, np.ndarray)):
+            return float(value.item()) if math.prod(value.shape) == 1 else None
+        return float(value) if isinstance(value, Real) else None
+    except (TypeError, ValueError, OverflowError, RuntimeError):  # complex, text, too large, without values
+        return None

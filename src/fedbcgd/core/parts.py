@@ -1,16 +1,16 @@
-"""A part of an algorithm: a frozen, checked set of hyper-parameters, and the registry of its names.
+"""Base classes of the parts of an algorithm and of configuration sections, their registry, and the wording of their errors.
 
-A section of a configuration is the same, and stricter about types.
+A section of a configuration is such a set of options too, but strict: no conversion of types. All messages about a wrong
+option, such as lr, are worded here, from pydantic's text.
 """
 
 import re
 from collections.abc import Iterator
-from difflib import get_close_matches
 from typing import Any, Generic, TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from fedbcgd.errors import UserError, unknown
+from fedbcgd.errors import UserError, did_you_mean, unknown
 
 
 class Section(BaseModel):
@@ -31,7 +31,7 @@ class Part(BaseModel):
 
     @classmethod
     def registered_name(cls) -> str:
-        """Return the name that this class is registered under; its own name if it is not."""
+        """Return the name under which this class is registered; the class's name if it is not registered."""
         return cls.__dict__.get("_registered_name", cls.__name__)
 
 
@@ -46,7 +46,13 @@ class Registry(Generic[P]):
         self._parts: dict[str, type[P]] = {}
 
     def add(self, name: str, part: type[P]) -> None:
-        """Register a part under a name."""
+        """Register a part under a name.
+
+        Raises:
+            UserError: the name is taken.
+        """
+        if name in self._parts:
+            raise UserError(f"{self.kind}: expected a name that is not registered yet, got {name!r}")
         self._parts[name] = part
         part._registered_name = name  # type: ignore[attr-defined]
 
@@ -83,8 +89,11 @@ def _explain(part: type[Part], field: str, errors: list[Any]) -> str:
     if not field:  # a check of the part as a whole, whose message names its field
         return errors[0]["msg"].removeprefix("Value error, ")
     message = expectation(errors[0])
-    if field in part.model_fields and len(errors) > 1:  # an error for each allowed type: describe all types at once
-        message = f"expected {part.model_fields[field].description}"
+    if field in part.model_fields and len(errors) > 1:  # an error for each allowed type: name all types at once
+        extra = part.model_fields[field].json_schema_extra
+        expected = extra.get("expected") if isinstance(extra, dict) else None
+        each = dict.fromkeys(expectation(error).removeprefix("expected ") for error in errors)
+        message = f"expected {expected or ' or '.join(each)}"
     return f"{field}: {message}, got {errors[0]['input']!r}"
 
 
@@ -112,13 +121,10 @@ def explain_error(error: Any, section: type[BaseModel]) -> str:
     field = ".".join(path)
     if error["type"] == "extra_forbidden":
         names = list(section.model_fields)
-        near = get_close_matches(path[-1], names, n=1, cutoff=0.5)
-        hint = f" Did you mean {near[0]!r}?" if near else ""
-        return f"{field}: expected one of {', '.join(names)}, got an unknown key.{hint}"
+        return f"{field}: expected one of {', '.join(names)}, got {path[-1]!r}.{did_you_mean(path[-1], names)}"
     if error["type"] == "literal_error":
         expected = error["ctx"]["expected"]
-        near = get_close_matches(str(error["input"]), re.findall(r"'([^']+)'", expected), n=1, cutoff=0.5)
-        hint = f" Did you mean {near[0]!r}?" if near else ""
+        hint = did_you_mean(error["input"], re.findall(r"'([^']+)'", expected))
         return f"{field}: expected {expected}, got {error['input']!r}.{hint}"
     if error["type"] == "value_error":  # a check of the section as a whole, whose message names its field
         return f"{field}.{error['msg'].removeprefix('Value error, ')}"

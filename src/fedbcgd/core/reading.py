@@ -15,7 +15,7 @@ LONGEST_TEXT = 500  # characters of a client's text that are kept
 LONGEST_NAME = 100  # characters of a metric's name
 MOST_METRICS = 100  # of an evaluation
 MOST_TRAIN_METRICS = 32
-MOST_CLIENTS = 2**31
+MAX_CLIENTS = 2**31
 MOST_STEPS = 2**40  # local steps, gradient evaluations, examples: more than any client can do in a round
 
 
@@ -31,7 +31,7 @@ class Message(BaseModel):
 
 def _printable(name: str) -> str:
     if not name.isprintable():
-        raise ValueError("names must be printable")
+        raise ValueError("expected a printable name")
     return name
 
 
@@ -42,8 +42,8 @@ class UploadValues(Message):
     """The values of an upload beside its payload."""
 
     round: int = Field(ge=0, lt=2**62)
-    client: int = Field(ge=0, lt=MOST_CLIENTS)
-    block: int = Field(ge=0, lt=MOST_CLIENTS)
+    client: int = Field(ge=0, lt=MAX_CLIENTS)
+    block: int = Field(ge=0, lt=MAX_CLIENTS)
     examples: int = Field(ge=1, le=MOST_STEPS)
     steps: int = Field(ge=1, le=MOST_STEPS)
     gradient_evaluations: int = Field(ge=0, le=MOST_STEPS)
@@ -62,8 +62,8 @@ APP: Trains = "app"
 class Hello(Message):
     """Which client a node says it is, and how much data it has if the server asked for that."""
 
-    client: int = Field(ge=0, lt=MOST_CLIENTS)
-    of: int = Field(0, ge=0, le=MOST_CLIENTS)  # the number of clients, as far as the node knows; 0: unknown
+    client: int = Field(ge=0, lt=MAX_CLIENTS)
+    of: int = Field(0, ge=0, le=MAX_CLIENTS)  # the number of clients, as far as the node knows; 0: unknown
     examples: int | None = Field(None, ge=1, le=MOST_STEPS)
     test_examples: int | None = Field(None, ge=1, le=MOST_STEPS)
     trains: Trains = RULE
@@ -113,12 +113,12 @@ def read(kind: type[M], values: Any) -> M:
         raise Malformed(f"{field}: {expectation(first)}{got}") from None
     except Malformed:
         raise
-    except Exception as error:  # the mapping itself raises
-        raise Malformed(f"the fields cannot be read: {type(error).__name__}") from None
+    except Exception as error:  # the mapping may be any object, and raise anything
+        raise Malformed(f"expected readable fields, got {type(error).__name__} while reading them") from None
 
 
 def shorten(text: Any, longest: int = LONGEST_TEXT) -> str:
-    """Return a client's text on one printable line of bounded length."""
+    """Return a text on one printable line of bounded length."""
     if not isinstance(text, str):
         return shown(text, longest)
     cut = text[: longest + 1]

@@ -1,4 +1,4 @@
-"""Whose uploads were refused, over the rounds: when a client is no longer sampled, and when training has diverged."""
+"""Counts refused uploads over the rounds; decides when a client is no longer sampled, and when training has diverged."""
 
 import logging
 from collections.abc import Iterable, Mapping
@@ -9,10 +9,10 @@ from fedbcgd.core.reading import shorten
 
 log = logging.getLogger("fedbcgd")
 
-MOSTLY_REFUSED_ROUNDS = 3  # in a row, in which at least two of three answers were refused: training stops
-MOST_LOGGED = 20  # refusals of a round that are logged one by one; the others are counted
-STRIKES = 3  # steps rolled back because of a client, after which it is no longer sampled
-OUTLIER = 10  # times the median norm: such an upload is to blame if a step has to be rolled back
+MAX_MOSTLY_REFUSED_ROUNDS = 3  # successive rounds with at least two thirds of the uploads refused; then training stops
+MAX_LOGGED = 20  # refusals of a round that are logged one by one; the others are counted
+MAX_BLAMED_STEPS = 3  # steps rolled back because of a client, after which it is no longer sampled
+OUTLIER_RATIO = 10  # an upload whose norm is more than this multiple of the median is blamed for a rolled-back step
 
 
 class Refusals:
@@ -22,8 +22,8 @@ class Refusals:
         self.strikes: dict[int, int] = {}  # client → steps rolled back because of it
         self.reasons: list[str] = []
         self.clients: set[int] = set()
-        # Over the rounds in a row in which at least two of three answers were refused:
-        self._rounds = 0
+        # Of the successive rounds, up to the last one, in which at least two thirds of the uploads were refused:
+        self._mostly_refused_rounds = 0
         self._refused_clients: set[int] = set()
         self._sampled_clients: set[int] = set()
 
@@ -35,7 +35,7 @@ class Refusals:
         """Record a refused upload; return its reason, shortened."""
         reason = shorten(reason)
         self.reasons.append(reason)
-        if len(self.reasons) <= MOST_LOGGED:
+        if len(self.reasons) <= MAX_LOGGED:
             log.warning("upload refused: %s", reason)
         if client is not None:
             self.clients.add(client)
@@ -44,8 +44,7 @@ class Refusals:
     def blame(self, norms: Mapping[int, float], round: int, why: str) -> None:
         """Count a step that was rolled back against the clients whose uploads are far larger than the others'.
 
-        Where all uploads are of one size no client is at fault: the step counts as a refusal of all, since training
-        diverges.
+        If no upload is an outlier, all of them count as refused, since training diverges.
 
         Args:
             norms: the norm of each client's upload that went into the step.
@@ -53,32 +52,34 @@ class Refusals:
             why: what was wrong with it, and what was done.
         """
         middle = median_low(norms.values())
-        outliers = {client: size for client, size in norms.items() if size > OUTLIER * middle or len(norms) == 1}
+        outliers = {client: size for client, size in norms.items() if size > OUTLIER_RATIO * middle or len(norms) == 1}
         for client, size in (outliers or norms).items():
             details = f"the norm of this upload is {size:.3g}, the median {middle:.3g}"
             self.add(f"round {round}, client {client}: {why}; {details}", client)
         for client in outliers:
             self.strikes[client] = self.strikes.get(client, 0) + 1
-            if self.strikes[client] == STRIKES:
-                log.warning("client %d is no longer sampled: %d steps were rolled back because of it", client, STRIKES)
+            if self.strikes[client] == MAX_BLAMED_STEPS:
+                log.warning(
+                    "client %d is no longer sampled: %d steps were rolled back because of it", client, MAX_BLAMED_STEPS
+                )
 
     def excluded(self) -> set[int]:
         """Return the clients that are no longer sampled."""
-        return {client for client, strikes in self.strikes.items() if strikes >= STRIKES}
+        return {client for client, strikes in self.strikes.items() if strikes >= MAX_BLAMED_STEPS}
 
     def close_round(self, counted: set[int], sampled: Iterable[int]) -> None:
-        """Extend the run of rounds in which at least two of three answers were refused, or end it.
+        """Count this round if at least two thirds of its uploads were refused; otherwise reset the count.
 
         Args:
             counted: the clients whose uploads were added; those blamed for a rolled-back step are refused as well.
             sampled: the clients of the round.
         """
-        if len(self.reasons) > MOST_LOGGED:
-            log.warning("and %d more uploads of this round were refused", len(self.reasons) - MOST_LOGGED)
+        if len(self.reasons) > MAX_LOGGED:
+            log.warning("and %d more uploads of this round were refused", len(self.reasons) - MAX_LOGGED)
         if not self.clients or len(self.clients) < 2 * len(counted - self.clients):
-            self._rounds, self._refused_clients, self._sampled_clients = 0, set(), set()
+            self._mostly_refused_rounds, self._refused_clients, self._sampled_clients = 0, set(), set()
             return
-        self._rounds += 1
+        self._mostly_refused_rounds += 1
         self._refused_clients |= self.clients
         self._sampled_clients |= set(sampled)
 
@@ -86,18 +87,18 @@ class Refusals:
     def diverged(self) -> bool:
         """Whether most uploads of the last rounds were refused, and not only those of a single client."""
         several = len(self._refused_clients) >= min(2, len(self._sampled_clients))
-        return self._rounds >= MOSTLY_REFUSED_ROUNDS and several
+        return self._mostly_refused_rounds >= MAX_MOSTLY_REFUSED_ROUNDS and several
 
     def snapshot(self) -> dict[str, Any]:
         """Return what `restore` needs."""
         return {
-            "barren": self._rounds,
+            "barren": self._mostly_refused_rounds,  # the name that checkpoints of all versions have
             "barren_clients": [sorted(self._refused_clients), sorted(self._sampled_clients)],
             "strikes": [[client, n] for client, n in sorted(self.strikes.items())],
         }
 
     def restore(self, values: Mapping[str, Any]) -> None:
-        """Go on from a snapshot; those of earlier versions have the first value only."""
-        self._rounds = values["barren"]
+        """Load a snapshot; those of earlier versions have the first value only."""
+        self._mostly_refused_rounds = values["barren"]
         self._refused_clients, self._sampled_clients = map(set, values.get("barren_clients", [(), ()]))
         self.strikes = dict(values.get("strikes", []))

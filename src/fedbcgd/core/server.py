@@ -11,13 +11,13 @@ import torch
 from torch import Tensor
 
 from fedbcgd.core.algorithm import Algorithm
-from fedbcgd.core.ledger import Entry, Ledger
-from fedbcgd.core.messages import Broadcast, Plan, Receipt, RoundReport, Task, Upload
+from fedbcgd.core.ledger import Ledger, LedgerEntry
+from fedbcgd.core.messages import Broadcast, Payload, Plan, Receipt, RoundReport, Task, Upload
 from fedbcgd.core.metric_means import means_over_clients
 from fedbcgd.core.norms import norm
 from fedbcgd.core.reading import Malformed, UploadValues, shorten
-from fedbcgd.core.refusals import MOSTLY_REFUSED_ROUNDS, Refusals
-from fedbcgd.core.uploads import BUFFER_OWNER, DecodedUpload, Norms, Payload, UploadDecoder, part_of, read_values
+from fedbcgd.core.refusals import MAX_MOSTLY_REFUSED_ROUNDS, Refusals
+from fedbcgd.core.uploads import BUFFER_OWNER, DecodedUpload, Norms, UploadDecoder, part_of, read_values
 from fedbcgd.core.vector import Layout
 from fedbcgd.errors import Diverged, UserError
 from fedbcgd.rng import stream
@@ -27,12 +27,13 @@ log = logging.getLogger("fedbcgd")
 
 @dataclass(frozen=True)
 class Conditions:
-    """What a server knows of the clients and links it works with.
+    """What a server knows of the clients and links that it works with.
 
     Attributes:
         available: the clients that can be sampled in a round, given its number; None: all.
-        costs: seconds of each client with each block, for uplinks that assign blocks by them.
-        reliable: whether every task is answered, unless it is given up before it begins.
+        costs: costs[client, block] is the seconds that this client would take with this block, for uplinks that assign
+            blocks by time.
+        reliable: whether every task that is not given up before it begins will be answered.
         likely_cause: what to name as the cause if most uploads are refused; empty: the learning rate.
     """
 
@@ -43,7 +44,7 @@ class Conditions:
 
 
 class WeightedSums:
-    """Running weighted sums of uploads, slice by slice. A slice is known by its owner, see `part_of`."""
+    """Running weighted sums of uploads, slice by slice. A slice is identified by its owner, see `part_of`."""
 
     def __init__(self, x: Tensor, layout: Layout):
         # Accumulate float16 and bfloat16 in float32.
@@ -51,7 +52,8 @@ class WeightedSums:
         self._layout = layout
         self._dtype = x.dtype
         self._sum = torch.zeros_like(x, dtype=wide)
-        self.weights = [0.0] * (layout.blocks + 2)  # of each block, then shared block, then buffers
+        # By owner: each block, the shared block, and last the buffers, whose owner is −1.
+        self.weights = [0.0] * (layout.blocks + 2)
 
     def clear(self) -> None:
         """Begin a new round."""
@@ -69,7 +71,7 @@ class WeightedSums:
         self.weights[owner] += weight
 
     def mean(self, owner: int) -> Tensor:
-        """Return the weighted mean of a slice; the sum is used up."""
+        """Return the weighted mean of a slice. May be called once a round, since it divides the sum in place."""
         return self._sum[part_of(self._layout, owner)].div_(self.weights[owner]).to(self._dtype)
 
 
@@ -77,19 +79,19 @@ class Server:
     """Holds x and every vector of the server; moves x once a round.
 
     Uploads may arrive in any order. Each is checked and answered at once; they are added to the running sums in the
-    order of the plan, so that the sums do not depend on who was faster. An upload that is early waits, decoded, until
-    `settled` has passed it: a backend may reuse the memory of uploads of the first `settled` tasks.
+    order of the plan, so that the sums do not depend on who was faster. An upload that arrives before its turn waits,
+    decoded, until `settled` has passed it: a backend may reuse the memory of the uploads of the first `settled` tasks only.
 
     Clients are not trusted: an upload is accepted, or refused with a reason. x and every state are finite after each
     commit, since a step whose result is not finite is rolled back.
 
     Args:
-        algorithm: the four choices.
+        algorithm: what to train with.
         layout: where each block lies in x.
         x: the model to begin with; it is copied.
         clients: M, the number of all clients.
         cohort: S, the number of clients sampled in a round.
-        seed: of every draw of the server.
+        seed: the seed of every draw of the server.
         conditions: what is known of clients and links.
     """
 
@@ -118,16 +120,19 @@ class Server:
         self.controls = {name: torch.zeros_like(params) for name in algorithm.local.controls}
         self.state = {n: torch.full_like(params, algorithm.server.init(n)) for n in algorithm.server.vectors}
         self.ledger = Ledger(layout.dim, x.element_size(), layout.blocks)
-        self.last: RoundReport | None = None  # of the last round that was committed
+        self.last: RoundReport | None = None  # the report of the last round that was committed
         self.examples: dict[int, int] = {}  # client → n_i, as reported with its first upload
         self.refusals = Refusals()
         self._sums = WeightedSums(self.x, layout)
         wide = torch.float32 if x.dtype in (torch.float16, torch.bfloat16) else x.dtype
         self._control_sums = {name: torch.zeros_like(params, dtype=wide) for name in self.controls}
-        self._examples_in_all = 0.0  # Σn of the controls, where clients are weighted by their examples
-        self._assigned: dict[str, int] = {}  # tasks of the committed rounds, for each turn of the uplink
+        self._control_weight = 0.0  # Σn over all M clients, if the means of the controls are weighted by examples
+        self._assigned: dict[str, int] = {}  # `Uplink.turn`'s sequences → their tasks in the committed rounds
         self._decoder = UploadDecoder(algorithm, layout)
         self._plan: Plan | None = None
+        self._position: dict[int, int] = {}  # client → position in the open plan
+        # Position → upload; None: refused, lost, or passed on already (added or held).
+        self._answers: dict[int, DecodedUpload | None] = {}
 
     # -- plan ---------------------------------------------------------------------------------------------------------
 
@@ -139,7 +144,7 @@ class Server:
         self._ledger_before = self.ledger.totals()
         self._plan = Plan(Broadcast(self.round, self.epoch, self.x, controls), tasks)
         self._position = {task.client: k for k, task in enumerate(tasks)}
-        self._answers: dict[int, DecodedUpload | None] = {}  # by position; None: refused, lost, or added already
+        self._answers = {}
         self._next = 0
         self._sums.clear()
         self._losses: list[float] = []
@@ -150,7 +155,7 @@ class Server:
         self._holds_uploads = not all(self._decoder.limit.knows("dx", owner) for owner in owners)
         self._held: list[DecodedUpload] = []
         self._lost: list[str] = []
-        self._reset_reason = ""  # why all controls begin again with this round
+        self._reset_reason = ""  # if not empty: why all controls are set to zero at the end of this round
         self._decoder.open_round()
         self.refusals.open_round()
         self.ledger.open_round()
@@ -178,22 +183,22 @@ class Server:
         return [c for c in (range(self.clients) if available is None else available) if c not in excluded]
 
     def _turn(self, tasks: int) -> tuple[str, int]:
-        """Return the uplink's turn of this round, and how many tasks were assigned in it so far.
+        """Return the uplink's sequence of rounds that this round belongs to, and how many tasks were assigned in it so far.
 
-        Where there is no count, as after an old snapshot, each earlier round is taken to have had as many tasks as this.
+        Without a count (an old snapshot has none) each earlier round is assumed to have had as many tasks as this one.
         """
         turn, rounds = self.algorithm.uplink.turn(self.round)
         return turn, self._assigned.get(turn, rounds * tasks)
 
     def next_upload_d(self) -> float:
-        """Return the upload of the next round, in d; the most it can be, where uploads may be lost."""
+        """Return the mean upload of a client in the next round, in d; an upper bound if uploads may be lost."""
         tasks = self.next_tasks()
         if self.conditions.reliable:
             return self.upload_d(tasks)
         return max((self.upload_d([task]) for task in tasks), default=0.0)
 
     def upload_d(self, tasks: Sequence[Task]) -> float:
-        """Return the mean upload of these tasks, in d; the most it can be, where that varies."""
+        """Return the mean upload of these tasks, in d; an upper bound if lengths vary."""
         if self.algorithm.uplink.pooled or not tasks:
             return 0.0
         nbytes = [self._decoder.nbytes(task.block) for task in tasks]
@@ -216,19 +221,23 @@ class Server:
         return self._next
 
     def expects(self, task: Task) -> bool:
-        """Whether the client of this task has still to answer."""
+        """Return whether the server still waits for an answer to this task; False if its round is not open."""
         position = self._position.get(task.client)
-        return position is not None and position not in self._answers
+        is_open = self._plan is not None and task.round == self.round
+        return is_open and position is not None and position not in self._answers
 
     # -- receive ------------------------------------------------------------------------------------------------------
 
     def receive(self, upload: Upload, sender: int | None = None) -> Receipt:
-        """Check an upload and count it in; a refused one changes nothing but the ledger.
+        """Check an upload and, if it is accepted, count it in.
+
+        A refused one changes neither x nor any state. It is entered in the ledger and the refusals, its norms enter the
+        running median of `norms.py`, and its task counts as answered.
 
         Args:
             upload: what a client sent, with values of whatever types and sizes.
-            sender: the client whose answer this is, where the backend knows it. An upload that names another client is
-                refused. Without it the client that the upload names counts as its sender.
+            sender: the client whose answer this is, if the backend knows it: an upload that names another client is
+                refused. None: the client named in the upload is taken as the sender.
         """
         plan = self._open_plan()
         values: UploadValues | None = None
@@ -240,15 +249,15 @@ class Server:
         except Malformed as error:
             reason = shorten(str(error))
         client = values.client if sender is None and values is not None else sender
-        # A known sender has answered, whatever the upload says; without one, an upload of another round counts for nobody.
+        # If the sender is known, its task counts as answered whatever the upload says; else only if the round is right.
         identified = sender is not None or (values is not None and values.round == self.round)
         position = self._position.get(client) if client is not None and identified else None
-        # A second upload costs its bytes again, but not the broadcast or the gradients.
+        # A second upload of a client counts its bytes again, but neither the broadcast nor the gradients.
         first = position if position is not None and position not in self._answers else None
         block = -1 if values is None else values.block
         sends = not self.algorithm.uplink.pooled
         self.ledger.record(
-            Entry(
+            LedgerEntry(
                 self.round,
                 -1 if client is None else client,
                 block,
@@ -268,7 +277,7 @@ class Server:
         return Receipt(accepted is not None, reason)
 
     def _accept(self, values: UploadValues, payload: Payload, sender: int | None) -> DecodedUpload:
-        """Check and decode an upload; Malformed where it is not what the plan asks for."""
+        """Check and decode an upload. Raises Malformed if it is not what the plan asks for."""
         self._check_address(values, sender)
         self._decoder.check_form(values.block, payload)
         upload = self._decoder.decode(values, payload, self.x, self.controls)
@@ -286,20 +295,24 @@ class Server:
             raise Malformed(f"round: expected {self.round + 1}, got {values.round + 1}")
         position = self._position.get(values.client)
         if position is None:
-            raise Malformed("this client is not in the cohort of this round")
+            raise Malformed(f"client: expected one of this round's cohort, got {values.client}")
         if position in self._answers:
-            raise Malformed("this client has answered already, or was given up")
+            raise Malformed(
+                f"client: expected one that has still to answer, got {values.client}, which has answered or was given up"
+            )
         block = self._open_plan().tasks[position].block
         if values.block != block:
             raise Malformed(f"block: expected {block + 1}, got {values.block + 1}")
 
     def lost(self, task: Task, why: str) -> None:
-        """Take note that the client of this task will not answer."""
+        """Record that the client of this task will not answer; ignored if it has, or if the task is of another round."""
         plan = self._open_plan()
         position = self._position.get(task.client)
         if task.round != self.round or position is None:
             late, now = task.round + 1, self.round + 1
-            log.warning("client %d of round %d is given up, but this is round %d", task.client, late, now)
+            log.warning(
+                "lost client: expected one of round %d, got client %d of round %d; ignored", now, task.client, late
+            )
         elif position not in self._answers:
             self._answers[position] = None
             self._lost.append(f"client {task.client}: {shorten(why)}")
@@ -307,7 +320,7 @@ class Server:
             self._advance()
 
     def forget_controls(self, why: str) -> None:
-        """Let all controls begin again from zero with this round: a client's state is lost, or newer than the server."""
+        """Set all controls to zero at the commit of this round: a client's state is lost, or newer than the server's."""
         self._open_plan()
         self._reset_reason = self._reset_reason or shorten(why)
 
@@ -335,13 +348,14 @@ class Server:
             reason = f"round {self.round + 1}, client {client}: its norms are far larger than the others' in this round"
             self.refusals.add(reason, client)
             self.ledger.refused += 1
-            # The client was told that its upload is accepted, and keeps its new state.
+            # The client was told that its upload is accepted and keeps its new c_i, so c = mean(c_i) no longer holds.
             self._reset_reason = self._reset_reason or f"an upload of client {client} was refused late"
 
     def _add(self, upload: DecodedUpload) -> None:
         values = upload.values
         weight, control_weight = 1.0, 1.0
         if self.algorithm.weighting == "examples":
+            # A client cannot raise its weight above what it first reported; in c it keeps the weight that it has there.
             known = self.examples.get(values.client, values.examples)
             weight, control_weight = float(min(values.examples, known)), float(known)
         owners = (values.block, self.layout.blocks)
@@ -358,7 +372,9 @@ class Server:
     # -- commit -------------------------------------------------------------------------------------------------------
 
     def commit(self) -> RoundReport:
-        """Move x by what arrived, and close the round. A slice without uploads keeps x and every state.
+        """Move x by the mean of the accepted uploads, and close the round.
+
+        A slice without uploads keeps its values and states.
 
         Raises:
             Diverged: most uploads of the last rounds were refused. The round is committed nevertheless.
@@ -374,7 +390,9 @@ class Server:
         idle = [j for j in sorted({task.block for task in plan.tasks}) if j not in moved]
         if idle:
             numbers = ", ".join(str(j + 1) for j in idle)
-            log.warning("round %d: no upload counts for block %s, which keeps its values", self.round + 1, numbers)
+            log.warning(
+                "round %d: no upload counts for these blocks, which keep their values: %s", self.round + 1, numbers
+            )
         mean_loss = sum(self._losses) / len(self._losses) if self._losses else math.nan
         self.last = report = RoundReport(
             self.round,
@@ -390,25 +408,25 @@ class Server:
         self.round += 1
         self._close()
         if self.refusals.diverged:
-            rate = f"a learning rate that is too high (lr = {self.algorithm.local.lr:g} now)"
-            cause = self.conditions.likely_cause or f"{rate}; another one is NaN in the data"
+            rate = f"{self.algorithm.local.rate(self.round - 1):.3g} in this round, lr = {self.algorithm.local.lr:g}"
+            cause = self.conditions.likely_cause or f"a learning rate that is too high ({rate}), or NaN in the data"
             raise Diverged(
-                f"two of three uploads or more were refused in each of the last {MOSTLY_REFUSED_ROUNDS} rounds, so "
-                f"training stopped. Last reason: {report.refused[-1]}. The usual cause is {cause}"
+                f"at least two thirds of the uploads were refused in each of the last {MAX_MOSTLY_REFUSED_ROUNDS} rounds, "
+                f"so training stopped. Last reason: {report.refused[-1]}. The usual cause is {cause}"
             )
         return report
 
     def _give_up_missing(self, plan: Plan) -> None:
         for task in plan.tasks:
             if self.expects(task) and task.client in self.refusals.clients:
-                # Its answer is in the ledger as refused.
+                # Its upload was refused but could not be tied to its task: count its broadcast, but not a loss.
                 self._answers[self._position[task.client]] = None
                 self.ledger.download_bytes += plan.broadcast.nbytes
                 self._advance()
-            self.lost(task, "no answer before the round closed")
+            self.lost(task, "no answer before the round closed")  # ignored for tasks that were answered
 
     def _step(self, k: int) -> bool:
-        """Move a slice and its states; roll all of them back where one is not finite afterwards."""
+        """Move a slice of x and of the states, unless one of them would not be finite. Return whether it moved."""
         s = part_of(self.layout, k)
         delta = self._sums.mean(k)
         if not math.isfinite(norm(delta)):  # finite uploads may add up to infinity
@@ -438,18 +456,18 @@ class Server:
                 self.x[self.layout.buffer_slice] = mean
 
     def _move_controls(self) -> None:
-        """c += ΣΔc/M, or c = Σn_i·c_i/Σn. Where c = mean(c_i) can no longer hold, all controls begin again from zero."""
-        in_all, kept = float(self.clients), 1.0
+        """c += ΣΔc/M, or c = Σn_i·c_i/Σn. If c = mean(c_i) can no longer hold, all controls are set to zero."""
+        weight, kept = float(self.clients), 1.0
         if self.algorithm.weighting == "examples":
             for upload in self._counted:
                 self.examples.setdefault(upload.values.client, upload.values.examples)
             if self.examples:  # clients that are not known yet count as the mean of the others
-                in_all = sum(self.examples.values()) / len(self.examples) * self.clients
-            kept = self._examples_in_all / in_all
-            self._examples_in_all = in_all
+                weight = sum(self.examples.values()) / len(self.examples) * self.clients
+            kept = self._control_weight / weight
+            self._control_weight = weight
         moved = {}
         for name, total in self._control_sums.items():
-            change, control = total.div_(in_all).to(self.x.dtype), self.controls[name]
+            change, control = total.div_(weight).to(self.x.dtype), self.controls[name]
             moved[name] = change.add_(control, alpha=kept)
         overflow = "" if all(math.isfinite(norm(control)) for control in moved.values()) else "they overflowed"
         why = self._reset_reason or overflow
@@ -457,7 +475,7 @@ class Server:
             for name, control in moved.items():
                 self.controls[name].copy_(control)
         elif moved:
-            log.warning("round %d: all control variates begin again from zero: %s", self.round + 1, why)
+            log.warning("round %d: all control variates are set to zero: %s", self.round + 1, why)
             self.reset_controls()
 
     def reset_controls(self) -> None:
@@ -483,7 +501,7 @@ class Server:
             "ledger": self.ledger.totals(),
             "last": None if self.last is None else asdict(self.last),
             "examples": [[client, n] for client, n in sorted(self.examples.items())],
-            "examples_in_all": self._examples_in_all,
+            "examples_in_all": self._control_weight,
             "norms": self._decoder.limit.snapshot(),
             "dealt": dict(self._assigned),
             **self.refusals.snapshot(),
@@ -491,7 +509,7 @@ class Server:
         return {name: t.clone() for name, t in tensors.items()}, values
 
     def restore(self, tensors: Mapping[str, Tensor], values: Mapping[str, Any]) -> None:
-        """Go on from a snapshot; those of earlier versions lack some of the values."""
+        """Load a snapshot; those of earlier versions lack some of the values."""
         self.x.copy_(tensors["x"])
         for name, t in self.controls.items():
             t.copy_(tensors[f"control.{name}"])
@@ -503,7 +521,7 @@ class Server:
         self.ledger = Ledger.from_totals(values["ledger"])
         self.refusals.restore(values)
         self.examples = dict(values.get("examples", []))
-        self._examples_in_all = values.get("examples_in_all", 0.0)
+        self._control_weight = values.get("examples_in_all", 0.0)
         self._decoder.limit.restore(values.get("norms", {}))
         self._assigned = dict(values.get("dealt", {}))
         self._close()

@@ -1,4 +1,4 @@
-"""Several clients trained in one batch: a row for each, so that a small model fills a matrix multiplication.
+"""Several clients trained at once, as rows of one matrix, so that small models need fewer and larger multiplications.
 
 A local rule trains a stack as it trains one client: x, y, c_i and gradients have a row per client, and every operation of a
 rule works row by row. All clients have equally many examples, so that they step together. The model provides the gradient:
@@ -15,7 +15,7 @@ It moves each v in `values` to v − eta·(gradient + decay·v): a multiplicatio
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
@@ -26,12 +26,10 @@ from torch import Tensor, nn
 from fedbcgd.core.messages import Allocator
 from fedbcgd.core.vector import Layout
 from fedbcgd.core.work import Gradient, GradientMemory, Minibatch, Progress, Work
-from fedbcgd.data.sources import Source, stacked_gather
+from fedbcgd.data.sources import GATHERED_AHEAD, Source, stacked_gather
 
 if TYPE_CHECKING:
     from fedbcgd.core.local_rule import LocalRule
-
-GATHERED_AHEAD = 1 << 20  # values of a whole epoch that are gathered before its steps: they stay in the cache
 
 Stacked = dict[str, Tensor]
 StackedGradient = Callable[[Stacked, Tensor, Tensor, Stacked], Tensor]
@@ -39,7 +37,7 @@ StackedStep = Callable[[Stacked, Tensor, Tensor, float, float], Tensor]
 
 
 def stacked_gradient_of(module: nn.Module) -> StackedGradient | None:
-    """Return the model's gradient for several clients; None for most models."""
+    """Return the model's `stacked_gradient`; None if it has none."""
     return getattr(module, "stacked_gradient", None)
 
 
@@ -54,7 +52,7 @@ def stacked_step_of(module: nn.Module) -> StackedStep | None:
 
 
 class StackMemory(GradientMemory):
-    """Memory for this many clients: their models and gradients, whole and by parameter."""
+    """Memory for the models and gradients of several clients: as one matrix, and as views for each parameter."""
 
     def __init__(self, layout: Layout, clients: int, device: torch.device):
         self.y = torch.empty(clients, layout.dim, dtype=layout.dtype, device=device)
@@ -68,8 +66,6 @@ class StackMemory(GradientMemory):
 @dataclass(frozen=True)
 class _StackedMinibatch(Minibatch):
     """A minibatch for each client: `rows` has one row of positions per client."""
-
-    examples: tuple[Tensor, Tensor] | None = None  # if they are gathered already
 
     @property
     def size(self) -> int:
@@ -116,21 +112,24 @@ class Stack(Work):
     def examples(self) -> int:
         return self._examples
 
-    def _epoch(self) -> list[Minibatch]:
+    def partition(self, first_draw: int = 0) -> list[Minibatch]:
+        return [replace(batch, draw=first_draw + k) for k, batch in enumerate(self._epoch(self._examples))]
+
+    def _epoch(self, most: int) -> list[Minibatch]:
         order = torch.from_numpy(np.stack([rng.permutation(self._examples) for rng in self._rngs]))
-        order = order.to(self._data_device)  # once an epoch, not with every batch
         size = self._rule.batch_size
+        order = order.to(self._data_device)[:, : most * size]  # once an epoch, not with every batch
         batches = order.split(size, dim=1)
         if order.numel() * self._example_size > GATHERED_AHEAD:
             return [_StackedMinibatch(rows) for rows in batches]
         x, y = self._gather(order)
-        examples = zip(x.split(size, dim=1), y.split(size, dim=1), strict=True)
-        return [_StackedMinibatch(rows, examples=pair) for rows, pair in zip(batches, examples, strict=True)]
+        inputs = zip(x.split(size, dim=1), y.split(size, dim=1), strict=True)
+        return [_StackedMinibatch(rows, inputs=pair) for rows, pair in zip(batches, inputs, strict=True)]
 
     def _load(self, batch: Minibatch) -> tuple[Tensor, Tensor]:
         assert isinstance(batch, _StackedMinibatch)
         self.evaluations += 1
-        return batch.examples or self._gather(batch.rows)
+        return batch.inputs or self._gather(batch.rows)
 
     def gradient(self, batch: Minibatch, out: Gradient | None = None, loss_only: bool = False) -> Tensor:
         x, y = self._load(batch)
@@ -166,9 +165,9 @@ def unbatchable_reason(rule: "LocalRule", layout: Layout, module: nn.Module, obj
     if stacked_gradient_of(module) is None:
         return f"{name} has no method stacked_gradient (logistic, binary-logistic and binary-sigmoid have one)"
     if objective.loss != getattr(module, "own_loss", classification_loss):
-        return f"{name} has the gradient of its own loss, and another loss is chosen"
+        return f"{name} computes the gradient of its own loss, but another loss was given"
     if layout.size > layout.dim:
         return f"{name} has buffers"
     if any(e.order != tuple(range(len(e.shape))) for e in layout.parameters):
-        return f"the parameters of {name} do not lie in memory in their ordinary order"
+        return f"the parameters of {name} are not contiguous"
     return rule.unbatchable_reason

@@ -1,6 +1,7 @@
-"""All private functions of PyTorch that we use, each with a public form for versions that lack or changed it.
+"""All private functions of PyTorch that we use, each with a fallback of public functions for versions that lack it.
 
-On the CPU both forms give the same bits; the private ones save calls and passes over memory.
+The private ones save calls and passes over memory. On the CPU both give the same bits (`tests/core/test_torch_private.py`);
+on GPUs, which round otherwise, they are only close.
 """
 
 from functools import cache
@@ -23,7 +24,7 @@ def sgd_step(
 
 
 def plain_sgd_step(values: list[Tensor], gradients: list[Tensor], eta: float, decay: float) -> None:
-    """Do the same with public functions."""
+    """Like `sgd_step`, with public functions."""
     for v, g in zip(values, gradients, strict=True):
         # Not in place: autograd may return one gradient tensor for two parameters.
         v.add_(g.add(v, alpha=decay) if decay else g, alpha=-eta)
@@ -46,7 +47,7 @@ def _fused_sgd_step(values: list[Tensor], gradients: list[Tensor], eta: float, d
 
 @cache
 def has_fused_step(device: str, dtype: torch.dtype) -> bool:
-    """Return whether PyTorch has the fused step, and it does what `plain_sgd_step` does."""
+    """Return whether PyTorch has a fused step that gives what `plain_sgd_step` gives."""
     if device not in ("cpu", "cuda") or dtype not in (torch.float32, torch.float64):
         return False
     fused, plain, gradient = (torch.arange(k, k + 8, device=device, dtype=dtype) / 7 for k in (1, 1, 3))
@@ -56,6 +57,45 @@ def has_fused_step(device: str, dtype: torch.dtype) -> bool:
     except _UNSUPPORTED:
         return False
     return torch.allclose(fused, plain)
+
+
+def differentiate(loss: Tensor, parameters: tuple[Tensor, ...]) -> tuple[Tensor | None, ...]:
+    """Return the gradient of a loss, one number, for each parameter; None where the loss does not use it.
+
+    `torch.autograd.grad` checks its arguments at every call, which takes half as long as the backward pass of a small model.
+    """
+    if type(loss) is Tensor and loss.device.type == "cpu" and _has_engine():
+        return _run_engine(loss, parameters)
+    return plain_differentiate(loss, parameters)
+
+
+def plain_differentiate(loss: Tensor, parameters: tuple[Tensor, ...]) -> tuple[Tensor | None, ...]:
+    """Do the same with public functions."""
+    return torch.autograd.grad(loss, parameters, allow_unused=True)
+
+
+def _run_engine(loss: Tensor, parameters: tuple[Tensor, ...]) -> tuple[Tensor | None, ...]:
+    one = _one(loss.shape, loss.dtype).fill_(1)  # gradients that are, or share, its memory are used at once
+    return torch.autograd.Variable._execution_engine.run_backward(
+        (loss,), (one,), False, False, parameters, allow_unreachable=True, accumulate_grad=False
+    )
+
+
+@cache
+def _one(shape: torch.Size, dtype: torch.dtype) -> Tensor:
+    return torch.empty(shape, dtype=dtype)
+
+
+@cache
+def _has_engine() -> bool:
+    """Return whether PyTorch's engine can be called, and does what `plain_differentiate` does."""
+    used, unused = (torch.arange(3.0, requires_grad=True) for _ in range(2))
+    try:
+        fast = _run_engine(used.square().sum(), (used, unused))
+    except _UNSUPPORTED:
+        return False
+    plain = plain_differentiate(used.square().sum(), (used, unused))
+    return fast[1] is None and torch.equal(fast[0], plain[0])  # type: ignore[arg-type]
 
 
 def copy_each(to: list[Tensor], values: list[Tensor]) -> None:

@@ -23,9 +23,9 @@ class Uplink(Part):
         return self
 
     def turn(self, round: int) -> tuple[str, int]:
-        """Return the sequence of rounds that this round belongs to, by name, and how many rounds of it came before.
+        """Return the name of the sequence of rounds that this round belongs to, and how many rounds of it came before.
 
-        Blocks are dealt in turn within each sequence.
+        Blocks are assigned round-robin within each sequence.
         """
         return "rounds", round
 
@@ -36,13 +36,13 @@ class Uplink(Part):
         blocks: int,
         costs: np.ndarray | None = None,
         rng: np.random.Generator | None = None,
-        dealt: int | None = None,
+        assigned: int | None = None,
     ) -> list[int]:
         """Assign a block to each client of the cohort.
 
-        The cohort is in random order, so dealing the blocks in turn is a random split into groups. The turn continues
-        from round to round: groups differ by at most one client, and over time each block is served equally often, also
-        if the cohort is no multiple of N, smaller than N, or of another size in each round.
+        The cohort is in random order, so assigning the blocks round-robin splits it at random into groups. The round-robin
+        continues from round to round: groups differ by at most one client, and over time each block is served equally
+        often, also if the cohort's size is no multiple of N, is below N, or varies.
 
         Args:
             cohort: the clients.
@@ -50,13 +50,13 @@ class Uplink(Part):
             blocks: N.
             costs: seconds that each client takes with each block, if known.
             rng: for assignments that draw.
-            dealt: blocks dealt in earlier rounds of this round's turn; None: assume that each had this cohort's size.
+            assigned: blocks assigned in the earlier rounds of this sequence; None: assume that each had this cohort's size.
 
         Returns:
             The block of each client.
         """
-        return self._deal(len(cohort), round, blocks, dealt)
+        return self._round_robin(len(cohort), round, blocks, assigned)
 
-    def _deal(self, cohort: int, round: int, blocks: int, dealt: int | None) -> list[int]:
-        start = self.turn(round)[1] * cohort if dealt is None else dealt
+    def _round_robin(self, cohort: int, round: int, blocks: int, assigned: int | None) -> list[int]:
+        start = self.turn(round)[1] * cohort if assigned is None else assigned
         return [(start + k) % blocks for k in range(cohort)]

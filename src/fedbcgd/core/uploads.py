@@ -1,7 +1,7 @@
-"""The checks of one upload, from what a client sent to values that may be summed."""
+"""Checks and decodes one upload, from what a client sent to values that may be summed."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,14 +9,13 @@ import torch
 from torch import Tensor
 
 from fedbcgd.core.algorithm import Algorithm
-from fedbcgd.core.messages import BUFFERS, Upload
+from fedbcgd.core.messages import BUFFERS, Payload, Upload
 from fedbcgd.core.norms import NormLimit, norm
 from fedbcgd.core.reading import Malformed, UploadValues, read, shown
 from fedbcgd.core.vector import Layout
 
-_MOST_CHANNELS = 16  # a payload with more channels is refused; an error message names no more than these
+_MAX_CHANNELS = 16  # a payload with more channels is refused; an error message names at most this many
 
-Payload = Mapping[str, Sequence[Tensor]]
 Norms = dict[tuple[str, int], float]  # (channel, owner of the slice) → Euclidean norm
 
 # The owner of a slice is the number of a block, N for the shared block, or BUFFER_OWNER.
@@ -33,7 +32,7 @@ class DecodedUpload:
     norms: Norms
 
     def without_tensors(self) -> "DecodedUpload":
-        """Return what is still needed once the values have been added."""
+        """Return what is still needed after the values have been added."""
         return DecodedUpload(self.values, [], None, self.norms)
 
 
@@ -67,19 +66,19 @@ class UploadDecoder:
         self._limits: dict[tuple[str, int], float] = {}  # of this round; computed when first needed
 
     def open_round(self) -> None:
-        """Compute the limits of norms anew."""
+        """Forget the limits of norms of the round before."""
         self._limits = {}
 
     def slices(self, block: int) -> tuple[slice, ...]:
-        """Return what is uploaded for a block; nothing for a number that is no block."""
+        """Return the slices that are uploaded for a block; none for a number that is no block."""
         return self._slices[block] if 0 <= block < self._layout.blocks else ()
 
     def nbytes(self, block: int) -> int:
-        """Return the bytes of an upload of this block; the most it can be, where that varies."""
+        """Return the size of an upload of this block in bytes; the largest possible one if it varies."""
         return sum(map(sum, self._lengths[block].values()))
 
     def floats(self, block: int) -> int:
-        """Return the numbers that an upload of this block holds, buffers included."""
+        """Return how many values an upload of this block has, buffers included."""
         sent = sum(self._algorithm.codec.floats(s.stop - s.start) for s in self.slices(block))
         return sent * len(self._algorithm.local.channels) + self._layout.size - self._layout.dim
 
@@ -92,13 +91,15 @@ class UploadDecoder:
             Malformed: one of them is not what this block's upload has.
         """
         expected = self._lengths[block]
-        if not isinstance(payload, Mapping) or len(payload) > _MOST_CHANNELS or set(payload) != set(expected):
-            got = sorted(map(shown, payload))[:_MOST_CHANNELS] if isinstance(payload, Mapping) else shown(payload)
+        if not isinstance(payload, Mapping) or len(payload) > _MAX_CHANNELS or set(payload) != set(expected):
+            got = sorted(map(shown, payload))[:_MAX_CHANNELS] if isinstance(payload, Mapping) else shown(payload)
             raise Malformed(f"channels: expected {sorted(expected)}, got {got}")
         for channel, lengths in expected.items():
             pieces = payload[channel]
             if not isinstance(pieces, (list, tuple)) or not all(map(_is_bytes, pieces[: len(lengths) + 1])):
-                raise Malformed(f"channel {channel!r}: expected a list of contiguous uint8 tensors")
+                raise Malformed(
+                    f"channel {channel!r}: expected a list of contiguous uint8 tensors, got {shown(pieces)}"
+                )
             got_lengths = [piece.numel() for piece in pieces[: len(lengths) + 1]]
             if not self._lengths_fit(channel, block, got_lengths):
                 raise Malformed(f"channel {channel!r}: expected slices of {lengths} bytes, got {got_lengths}")
@@ -128,7 +129,9 @@ class UploadDecoder:
                 sent = {c: codec.decode(payload[c][k], s.stop - s.start, dtype) for c in rule.channels}
                 slices.append(rule.complete(sent, {n: c[s] for n, c in controls.items()}, rate, values.steps))
         except ValueError as error:
-            raise Malformed(f"it cannot be decoded: {error}") from None
+            raise Malformed(
+                f"payload: expected what the codec writes, got bytes that cannot be decoded: {error}"
+            ) from None
         buffers = payload[BUFFERS][0].clone().view(dtype) if BUFFERS in payload else None
         return DecodedUpload(values, slices, buffers, self._norms(values.block, slices, buffers, x))
 
@@ -143,15 +146,14 @@ class UploadDecoder:
             norms[BUFFERS, BUFFER_OWNER] = norm(buffers - x[self._layout.buffer_slice])
         for (channel, _), size in norms.items():
             if not math.isfinite(size):
-                what = "the buffers hold" if channel == BUFFERS else f"channel {channel!r} holds"
-                raise Malformed(f"{what} NaN or infinity")
+                raise Malformed(f"channel {channel!r}: expected finite values, got NaN or infinity")
         return norms
 
     def hold_to_limits(self, upload: DecodedUpload, x: Tensor) -> None:
-        """Scale down in place what is larger than `max_norm` allows, if the algorithm says so.
+        """Check the norms of an upload; with over_norm="scale" scale what is too large down, in place.
 
         Raises:
-            Malformed: it is larger, and the algorithm refuses such uploads.
+            Malformed: a norm is too large, and over_norm is "refuse".
         """
         if not self.limit.on:
             return
@@ -160,7 +162,7 @@ class UploadDecoder:
         if self.limit.fixed is not None:
             rate = self._algorithm.local.rate(upload.values.round)
             for channel in {channel for channel, _ in norms}:
-                # A control has the size of a gradient: that of a change by one step, divided by its rate.
+                # A control is about as large as a gradient, and one step changes x by η times a gradient.
                 largest = self.limit.fixed / (1 if channel in ("dx", BUFFERS) else rate)
                 total = math.hypot(*(size for (c, _), size in norms.items() if c == channel))
                 if total > largest:
@@ -173,7 +175,7 @@ class UploadDecoder:
                 names = {BUFFER_OWNER: "buffers", self._layout.blocks: "shared block"}
                 part = names.get(owner, f"block {owner + 1}")
                 raise Malformed(f"channel {channel!r}, {part}: expected a norm ≤ {limits[key]:.3g}, got {size:.3g}")
-            upload.slices[owner != upload.values.block][channel].mul_(limits[key] / size)
+            upload.slices[0 if owner == upload.values.block else 1][channel].mul_(limits[key] / size)
             norms[key] = limits[key]
 
     def _limit_of(self, channel: str, owner: int, x: Tensor) -> float:

@@ -48,9 +48,9 @@ class Layout:
         buffers: those that are sent, after the parameters.
         bounds: block j is [bounds[j], bounds[j+1]); the shared block is [bounds[N], dim).
         dim: d, the number of trainable values.
-        size: d and the buffers.
-        dtype: of the whole model.
-        divider: how the blocks were chosen.
+        size: length of the vector: d plus the number of buffer values.
+        dtype: the one type of all parameters and buffers.
+        divider: "layers", "even", "sizes", "patterns" or "paper": how the blocks were cut.
     """
 
     parameters: tuple[Entry, ...]
@@ -121,7 +121,7 @@ class Layout:
         return {e.name: e.view(vector) for e in (*self.parameters, *self.buffers)}
 
     def vector(self, state: Mapping[str, Tensor], device: torch.device | str | None = None) -> Tensor:
-        """Return a vector with the values of a state_dict, of which further entries are ignored.
+        """Return a vector with the values of a state_dict; entries that the layout does not have are ignored.
 
         Raises:
             UserError: values are missing, of another shape, NaN or infinite.
@@ -164,7 +164,7 @@ class FlatModel:
         for name, view in views.items():
             view.copy_(tensors[name].detach())
             replaced[id(tensors[name])] = view
-        self.parameters = [tensors[e.name] for e in layout.parameters]
+        self.parameters = tuple(tensors[e.name] for e in layout.parameters)
         self.views = [replaced[id(p)] for p in self.parameters]  # the parameters' memory, without autograd
         self._address = [view.data_ptr() for view in self.views]
         self.strides = [view.stride() for view in self.views]
@@ -193,9 +193,8 @@ class FlatModel:
 
     def reattach(self) -> None:
         """Move parameters whose memory the module replaced (`p.data = …`) back into the vector, with their values."""
-        if (
-            list(map(Tensor.data_ptr, self.parameters)) == self._address
-        ):  # checked at every step, so without a Python loop
+        # Checked at every step, so without a Python loop.
+        if list(map(Tensor.data_ptr, self.parameters)) == self._address:
             return
         for p, view, address in zip(self.parameters, self.views, self._address, strict=True):
             if p.data_ptr() != address:

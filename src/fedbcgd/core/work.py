@@ -1,8 +1,8 @@
-"""One client's work in one round: what a local rule may touch while it trains, and what remains afterwards."""
+"""One client's work in one round: what a local rule calls while it trains (`Work`), and what remains (`Progress`)."""
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -10,9 +10,9 @@ from torch import Tensor
 
 from fedbcgd.core.messages import Allocator
 from fedbcgd.core.objective import Objective
-from fedbcgd.core.torch_private import copy_each, sgd_step
+from fedbcgd.core.torch_private import copy_each, differentiate, sgd_step
 from fedbcgd.core.vector import FlatModel, Layout
-from fedbcgd.data.sources import Source, to_device
+from fedbcgd.data.sources import Source, gather_ahead, to_device
 from fedbcgd.errors import UserError
 
 if TYPE_CHECKING:
@@ -20,15 +20,17 @@ if TYPE_CHECKING:
 
 _CACHED = 1 << 15  # values worked on at a time
 
-SeedDraw = Callable[[int], np.random.Generator]  # seeds all that is drawn for the minibatch of this number
+# Seeds torch for the draw of this number, and returns the generator for augmentation.
+SeedDraw = Callable[[int], np.random.Generator]
 
 
 @dataclass(frozen=True)
 class Minibatch:
-    """ζ: some rows and, if a rule needs the same ζ twice, the number of its draw (augmentation, dropout)."""
+    """A minibatch ζ: its rows, and a number for its draws (augmentation, dropout) if a rule needs the same ones twice."""
 
     rows: Tensor
     draw: int | None = None
+    inputs: Any = None  # if they are gathered already
 
     @property
     def size(self) -> int:
@@ -76,19 +78,20 @@ class GradientMemory:
 
 
 class Progress:
-    """How far a client is in its round: all that is needed to compute what it uploads.
+    """The state of a client's round: everything from which its upload is computed.
 
     Attributes:
-        x: the anchor, which is the model of the broadcast.
+        x: the model of the broadcast (the anchor of SVRG).
         y: the client's own model.
         controls: c, the server's control vectors.
         state: c_i, the client's own vectors.
         slices: the coordinates that it uploads.
         eta: the learning rate of the round.
-        losses: the sum over the minibatches.
+        losses: the sum of the losses of the minibatches so far.
         steps: local steps so far.
         evaluations: gradients of minibatches computed so far.
-        notes: vectors that a rule's `train` leaves for its `changes`.
+        notes: vectors that a rule's `train` stores for later, such as ∇f_i(x) for `changes`. Those of SVRG are "full" and
+            "anchor".
     """
 
     def __init__(
@@ -148,7 +151,6 @@ class Work(Progress):
         dim = model.layout.dim
         loss = torch.zeros((), device=model.vector.device)
         super().__init__(x[:dim], model.vector[:dim], controls, state, slices, rule.rate(round), loss, allocate)
-        self.blocks = [model.layout.block(j) for j in range(model.layout.blocks)] + [model.layout.shared]
         self._rule = rule
         self._model = model
         self._objective = objective
@@ -162,28 +164,40 @@ class Work(Progress):
         """The number of examples of the client, n_i."""
         return len(self._data)
 
+    @property
+    def blocks(self) -> list[slice]:
+        """All blocks, the shared one last."""
+        layout = self._model.layout
+        return [layout.block(j) for j in range(layout.blocks)] + [layout.shared]
+
     def minibatches(self) -> Iterator[Minibatch]:
-        """Yield T minibatches: every epoch in a new order, with a smaller last batch if the examples do not divide."""
+        """Yield T minibatches: every epoch in a new order, with a smaller last batch if their number is no multiple of B."""
         total = self._rule.steps(self.examples)
         while self.steps < total:
-            for batch in self._epoch():
+            for batch in self._epoch(total - self.steps):
                 self.steps += 1
                 yield batch
-                if self.steps == total:
-                    return
 
     def partition(self, first_draw: int = 0) -> list[Minibatch]:
-        """Return minibatches of all examples with fixed draws: used again, they give the same ζ."""
-        return [replace(batch, draw=first_draw + k) for k, batch in enumerate(self._epoch())]
+        """Return the minibatches of one epoch, each of which can be used again with the same augmentation and dropout."""
+        batches = self._order().split(self._rule.batch_size)
+        return [Minibatch(rows, first_draw + k) for k, rows in enumerate(batches)]
 
-    def _epoch(self) -> list[Minibatch]:
-        """Return minibatches of all examples, in a new order."""
+    def _epoch(self, most: int) -> list[Minibatch]:
+        """Return minibatches of all examples in a new order, but no more than `most`."""
+        size = self._rule.batch_size
+        order = self._order()[: most * size]
+        batches = order.split(size)
+        inputs = gather_ahead(self._data, order, size, self._rng, self.y.device) or [None] * len(batches)
+        return [Minibatch(rows, None, one) for rows, one in zip(batches, inputs, strict=True)]
+
+    def _order(self) -> Tensor:
+        """Return the rows of all examples, in a new order."""
         order = torch.from_numpy(self._rng.permutation(self.examples))
-        order = order.to(getattr(self._data, "device", "cpu"))  # once an epoch, not with every batch
-        return [Minibatch(rows) for rows in order.split(self._rule.batch_size)]
+        return order.to(getattr(self._data, "device", "cpu"))  # once an epoch, not with every batch
 
     def keep(self, count: int) -> list[Gradient]:
-        """Return memory for this many gradients, until the next client."""
+        """Return memory for this many gradients; it is reused by the next client."""
         return self._gradients.keep(count)
 
     def gradient(self, batch: Minibatch, out: Gradient | None = None, loss_only: bool = False) -> Tensor:
@@ -197,7 +211,7 @@ class Work(Progress):
         return self._flat(self._parts(batch), out, loss_only)
 
     def descend(self, batch: Minibatch, *terms: tuple[float, Tensor]) -> None:
-        """Step: y ← y − η·(∇f_i(y; ζ) + Σ a·v) for (a, v) in `terms`.
+        """Step: y ← y − η·(∇f_i(y; ζ) + Σ a·v) for (a, v) in `terms`, where ∇f_i has weight decay and is clipped.
 
         The gradient is added parameter by parameter, which saves a pass over memory.
         """
@@ -226,9 +240,11 @@ class Work(Progress):
         return g
 
     def _parts(self, batch: Minibatch) -> tuple[Tensor | None, ...]:
-        """Return the gradient of the loss, without weight decay, for each parameter."""
-        rng = self._rng if batch.draw is None else self._seed_draw(batch.draw)
-        inputs = to_device(self._data.gather(batch.rows, rng), self.y.device)
+        """Return the gradient of the loss, without weight decay, for each parameter; count the evaluation and its loss."""
+        inputs = batch.inputs
+        if inputs is None:
+            rng = self._rng if batch.draw is None else self._seed_draw(batch.draw)
+            inputs = to_device(self._data.gather(batch.rows, rng), self.y.device)
         loss = self._objective.loss(self._model.module, inputs)
         parts = _differentiate(loss, self._model.parameters)
         self._model.reattach()
@@ -264,15 +280,15 @@ def _copy(gradients: tuple[Tensor | None, ...], views: list[Tensor]) -> None:
         view.zero_() if g is None else view.copy_(g)
 
 
-def _differentiate(loss: object, parameters: list[Tensor]) -> tuple[Tensor | None, ...]:
+def _differentiate(loss: object, parameters: tuple[Tensor, ...]) -> tuple[Tensor | None, ...]:
     if not isinstance(loss, Tensor) or loss.numel() != 1:
         kind = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else type(loss).__name__
         raise UserError(f"loss: expected a tensor with one number, such as a mean over the batch, got {kind}")
     if loss.requires_grad:
-        gradients = torch.autograd.grad(loss, parameters, allow_unused=True)
+        gradients = differentiate(loss, parameters)
         if set(map(type, gradients)) != {type(None)}:
             return gradients
     raise UserError(
-        "loss: expected one that depends on trainable parameters of the model that it is called with, got one that depends "
+        "loss: expected one that depends on the trainable parameters of the model it is called with, got one that depends "
         "on none; nothing would be trained"
     )

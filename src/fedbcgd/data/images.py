@@ -1,6 +1,7 @@
 """Images kept in memory as bytes, converted to floats batch by batch, and augmented if asked for."""
 
 import copy
+from math import prod
 
 import numpy as np
 import torch
@@ -133,6 +134,11 @@ class Images:
     def plain(self) -> bool:
         """Whether images are neither augmented nor resized nor cropped."""
         return not self.augment and self.resize is None and self.crop is None
+
+    @property
+    def example_size(self) -> int:
+        """The number of values of an image."""
+        return prod(self.shape)
 
     def gather(self, rows: Tensor, rng: np.random.Generator) -> tuple[Tensor, Tensor]:
         """Return the images and labels at these rows; `rng` is for augmentation."""

@@ -2,7 +2,6 @@
 
 import contextlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from math import prod
 from typing import Any, Protocol, overload, runtime_checkable
 
 import numpy as np
@@ -14,6 +13,7 @@ from fedbcgd.data.images import Images
 from fedbcgd.errors import UserError
 
 MAX_LAID_OUT = 1 << 32  # bytes of users' images that are copied into another layout
+GATHERED_AHEAD = 1 << 20  # values of minibatches that are gathered before the first is used: they stay in the cache
 
 
 @runtime_checkable
@@ -47,6 +47,16 @@ class Tensors:
     def device(self) -> torch.device:
         """The device that has the tensors."""
         return next(iter(self._columns())).device
+
+    @property
+    def plain(self) -> bool:
+        """Whether `gather` only copies: always."""
+        return True
+
+    @property
+    def example_size(self) -> int:
+        """The number of values of an example."""
+        return sum(t.numel() // max(1, len(t)) for t in self._columns())
 
     def _columns(self) -> Iterable[Tensor]:
         return self.tensors.values() if isinstance(self.tensors, Mapping) else self.tensors
@@ -106,6 +116,35 @@ class Items:
 
     def gather(self, rows: Tensor, rng: np.random.Generator) -> Any:
         return default_collate([self.dataset[i] for i in rows.tolist()])
+
+
+def gather_ahead(
+    source: Source, rows: Tensor, size: int, rng: np.random.Generator, device: torch.device
+) -> list[Any] | None:
+    """Gather minibatches in one operation; None where they are large, or where gathering may draw.
+
+    Args:
+        source: of the examples.
+        rows: of all minibatches, one after the other.
+        size: of a minibatch.
+        rng: for `gather`, which does not use it here.
+        device: where the minibatches go.
+    """
+    if not (isinstance(source, (Images, Tensors)) and source.plain):
+        return None
+    if len(rows) * source.example_size > GATHERED_AHEAD:
+        return None
+    return _split(to_device(source.gather(rows, rng), device), size)
+
+
+def _split(batch: Any, size: int) -> list[Any]:
+    """Split a batch into batches of this size; the last one may be smaller."""
+    if isinstance(batch, Tensor):
+        return list(batch.split(size))
+    if isinstance(batch, Mapping):
+        columns = [_split(column, size) for column in batch.values()]
+        return [dict(zip(batch, values, strict=True)) for values in zip(*columns, strict=True)]
+    return list(zip(*[_split(column, size) for column in batch], strict=True))
 
 
 def pooled(clients: Sequence[Any]) -> Source:
@@ -182,7 +221,7 @@ def stacked_gather(
             pair = x.unflatten(0, rows.shape), resident.labels.index_select(0, chosen).view(rows.shape)
             return to_device(pair, device)
 
-        return gather, prod(resident.size)
+        return gather, first.example_size
     unused = np.random.default_rng(0)  # for augmentation: clients that augment are not computed together
 
     def gather_each(rows: Tensor) -> tuple[Tensor, Tensor]:

@@ -1,8 +1,8 @@
 """One look for each algorithm: in figures, on the page, in print.
 
-A look is a colour, a dash and a marker. Each algorithm has its own pair of dash and marker, so lines can be told apart
-without colours; the colours are those of Okabe and Ito and of Tol, some of them darkened, each with a
-contrast of at least 3 to 1 against its background.
+A look is a colour, a dash and a marker. Each algorithm has its own colour, with a contrast of at least 3 to 1 against its
+background and a distance of at least 0.07 from all others in OKLab, and its own pair of dash and marker, so that lines can
+be told apart without colours too. Relatives have the same marker.
 """
 
 from collections.abc import Collection, Iterable, Sequence
@@ -26,44 +26,40 @@ class Look:
 
 _BLACK = ("#222222", "#e8e8e8")
 _GREY = ("#808080", "#a6a6a6")
-_VERMILION = ("#d55e00", "#ff8a3d")
-_PURPLE = ("#aa3377", "#e884bd")
-_BLUE = ("#0072b2", "#56b4e9")
-_SKY = ("#3a92c4", "#9ad4f5")
-_GREEN = ("#00886a", "#3cc49c")
-_OLIVE = ("#887700", "#d6c64a")
-_WINE = ("#882255", "#f09aa8")
-_INDIGO = ("#332288", "#a89cf0")
 
 LOOKS = {
     "fedavg": Look(*_BLACK, SOLID, "o"),
-    "fedavgm": Look(*_BLACK, DASHED, "o"),
-    "fedprox": Look(*_BLACK, DOTTED, "o"),
-    "central": Look(*_BLACK, MIXED, "o"),
+    "fedavgm": Look("#73005c", "#bf1d9f", DASHED, "o"),
+    "fedprox": Look("#5a5a7c", "#8088b8", DOTTED, "o"),
+    "central": Look("#5c0a14", "#c25a5a", MIXED, "o"),
     "fedadam": Look(*_GREY, SOLID, "v"),
-    "fedyogi": Look(*_GREY, DASHED, "v"),
-    "fedbcgd": Look(*_VERMILION, SOLID, "s"),
-    "qsgd+fedbcgd": Look(*_VERMILION, DASHED, "s"),
-    "fedbcgd-frozen": Look(*_VERMILION, DOTTED, "s"),
-    "fedbcgd-matched": Look(*_VERMILION, MIXED, "s"),
-    "fedbcgd+": Look(*_PURPLE, SOLID, "D"),
-    "qsgd+fedbcgd+": Look(*_PURPLE, DASHED, "D"),
-    "fedbcgd+derived": Look(*_PURPLE, DOTTED, "D"),
-    "scaffold": Look(*_BLUE, SOLID, "^"),
-    "feddc": Look(*_BLUE, DASHED, "^"),
-    "fedpaq": Look(*_GREEN, SOLID, "P"),
-    "topk": Look(*_SKY, SOLID, "X"),
+    "fedyogi": Look("#4a5200", "#9aa83a", DASHED, "v"),
+    "fedbcgd": Look("#d55e00", "#ff8a3d", SOLID, "s"),
+    "qsgd+fedbcgd": Look("#b38600", "#ffd84d", DASHED, "s"),
+    "fedbcgd-frozen": Look("#c00014", "#ff4d4d", DOTTED, "s"),
+    "fedbcgd-matched": Look("#ff2d7e", "#ff2d86", MIXED, "s"),
+    "fedbcgd+": Look("#aa3377", "#e884bd", SOLID, "D"),
+    "qsgd+fedbcgd+": Look("#b266ff", "#d27dff", DASHED, "D"),
+    "fedbcgd+derived": Look("#6f1aa8", "#9a3df0", DOTTED, "D"),
+    "scaffold": Look("#0072b2", "#56b4e9", SOLID, "^"),
+    "feddc": Look("#2a3cf0", "#6f86ff", DASHED, "^"),
+    "fedpaq": Look("#00886a", "#3cc49c", SOLID, "P"),
+    "topk": Look("#3a92c4", "#9ad4f5", SOLID, "X"),
 }
 _DASHES = (SOLID, DASHED, DOTTED, MIXED)
 _MARKERS = ("<", ">", "p", "h", "*", "d", "H", "8")  # that no algorithm has
+_OTHER_COLOURS = (
+    ("#7f7a00", "#f4ff8c"),
+    ("#332288", "#6a5cd6"),
+    ("#3f9e00", "#6fe03a"),
+    ("#0f4c5c", "#2a96a6"),
+    ("#e600e6", "#ff66ff"),
+    ("#c08497", "#f3b9d3"),
+    ("#0a3d1e", "#2f8a3c"),
+    ("#9c3848", "#ffb199"),
+)
 _OTHERS = [
-    Look(*colours, dash, marker)
-    for dash in _DASHES
-    for colours, marker in zip(
-        (_OLIVE, _SKY, _GREEN, _INDIGO, _WINE, _BLUE, _VERMILION, _PURPLE),
-        _MARKERS,
-        strict=True,
-    )
+    Look(*colours, dash, marker) for dash in _DASHES for colours, marker in zip(_OTHER_COLOURS, _MARKERS, strict=True)
 ]
 
 
@@ -117,9 +113,11 @@ def families(algorithms: Sequence[str]) -> list[Look]:
 def looks(names: Iterable[str]) -> dict[str, Look]:
     """Return a look for each name: an algorithm's own, or the next of the other looks.
 
-    No two of the first `MAX_SHAPES` names have the same dash and marker.
+    No two of the first `MAX_SHAPES` names have the same dash and marker, and no two of the first `len(LOOKS) +
+    len(_OTHER_COLOURS)` the same colour.
     """
     names = list(dict.fromkeys(names))
+    spare = [own for name, own in LOOKS.items() if name not in names]
     used = {(LOOKS[name].dash, LOOKS[name].marker) for name in names if name in LOOKS}
     out: dict[str, Look] = {}
     others = 0
@@ -128,6 +126,9 @@ def looks(names: Iterable[str]) -> dict[str, Look]:
         if name not in LOOKS:
             if others >= len(_OTHERS):
                 out[name] = _reshaped(out[name], used, others)
+            if others >= len(_OTHER_COLOURS) and spare:
+                unused = spare.pop(0)
+                out[name] = replace(out[name], colour=unused.colour, dark=unused.dark)
             used.add((out[name].dash, out[name].marker))
             others += 1
     return out

@@ -85,8 +85,23 @@ def curves(runs: Mapping[str, Sequence[Row]], path: Path, title: str = "") -> No
     bands({name: [rows] for name, rows in runs.items()}, path, title)
 
 
+def smoothed(values: np.ndarray, count: int) -> np.ndarray:
+    """Return each value as the mean of `count` around it along the last axis, of fewer near the ends."""
+    last = values.shape[-1] - 1
+    reach = [min(count // 2, k, last - k) for k in range(last + 1)]
+    return np.stack([values[..., k - r : k + r + 1].mean(-1) for k, r in enumerate(reach)], -1)
+
+
 def draw_band(
-    panel: "Axes", runs: Sequence[Sequence[Row]], axis: str, metric: str, label: str, look: Look, clip: bool = False
+    panel: "Axes",
+    runs: Sequence[Sequence[Row]],
+    axis: str,
+    metric: str,
+    label: str,
+    look: Look,
+    clip: bool = False,
+    smooth: int = 1,
+    crowded: bool = False,
 ) -> None:
     """Draw the mean of runs and, of several, a band of ± one standard deviation, at the rounds that all of them have.
 
@@ -98,12 +113,19 @@ def draw_band(
         label: The name in the legend.
         look: Colour, dash and marker.
         clip: Whether the band ends at 0 and 1.
+        smooth: Of how many evaluations each point of a run is the mean; the mean of the runs as they were stays behind,
+            faintly, unless it is crowded.
+        crowded: Whether many lines share the panel: bands are fainter.
     """
     shared = set.intersection(*({row["round"] for row in rows if metric in row} for rows in runs))
     x = np.array([[row[axis] for row in rows if row["round"] in shared] for rows in runs]).mean(0)
     y = np.array([[row[metric] for row in rows if row["round"] in shared] for rows in runs])
     if not np.isfinite(y).any():  # nothing was accepted; matplotlib cannot place markers on no points
         return
+    if smooth > 1:
+        if not crowded:
+            panel.plot(x, y.mean(0), color=look.colour, linewidth=0.5, alpha=0.25)
+        y = smoothed(y, smooth)
     mean = y.mean(0)
     panel.plot(x, mean, label=label, **line(look))
     if len(runs) > 1:
@@ -111,7 +133,7 @@ def draw_band(
         low, high = mean - spread, mean + spread
         if clip:
             low, high = np.clip(low, 0, 1), np.clip(high, 0, 1)
-        panel.fill_between(x, low, high, color=look.colour, alpha=0.15, linewidth=0)
+        panel.fill_between(x, low, high, color=look.colour, alpha=0.05 if crowded else 0.15, linewidth=0)
 
 
 def bands(groups: Mapping[str, Sequence[Sequence[Row]]], path: Path, title: str = "") -> None:

@@ -40,6 +40,8 @@ class ProgressDisplay:
         live: Whether to draw bars; otherwise lines are printed.
     """
 
+    plain_every = PLAIN_EVERY
+
     def __init__(self, names: list[str], console: Console, live: bool):
         self.console = console
         self.live = live
@@ -99,7 +101,7 @@ class ProgressDisplay:
                 self._progress.update(self._total_task, completed=self._now + info.progress, status=which)
             return
         now = time.monotonic()
-        if now - self._printed >= PLAIN_EVERY or info.reason:
+        if now - self._printed >= self.plain_every or info.reason:
             self._printed = now
             self.say(f"{self._names[self._now]}: {status}  {info.progress:.0%}  {self._left(now, info.progress)}")
 
@@ -127,9 +129,21 @@ def _metric_text(row: dict[str, float]) -> str:
     return "" if name is None else f"{name.removeprefix('test_').replace('_', ' ')} {row[name]:.4f}  "
 
 
+def in_notebook() -> bool:
+    """Return whether this process is the kernel of a notebook."""
+    ipython = sys.modules.get("IPython")
+    shell = ipython.get_ipython() if ipython is not None else None
+    return shell is not None and hasattr(shell, "kernel")
+
+
 @contextmanager
 def progress_display(names: list[str], console: Console | None = None) -> Iterator[ProgressDisplay]:
-    """Show runs on a console, by default standard error: live on a terminal, as plain lines otherwise."""
+    """Show runs on a console, by default standard error: live on a terminal or in a notebook, else as plain lines."""
+    if console is None and in_notebook():
+        from fedbcgd.display.notebook import NotebookDisplay
+
+        yield NotebookDisplay(names)
+        return
     console = console or Console(stderr=True)
     shown = ProgressDisplay(names, console, live=console.is_terminal)
     with shown._progress:
@@ -142,9 +156,9 @@ def single_run_display(name: str, progress: bool | None) -> Iterator[ProgressDis
 
     Args:
         name: Its name.
-        progress: Whether to show it; None: if standard error is a terminal.
+        progress: Whether to show it; None: if standard error is a terminal, or in a notebook.
     """
-    if progress or (progress is None and sys.stderr.isatty()):
+    if progress or (progress is None and (sys.stderr.isatty() or in_notebook())):
         with progress_display([name]) as shown:
             shown.begin(0)
             yield shown

@@ -15,7 +15,7 @@ from fedbcgd.core.algorithm import Algorithm
 from fedbcgd.core.objective import PRECISIONS, Loss, Metrics, Objective, Precision
 from fedbcgd.core.objective import objective as make_objective
 from fedbcgd.core.onednn import has_faulty_kernel
-from fedbcgd.core.own_training import Train, check_own_training
+from fedbcgd.core.own_training import LIKELY_CAUSE, Train, check_own_training
 from fedbcgd.core.reading import shorten
 from fedbcgd.core.server import Server
 from fedbcgd.core.stack import unbatchable_reason
@@ -264,13 +264,15 @@ def make_server(
     check_integer("cohort", cohort, 1)
     if layout.blocks > cohort and not algorithm.uplink.pooled:
         log.warning(
-            "blocks: %d is more than the %d clients of a round, so in each round %d blocks get no upload; "
-            "blocks='auto' takes no more blocks than clients", layout.blocks, cohort, layout.blocks - cohort
+            "blocks: %d blocks but %d clients in a round, so at most %d of the %d are trained in it; blocks='auto' takes no "
+            "more blocks than clients", layout.blocks, cohort, cohort, layout.blocks
         )  # fmt: skip
     sampled = cohort if cohort > count else hooks.sampled(cohort, count)
     conditions = hooks.conditions(cohort, sampled, layout)
     if not reliable:
         conditions = replace(conditions, reliable=False)
+    if job.train is not None and not conditions.likely_cause:
+        conditions = replace(conditions, likely_cause=LIKELY_CAUSE)
     if x is None:
         x = layout.vector(job.module.state_dict(), next(job.module.parameters()).device)
     server = Server(algorithm, layout, x, count, sampled, job.seed, conditions)

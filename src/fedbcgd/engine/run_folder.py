@@ -225,12 +225,17 @@ def _line(row: dict[str, float]) -> str:
     return add_checksum(as_json(row)) + "\n"
 
 
+class Busy(UserError):
+    """Another process is at work in a folder."""
+
+
 @contextmanager
 def exclusive_lock(path: Path) -> Iterator[None]:
     """Hold the lock of a folder within the block; it is released however the process ends.
 
     Raises:
-        UserError: another process holds it, or the folder cannot be written to.
+        Busy: another process holds it.
+        UserError: the folder cannot be written to.
     """
     from filelock import lock_descriptor
 
@@ -244,7 +249,7 @@ def exclusive_lock(path: Path) -> Iterator[None]:
         except OSError as error:
             raise UserError(f"{path} cannot be locked: {error.strerror}; choose a folder on another disk") from None
         if not locked:
-            raise UserError(
+            raise Busy(
                 f"{path}: expected a folder that no other process uses, got one that is locked; wait until that process "
                 "ends, or choose another folder"
             )

@@ -22,6 +22,7 @@ class _LinearScore(nn.Module):
                 f"classes: expected 2 for {type(self).__name__}, got {classes}; set data.positive to the label that is "
                 "told apart from all others"
             )
+        self.classes, self.shape = classes, shape
         self.fc = nn.Linear(math.prod(shape), 1, bias=False)
         nn.init.zeros_(self.fc.weight)
 

@@ -24,6 +24,7 @@ class LeNet5(nn.Module):
 
     def __init__(self, classes: int = 10, shape: tuple[int, int, int] = (3, 32, 32), width: float = 1.0):
         super().__init__()
+        self.classes, self.shape, self.width = classes, shape, width
         channels, height, breadth = shape
         side = [((n - 4) // 2 - 4) // 2 for n in (height, breadth)]
         if min(side) < 1:

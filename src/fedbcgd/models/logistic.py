@@ -11,6 +11,7 @@ class Logistic(nn.Module):
 
     def __init__(self, classes: int = 10, shape: tuple[int, int, int] = (1, 28, 28)):
         super().__init__()
+        self.classes, self.shape = classes, shape
         self.fc = nn.Linear(math.prod(shape), classes)
         nn.init.zeros_(self.fc.weight)
         nn.init.zeros_(self.fc.bias)

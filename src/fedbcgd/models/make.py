@@ -210,6 +210,34 @@ def _from_transformers(folder: str, classes: int, options: dict[str, Any], weigh
     return BuiltModel(module)
 
 
+def from_transformers_values(values: Mapping[str, Any]) -> nn.Module:
+    """Build a transformers model from the values of its configuration; nothing is fetched.
+
+    Args:
+        values: as in a config.json.
+
+    Returns:
+        The model, with new weights.
+
+    Raises:
+        UserError: transformers is not installed, or cannot build it.
+    """
+    try:
+        import transformers
+    except ImportError:
+        raise UserError("model: hf: needs the extra `hf`: pip install 'fedbcgd[hf]'") from None
+    try:
+        config = transformers.AutoConfig.for_model(**values)
+        architecture = getattr(transformers, (config.architectures or [""])[0], None)
+        if not (isinstance(architecture, type) and issubclass(architecture, transformers.PreTrainedModel)):
+            raise UserError(f"model: expected an architecture of transformers, got {config.architectures}")
+        return architecture(config)
+    except UserError:
+        raise
+    except Exception as error:  # a wrong value can fail anywhere
+        raise UserError(f"model: its configuration builds no model: {type(error).__name__}: {error}") from None
+
+
 def _load_weights(module: nn.Module, weights: str, seed: int) -> tuple[str, ...]:
     from fedbcgd.models.pretrained import load_exactly, load_pretrained
     from fedbcgd.models.vit import ViT

@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
@@ -130,6 +130,22 @@ def load_exactly(module: nn.Module, weights: str | Path) -> str:
         UserError: the weights cannot be read, or names or shapes differ.
     """
     stored, source = read_tensors(weights)
+    check_fit(module, stored, source)
+    module.load_state_dict(stored)
+    return source
+
+
+def check_fit(module: nn.Module, stored: Mapping[str, Tensor], source: str) -> None:
+    """Check that a model has exactly these tensors, by name and shape.
+
+    Args:
+        module: any model; one on the meta device will do.
+        stored: the tensors of a file.
+        source: the file, for messages.
+
+    Raises:
+        UserError: names or shapes differ.
+    """
     own = {name: value for name, value in module.state_dict().items() if isinstance(value, Tensor)}
     problems = [f"{name} is missing" for name in own if name not in stored]
     problems += [f"{name} is not of this model" for name in stored if name not in own]
@@ -142,8 +158,6 @@ def load_exactly(module: nn.Module, weights: str | Path) -> str:
         raise UserError(
             f"{source}: expected weights of {type(module).__name__}, got others: {_shortened(problems, '; ')}"
         )
-    module.load_state_dict(stored)
-    return source
 
 
 def read_tensors(weights: str | Path) -> tuple[dict[str, Tensor], str]:

@@ -48,6 +48,7 @@ class Point(nn.Module):
 
     def __init__(self, dim: int):
         super().__init__()
+        self.dim = dim
         self.w = nn.Parameter(torch.zeros(dim, dtype=torch.float64))
 
 

@@ -54,6 +54,7 @@ class ResNet18(nn.Module):
         self, classes: int = 10, shape: tuple[int, int, int] = (3, 32, 32), width: float = 1.0, norm: str = "group"
     ):
         super().__init__()
+        self.classes, self.shape, self.width, self.norm = classes, shape, width, norm
         channels = scaled(64, width)
         self.stem = nn.Sequential(
             nn.Conv2d(shape[0], channels, 3, 1, 1, bias=False), normalisation(norm, channels), nn.ReLU(inplace=True)

@@ -35,6 +35,7 @@ class VGG(nn.Module):
         self, classes: int = 10, shape: tuple[int, int, int] = (3, 32, 32), width: float = 1.0, norm: str = "none"
     ):
         super().__init__()
+        self.classes, self.shape, self.width, self.norm = classes, shape, width, norm
         channels, height, breadth = shape
         side = [n >> POOLS for n in (height, breadth)]
         if min(side) < 1:

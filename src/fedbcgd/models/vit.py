@@ -52,6 +52,7 @@ class ViT(nn.Module):
         if heads < 1 or dim % heads:
             raise UserError(f"{type(self).__name__}: expected dim to be a multiple of heads, got {dim} and {heads}")
         self.shape = (channels, height, width)
+        self.classes, self.dim, self.depth, self.heads = classes, dim, depth, heads
         self.grid = (height // patch, width // patch)
         self.cls_token = nn.Parameter(torch.empty(1, 1, dim))
         self.pos_embed = nn.Parameter(torch.empty(1, 1 + self.grid[0] * self.grid[1], dim))

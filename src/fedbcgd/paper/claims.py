@@ -92,7 +92,13 @@ def on_train_loss(test: Test) -> Test:
     return lambda results: test({key: replace(r, other_metric="train_loss") for key, r in results.items()})
 
 
-def over_panels(needed: Sequence[str], others: Sequence[str], observe: Observe, counted: bool = False) -> Test:
+def over_panels(
+    needed: Sequence[str],
+    others: Sequence[str],
+    observe: Observe,
+    counted: bool = False,
+    available_in: Callable[[PanelResult, str], bool] = PanelResult.has,
+) -> Test:
     """Return a test that holds if a comparison comes out as claimed in every panel.
 
     Contenders that were not run are named in the verdict, and a panel near chance decides nothing.
@@ -102,18 +108,19 @@ def over_panels(needed: Sequence[str], others: Sequence[str], observe: Observe, 
         others: Further contenders; if there are any, at least one must have been run.
         observe: Gets the result of a panel and those of `others` that were run.
         counted: Whether the evidence begins with the number of confirmed comparisons.
+        available_in: Whether a panel has what the test compares of a contender.
     """
 
     def test(results: Results) -> Verdict:
         observed: list[tuple[PanelResult, list[str], Observation]] = []
         missing = []
         for r in results.values():
-            available = [key for key in others if r.has(key)]
-            absent = [key for key in (*needed, *others) if not r.has(key)]
+            available = [key for key in others if available_in(r, key)]
+            absent = [key for key in (*needed, *others) if not available_in(r, key)]
             if absent:
                 some = len(absent) < len(needed) + len(others)
                 missing.append(f"{r.panel.title}: {', '.join(map(r.title, absent))}" if some else r.panel.title)
-            if r.has(*needed) and (available or not others):
+            if not set(needed) & set(absent) and (available or not others):
                 compared = [*needed, *available]
                 observed.append((r, compared, _note_chance(r, compared, observe(r, available))))
         return _verdict(observed, tuple(missing), counted)

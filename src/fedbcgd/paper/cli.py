@@ -20,7 +20,7 @@ def register(app: typer.Typer) -> None:
 
 def reproduce(
     item: Annotated[str, typer.Argument(help="table1 … figure8, or all; --list shows them.", show_default=False)] = "",
-    scale: Annotated[str, typer.Option(help="Size of the runs: paper, cpu or smoke.")] = "cpu",
+    scale: Annotated[str, typer.Option(help="Size of the runs: paper, desk, cpu or smoke.")] = "cpu",
     out: Annotated[
         Path | None, typer.Option(help="Folder for everything; runs/reproduce-SCALE if not given.", show_default=False)
     ] = None,
@@ -33,8 +33,13 @@ def reproduce(
     workers: Annotated[int | None, typer.Option(min=0, help="Processes; one per core if not given.")] = None,
     device: Annotated[str, typer.Option(help="Where clients compute: cpu, cuda, mps.")] = "cpu",
     precision: Annotated[
-        str, typer.Option(help="Type of forward and backward passes: fp32 or bf16. Table 1 always has float64.")
-    ] = "fp32",
+        str | None,
+        typer.Option(
+            help="Type of forward and backward passes: fp32 or bf16. If not given, fp32, and at scale desk bf16 where the "
+            "processor has it. Table 1 always has float64.",
+            show_default=False,
+        ),
+    ] = None,
     show: Annotated[bool, typer.Option("--show", help="Run nothing: write the tables from finished runs.")] = False,
     list_: Annotated[bool, typer.Option("--list", help="List the items and what each costs at this scale.")] = False,
     quiet: Quiet = False,
@@ -42,8 +47,11 @@ def reproduce(
 ) -> None:
     """Run a table or figure of the paper and say which of its claims hold.
 
-    paper: the paper's setting to the letter, for people with GPUs. cpu: a faithful miniature for two cores. smoke: a trial
-    of the machinery in under a minute. Finished runs are kept and not run again; items share the runs they have in common.
+    paper: the paper's setting to the letter, for people with GPUs. desk: of that, what days of a few cores bear. cpu: a
+    miniature for two cores. smoke: a trial of the machinery in under a minute.
+
+    Finished runs are kept and not run again; items share the runs they have in common. At scale desk the runs that decide
+    most come first, each kept as it ends, and several processes may work in one folder.
     """
     from fedbcgd.display.progress import wide_console
     from fedbcgd.paper import command
@@ -51,16 +59,20 @@ def reproduce(
     console = wide_console(stderr=as_json)
     command.check_scale(scale)
     if list_ or not item:
-        command.show_list(console, scale)
+        command.show_list(
+            console, scale, command.make_request(scale, out, "", None, [], workers, device, precision).machine
+        )
         return
     request = command.make_request(scale, out, only, seeds, data or [], workers, device, precision)
     names = command.item_names(item, scale, only)
     command.check(names, request, run=not show)
     with terminable():
+        in_order = scale == "desk" and not show
+        if in_order:
+            command.run_batch(names, request, lambda labels: display(labels, quiet, as_json), console)
         for name in names:
-            verdicts = command.reproduce(
-                name, request, lambda labels: display(labels, quiet, as_json), console, run=not show
-            )
+            run = not show and (not in_order or name == "table1")
+            verdicts = command.reproduce(name, request, lambda labels: display(labels, quiet, as_json), console, run)
             if as_json:
                 print_json(item=name, claims=verdicts)
 

@@ -4,13 +4,16 @@ import csv
 from collections.abc import Sequence
 from pathlib import Path
 
+import torch
 from rich.console import Console
 from rich.table import Table
 
+from fedbcgd.backends.workers.processes import cores
+from fedbcgd.engine.precision import native_bf16
 from fedbcgd.errors import UserError, unknown
 from fedbcgd.files import make_folder, write_text
-from fedbcgd.paper import engine, pages, table1
-from fedbcgd.paper.costs import cost
+from fedbcgd.paper import batch, engine, pages, table1
+from fedbcgd.paper.costs import cost, total
 from fedbcgd.paper.engine import Display, Request
 from fedbcgd.paper.items import ITEMS
 from fedbcgd.paper.plan import Machine
@@ -44,13 +47,19 @@ def item_names(item: str, scale: str = "cpu", only: str = "") -> list[str]:
     Raises:
         UserError: there is no such item, scale or panel.
     """
+    known = check_scale(scale)
+    here = [name for name, it in ITEMS.items() if it.panels[known] or name == table1.NAME]
     if item != ALL:
         if item not in ITEMS:
             raise unknown("item", item, [*ITEMS, ALL])
+        if item not in here:
+            raise UserError(
+                f"{item}: scale {scale} leaves it out; expected one of {', '.join(here)}, or another --scale"
+            )
         return [item]
     if not only:
-        return list(ITEMS)
-    keys = {name: [panel.key for panel in it.panels[check_scale(scale)]] for name, it in ITEMS.items()}
+        return here
+    keys = {name: [panel.key for panel in it.panels[known]] for name, it in ITEMS.items()}
     names = [name for name, own in keys.items() if any(only in key for key in own)]
     if not names:
         raise engine.no_panel(only, dict.fromkeys(key for own in keys.values() for key in own))
@@ -112,9 +121,11 @@ def make_request(
     data: Sequence[str] = (),
     workers: int | None = None,
     device: str = "cpu",
-    precision: str = "fp32",
+    precision: str | None = None,
 ) -> Request:
     """Return the request of these command-line options; `data` has texts such as "emnist-byclass=mine".
+
+    Without a precision it is fp32, and bf16 at scale `desk` if the device computes in it; a folder keeps to its first.
 
     Raises:
         UserError: the scale is unknown, or a text in `data` has another form.
@@ -126,20 +137,34 @@ def make_request(
             raise UserError(f"--data: expected NAME=OTHER, such as emnist-byclass=my-emnist, got {pair!r}")
         replaced[name] = other
     folder = out or Path(f"runs/reproduce-{scale}")
-    return Request(check_scale(scale), folder, seeds, only, replaced, Machine(workers, device, precision))
-
-
-def show_list(console: Console, scale: str) -> None:
-    """Print the items and what each costs at a scale."""
     known = check_scale(scale)
-    table = Table(title=f"scale {scale}; times are for two cores, nothing being finished before", title_justify="left")
+    if precision is None:
+        precision = _recorded_precision(folder)
+    if precision is None:
+        precision = "bf16" if known == "desk" and native_bf16(torch.device(device)) else "fp32"
+    return Request(known, folder, seeds, only, replaced, Machine(workers, device, precision))
+
+
+def _recorded_precision(folder: Path) -> str | None:
+    """Return the precision of the results in a folder, if there are any."""
+    abouts = [pages.read_about(path.parent) for path in sorted(folder.glob("*/about.json"))]
+    return next((about.precision for about in abouts if about is not None and about.precision), None)
+
+
+def show_list(console: Console, scale: str, machine: Machine | None = None) -> None:
+    """Print the items and what each costs at a scale, on this machine."""
+    known = check_scale(scale)
+    machine = machine or Machine()
+    table = Table(title=f"scale {scale}; {_timed(machine)}, nothing being finished before", title_justify="left")
     for column in ("item", "what", "cost"):
         table.add_column(column)
     for item in ITEMS.values():
         if item.runs_of:
             text = f"the runs of {' and '.join(item.runs_of)}"
+        elif item.name == table1.NAME:
+            text = table1.COSTS[known]
         else:
-            text = table1.COSTS[known] if item.name == table1.NAME else str(cost(item, known))
+            text = str(cost(item, known, machine)) if item.panels[known] else "not at this scale"
         table.add_row(item.name, item.title, text)
     console.print(table)
 
@@ -173,6 +198,43 @@ def reproduce(
             _print(console, f"  {verdict['evidence']}")
     _print(console, f"{request.out / item.name}: {_list_files(request.out / item.name)}")
     return verdicts
+
+
+def run_batch(names: Sequence[str], request: Request, display: Display, console: Console) -> None:
+    """Do all runs of some items that are not finished, in the order of what decides most; see `batch`."""
+    differences: dict[str, list[str]] = {}
+    for item in (ITEMS[name] for name in names if not ITEMS[name].runs_of):
+        for line in reductions(item, engine.panels_for(item, request)):
+            differences.setdefault(line, []).append(item.name)
+    _print(console, "against the paper's setting:")
+    for line, where in differences.items():
+        _print(console, f"  {line}" + (f" ({', '.join(where)})" if len(names) > 1 else ""))
+    work = batch.Batch(names, request)
+    if work.steps:
+        console.print(_cost_table(work, request.machine))
+
+    def write(item: str, results: list[PanelResult]) -> None:
+        pages.write(ITEMS[item], request, results)
+        _write_claims(request)
+
+    work.run(display, lambda line: _print(console, line), write)
+
+
+def _timed(machine: Machine) -> str:
+    """Return what the estimates of costs are for."""
+    workers = cores() if machine.workers is None else machine.workers
+    return f"hours with {workers} workers in {machine.precision}, by a short timing, if the machine does nothing else"
+
+
+def _cost_table(work: batch.Batch, machine: Machine) -> Table:
+    table = Table(title=f"what is left; {_timed(machine)}", title_justify="left")
+    table.add_column("in this order")
+    for column in ("runs of the search", "hours", "runs", "hours, at most"):
+        table.add_column(column, justify="right")
+    costs = work.costs()
+    for title, (searches, runs) in {**costs, "all": tuple(map(total, zip(*costs.values(), strict=True)))}.items():
+        table.add_row(title, str(searches.runs), f"{searches.hours:.1f}", str(runs.runs), f"{runs.hours:.1f}")
+    return table
 
 
 def _print(console: Console, line: str) -> None:

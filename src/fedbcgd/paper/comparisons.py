@@ -135,7 +135,8 @@ def _against_each(
         text = f"{r.panel.title}: {texts[contender]} against {against}"
         return Observation(tuple(confirmed), text, marks.count("level"))
 
-    return over_panels((contender,), others, observe, counted=True)
+    has = PanelResult.has_final if number is format_final else PanelResult.has
+    return over_panels((contender,), others, observe, counted=True, available_in=has)
 
 
 def _with_enough_digits(

@@ -1,35 +1,32 @@
-"""Estimates of an item's running time: examples counted from its description, times measured seconds per example."""
+"""Estimates of running time: gradients counted from the descriptions, times seconds of a short timing on this machine."""
 
+import json
+import time
+from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import cache
+
+import psutil
+import torch
 
 from fedbcgd.algorithms.registry import make_algorithm
+from fedbcgd.backends.workers.processes import cores
 from fedbcgd.data.catalog import KNOWN
-from fedbcgd.paper.plan import DataFacts, count_rounds, count_search_rounds, grid_points, network_shapes
+from fedbcgd.data.names import EMBEDDED
+from fedbcgd.engine.loop import RoundInfo
+from fedbcgd.paper.plan import DataFacts, Machine, build_network, count_rounds, data_facts, network_shapes
+from fedbcgd.paper.search import rungs
 from fedbcgd.paper.spec import Contender, Item, Panel, Scale
+from fedbcgd.simulation import simulate
 
-CORES = 2
 RUN_SECONDS = 3.3  # start and end of a run with worker processes
-# Seconds to train on one example, on one core, by model and width. Narrow networks and LeNet-5 were measured; the other
-# whole networks are computed from their multiplications at 100 GFLOP/s.
-SECONDS = {
-    ("lenet5", 1.0): 0.6e-3,
-    ("lenet5", 0.25): 0.137e-3,
-    ("vgg11", 1.0): 9e-3,
-    ("vgg11", 0.125): 0.4e-3,
-    ("vgg19", 1.0): 24e-3,
-    ("vgg19", 0.125): 0.7e-3,
-    ("resnet18", 1.0): 36e-3,
-    ("resnet18", 0.125): 1.3e-3,
-    ("vit-base", 1.0): 1.1,
-    ("vit-small", 1.0): 0.9e-3,
-    ("binary-logistic", 1.0): 5e-6,
-    ("binary-sigmoid", 1.0): 5e-6,
-}
+STEPS, PARAMETERS = 8, 5_000_000  # of a timed round at most: steps, and steps times parameters
+ENOUGH = 2.0  # seconds after which the timing of a network ends
 
 
 @dataclass(frozen=True)
 class Cost:
-    """The number of runs of an item, and their hours on two cores."""
+    """A number of runs, and their hours on this machine."""
 
     runs: int
     hours: float
@@ -41,48 +38,127 @@ class Cost:
         return f"{self.runs} runs, {f'{minutes:.0f} minutes' if minutes < 120 else f'{self.hours:,.0f} hours'}"
 
 
-def cost(item: Item, scale: Scale) -> Cost:
+def total(costs: Iterable[Cost]) -> Cost:
+    """Return the sum of some costs."""
+    listed = list(costs)
+    return Cost(sum(c.runs for c in listed), sum(c.hours for c in listed))
+
+
+def cost(item: Item, scale: Scale, machine: Machine | None = None) -> Cost:
     """Estimate the cost of all runs of an item, none of them finished before or shared with another item."""
-    panels = [_panel_cost(panel) for panel in item.panels[scale]]
-    return Cost(sum(c.runs for c in panels), sum(c.hours for c in panels))
+    machine = machine or Machine()
+    return total(
+        each
+        for panel in item.panels[scale]
+        for c in panel.contenders
+        for each in (search_cost(panel, c, machine), run_cost(panel, c, machine, panel.effort.seeds))
+    )
 
 
-def _panel_cost(panel: Panel) -> Cost:
-    runs, seconds = 0, 0.0
-    effort = panel.effort
+def run_cost(panel: Panel, contender: Contender, machine: Machine, seeds: int = 1) -> Cost:
+    """Estimate the cost of some repetitions of a contender."""
     facts, test = catalogue_facts(panel)
-    for contender in panel.contenders:
-        rounds = count_rounds(panel, contender, facts)
-        points = len(grid_points(panel, contender))
-        searched = points if points > 1 else 0
-        short = count_search_rounds(panel, rounds)
-        runs += searched + effort.seeds
-        seconds += effort.seeds * _run_seconds(panel, contender, rounds, effort.evaluations, facts, test)
-        seconds += searched * _run_seconds(panel, contender, short, effort.evaluations * 2 // 5, facts, test)
-        seconds += RUN_SECONDS * (searched + effort.seeds) * (panel.run.get("workers") != 0)
+    rounds = count_rounds(panel, contender, facts)
+    seconds = _seconds(panel, contender, rounds, min(rounds, panel.effort.evaluations) * test, machine)
+    return Cost(seeds, seeds * (seconds + _start(panel, machine)) / 3600)
+
+
+def search_cost(panel: Panel, contender: Contender, machine: Machine) -> Cost:
+    """Estimate the cost of the search for a contender."""
+    facts, _ = catalogue_facts(panel)
+    held_out = panel.effort.validation * facts.train
+    runs, seconds, before = 0, 0.0, 0
+    for rung in rungs(panel, contender, facts):
+        rounds = rung.rounds - before
+        evaluations = rounds if panel.effort.halving else min(rounds, panel.effort.evaluations * 2 // 5)
+        seconds += rung.candidates * _seconds(panel, contender, rounds, evaluations * held_out, machine)
+        seconds += rung.candidates * _start(panel, machine)
+        runs, before = max(runs, rung.candidates), rung.rounds
     return Cost(runs, seconds / 3600)
 
 
-def _run_seconds(
-    panel: Panel, contender: Contender, rounds: int, evaluations: int, facts: DataFacts, test: int
-) -> float:
+def _start(panel: Panel, machine: Machine) -> float:
+    """Return the seconds in which a run begins and ends."""
+    return RUN_SECONDS * (_workers(panel, machine) != 0)
+
+
+def _workers(panel: Panel, machine: Machine) -> int:
+    asked = machine.workers if machine.workers is not None else panel.run.get("workers")
+    return cores() if asked is None else int(asked)
+
+
+def _seconds(panel: Panel, contender: Contender, rounds: int, tested: float, machine: Machine) -> float:
+    """Estimate the seconds of a run with this many rounds and tested examples."""
+    facts, _ = catalogue_facts(panel)
     rule = make_algorithm(**{**panel.local, **contender.algorithm}).local
     per_client = facts.train // panel.data["clients"]
     steps = rule.steps(per_client)
     examples = steps * rule.batch_size if rule.local_steps else rule.local_epochs * per_client
     nbytes = sum(p.nbytes for p in network_shapes(panel, facts).parameters())
     trained = rounds * panel.run["cohort"] * examples * rule.evaluations(per_client, nbytes) / steps
-    tested = min(rounds, evaluations) * test / 3  # a forward pass takes a third of a training step
-    cores = 1 if contender.rounds_of is not None else CORES
-    return SECONDS.get((panel.model["name"], panel.model.get("width", 1.0)), 1e-4) * (trained / cores + tested / CORES)
+    workers = max(1, _workers(panel, machine))
+    parallel = 1 if contender.rounds_of is not None else workers
+    # A forward pass takes a third of a training step.
+    return seconds_per_example(panel, facts, machine) * (trained / parallel + tested / 3 / workers)
+
+
+def seconds_per_example(panel: Panel, facts: DataFacts, machine: Machine) -> float:
+    """Time a few steps of a panel's network; return the processor seconds for an example."""
+    model = json.dumps(dict(panel.model))
+    timed = Machine(_workers(panel, machine), machine.device, machine.precision)
+    return _time(model, facts.shape, facts.classes, panel.local["batch_size"], timed)
+
+
+@cache
+def _time(model: str, shape: tuple[int, int, int], classes: int, batch: int, machine: Machine) -> float:
+    built = build_network(json.loads(model), shape, classes)
+    parameters = sum(p.numel() for p in built.module.parameters())
+    steps = max(1, min(STEPS, PARAMETERS // parameters))
+    clients = max(1, machine.workers or 0)
+    data = torch.zeros(batch, *shape), torch.zeros(batch, dtype=torch.long)
+    clocks: list[float] = []
+
+    def note(info: RoundInfo) -> None:
+        clocks.append(_clock(machine))
+        if len(clocks) > 1 and info.seconds > ENOUGH:
+            info.stop()
+
+    simulate(
+        *(built.module, [data] * clients, "fedavg"),
+        rounds=1000,
+        cohort=clients,
+        loss=built.loss,
+        metrics=built.metrics,
+        callbacks=[note],
+        progress=False,
+        workers=machine.workers,
+        device=machine.device,
+        precision=machine.precision,  # type: ignore[arg-type]
+        local_steps=steps,
+        batch_size=batch,
+        lr=1e-6,
+    )
+    return (clocks[-1] - clocks[0]) / ((len(clocks) - 1) * clients * steps * batch)
+
+
+def _clock(machine: Machine) -> float:
+    """Return the processor seconds of this process and its workers, so that other processes do not count."""
+    if machine.device != "cpu":
+        return time.perf_counter()
+    processes = [psutil.Process(), *psutil.Process().children(recursive=True)]
+    return sum(used.user + used.system for used in (process.cpu_times() for process in processes))
 
 
 def catalogue_facts(panel: Panel) -> tuple[DataFacts, int]:
-    """Return the facts of a panel's data set and its number of test images, without loading it."""
-    known = KNOWN.get(panel.data["name"])
-    if known is None:  # the embedded images
+    """Return the facts of a panel's data set and its number of test images; one that is in the catalogue is not loaded."""
+    name = panel.data["name"]
+    if name not in KNOWN and name != EMBEDDED:  # a user's own
+        facts = data_facts(panel)
+        return facts, facts.train // 6
+    if name == EMBEDDED:
         shape, classes, train, test = (1, 28, 28), 10, 10_000, 2_000
     else:
+        known = KNOWN[name]
         shape, classes, train, test = known.shape, known.classes, known.train, known.test
     if side := panel.data.get("crop") or panel.data.get("resize"):
         shape = (shape[0], side, side)

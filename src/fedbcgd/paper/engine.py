@@ -1,6 +1,5 @@
 """Runs any item: the search chooses hyper-parameters on held-out data, then every seed is run; finished runs are kept."""
 
-import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
@@ -11,8 +10,7 @@ from fedbcgd.engine.loop import Outcome
 from fedbcgd.engine.run_folder import RunFolder
 from fedbcgd.errors import UserError
 from fedbcgd.files import Damaged, make_folder
-from fedbcgd.paper import packs, plan
-from fedbcgd.paper.measures import last_tenth
+from fedbcgd.paper import packs, plan, search
 from fedbcgd.paper.origin import CommitRecorder, commit_of_run
 from fedbcgd.paper.plan import Machine
 from fedbcgd.paper.results import PanelResult, Trial
@@ -113,9 +111,7 @@ def run(
     panels = panels_for(item, request)
     selected = select_panels(panels, request.only)
     make_folder(request.runs)
-    _run(
-        request, display, [planned for panel in selected for _, _, planned in plan.search_runs(panel, request.machine)]
-    )
+    _run(request, display, [planned for panel in selected for planned in search.first_trials(panel, request.machine)])
     results = gather(panels, request, selected)
     for seed in range(1, 1 + max(map(request.seeds_of, selected), default=0)):
         due = [r for r in results if r.panel in selected and seed <= request.seeds_of(r.panel)]
@@ -149,8 +145,7 @@ def gather(panels: Iterable[Panel], request: Request, needed: Sequence[Panel] = 
 
 
 def _gather_panel(panel: Panel, request: Request) -> PanelResult:
-    trials, searched = _gather_search(panel, request)
-    chosen = _choose(panel, trials)
+    trials, chosen, searched = _gather_search(panel, request)
     seeds = range(1, 1 + max(request.seeds_of(panel), panel.effort.seeds, MAX_SEEDS))
     planned_runs = [(seed, *each) for seed in seeds for each in plan.seed_runs(panel, chosen, seed, request.machine)]
     packs.restore(request.out, (planned.folder for _, _, planned in planned_runs))
@@ -172,37 +167,16 @@ def _gather_panel(panel: Panel, request: Request) -> PanelResult:
     )
 
 
-def _gather_search(panel: Panel, request: Request) -> tuple[list[Trial], set[str]]:
-    """Return the trials of every contender whose search is finished, and the folders of all finished search runs."""
-    planned_runs = plan.search_runs(panel, request.machine)
-    packs.restore(request.out, (planned.folder for _, _, planned in planned_runs))
-    tried: dict[str, list[tuple[Options, float, int]]] = {}
-    folders = set()
-    for contender, point, planned in planned_runs:
-        outcome = finished(planned, request.runs)
-        if outcome is not None:
-            folders.add(planned.folder)
-            tried.setdefault(contender.key, []).append((point, _score(outcome, panel), outcome.rounds))
-    trials = []
-    for contender in panel.contenders:
-        points = tried.get(contender.key, [])
-        if points and len(points) == len(plan.grid_points(panel, contender)):
-            best = _best([score for _, score, _ in points], panel.metric == "accuracy")
-            trials += [Trial(contender.key, *point, chosen=k == best) for k, point in enumerate(points)]
-    return trials, folders
-
-
-def _choose(panel: Panel, trials: Sequence[Trial]) -> dict[str, Options]:
-    """Return the hyper-parameters of every contender for which they are known."""
-    chosen: dict[str, Options] = {trial.contender: trial.options for trial in trials if trial.chosen}
-    for contender in panel.contenders:
-        points = plan.grid_points(panel, contender)
-        if len(points) == 1:
-            chosen[contender.key] = points[0]
+def _gather_search(panel: Panel, request: Request) -> tuple[list[Trial], dict[str, Options], set[str]]:
+    """Return the trials of all finished rungs, the chosen hyper-parameters, and the folders of finished search runs."""
+    packs.restore(request.out, (planned.folder for planned in search.first_trials(panel, request.machine)))
+    found = {c.key: search.state(panel, c, request.runs, request.machine) for c in panel.contenders}
+    chosen = {key: state.chosen for key, state in found.items() if state.chosen is not None}
     for contender in panel.contenders:
         if contender.tuned_as in chosen:
             chosen[contender.key] = chosen[contender.tuned_as]
-    return chosen
+    trials = [trial for state in found.values() for trial in state.trials]
+    return trials, chosen, {folder for state in found.values() for folder in state.folders}
 
 
 def finished(planned: Planned, runs: Path) -> Outcome | None:
@@ -220,14 +194,3 @@ def _run(request: Request, display: Display, runs: list[Planned]) -> None:
     if runs:
         with display([planned.label for planned in runs]) as shown:
             run_all(runs, request.runs, CommitRecorder(shown, runs, request.runs), figures=False)
-
-
-def _score(outcome: Outcome, panel: Panel) -> float:
-    return math.nan if outcome.diverged else last_tenth(outcome.rows, f"validation_{panel.metric}")
-
-
-def _best(scores: Sequence[float], higher_is_better: bool) -> int:
-    """Return the index of the best score, the first of equal ones; NaN (diverged) is worse than any."""
-    worst = -math.inf if higher_is_better else math.inf
-    known = [worst if math.isnan(score) else score for score in scores]
-    return known.index(max(known) if higher_is_better else min(known))

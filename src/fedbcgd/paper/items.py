@@ -5,7 +5,7 @@ from fedbcgd.paper import settings as s
 from fedbcgd.paper import table1
 from fedbcgd.paper.claims import all_of, on_train_loss
 from fedbcgd.paper.comparisons import ahead_early, each_sooner, ends_best, ends_better, ends_no_worse, reaches_sooner
-from fedbcgd.paper.spec import Claim, Item, Panel, paper_scale_claim
+from fedbcgd.paper.spec import SCALES, Claim, Item, Panel, paper_scale_claim
 from fedbcgd.paper.tables2to6 import (
     BASELINES,
     LENET_NOTES,
@@ -26,7 +26,7 @@ _FIGURES = (
     Item(
         "figure3",
         "Figure 3: curves of Tables 2 and 3",
-        s.at_all_scales(*TABLE_3, *TABLE_2),
+        {scale: TABLE_3[scale] + TABLE_2[scale] if scale != "smoke" else TABLE_3[scale] for scale in SCALES},
         (
             Claim(
                 "figure3-early", "FedBCGD is ahead of FedAvg from early on (Figure 3)", ahead_early("fedbcgd", "fedavg")
@@ -48,6 +48,7 @@ _FIGURES = (
                     target=paper.TARGETS["figure4"],  # type: ignore[arg-type]
                 ),
             ),
+            "desk": (s.with_changes(s.network_panel("cifar100", "lenet5", s.numbers_of_blocks()), s.DESK_FIGURE),),
             "cpu": (s.at_scale(s.network_panel("cifar10", "lenet5", s.numbers_of_blocks()), "cpu"),),
             "smoke": (s.at_scale(s.network_panel("cifar10", "lenet5", s.numbers_of_blocks()), "smoke"),),
         },
@@ -80,7 +81,8 @@ _FIGURES = (
         "figure5",
         "Figure 5: what freezing, sharing and momentum do, LeNet-5",
         s.at_all_scales(
-            *(s.network_panel(data, "lenet5", s.ablations(), reference="share") for data in ("cifar10", "cifar100"))
+            *(s.network_panel(data, "lenet5", s.ablations(), reference="share") for data in ("cifar10", "cifar100")),
+            desk=s.DESK_FIGURE,
         ),
         (
             Claim(
@@ -130,6 +132,7 @@ _FIGURES = (
         "Figure 7: momentum λ from 0.4 to 0.9",
         {
             "paper": (_momenta("resnet18"),),
+            "desk": (s.with_changes(_momenta("lenet5"), s.DESK_FIGURE),),
             "cpu": (s.at_scale(_momenta("lenet5"), "cpu"),),
             "smoke": (s.at_scale(_momenta("lenet5"), "smoke"),),
         },

@@ -12,10 +12,15 @@ ROUNDING = 1e-6  # of single precision: 0.1 is 0.10000000149 there, and a mean o
 
 def last_tenth(rows: Sequence[Row], metric: str) -> float:
     """Return the mean of a metric over the evaluations in the last 10 % of the rounds; NaN without evaluations."""
+    return last_share(rows, metric, TENTH)
+
+
+def last_share(rows: Sequence[Row], metric: str, share: float) -> float:
+    """Return the mean of a metric over the evaluations in the last share of the rounds; NaN without evaluations."""
     if not rows:
         return math.nan
     last = rows[-1]["round"]
-    return statistics.fmean(row[metric] for row in rows if row["round"] > last * (1 - TENTH) + 1e-9)
+    return statistics.fmean(row[metric] for row in rows if row["round"] > last * (1 - share) + 1e-9)
 
 
 def floats_to(rows: Sequence[Row], metric: str, target: float, higher_is_better: bool = True) -> float:

@@ -16,9 +16,11 @@ from fedbcgd.paper import figures
 from fedbcgd.paper.claims import judge
 from fedbcgd.paper.engine import Request
 from fedbcgd.paper.reductions import reductions
-from fedbcgd.paper.results import PanelResult, format_final, format_floats, format_number, format_printed
+from fedbcgd.paper.results import PanelResult, Trial, format_final, format_floats, format_number, format_printed
 from fedbcgd.paper.spec import NOT_RUN, Item
 from fedbcgd.version import __version__
+
+_SYMBOLS = {"lr": "η", "momentum": "λ", "alpha": "α", "server_lr": "η of the server"}
 
 
 def write(item: Item, request: Request, results: list[PanelResult]) -> None:
@@ -64,8 +66,8 @@ def scores(results: list[PanelResult]) -> list[dict[str, Any]]:
                     "panel": result.panel.key,
                     "contender": contender.key,
                     "seeds": len(result.outcomes[contender.key]),
-                    result.panel.metric: mean,
-                    "deviation": deviation,
+                    result.panel.metric: None if result.ended_early(contender.key) else mean,
+                    "deviation": None if result.ended_early(contender.key) else deviation,
                     "target": result.target,
                     "floats_d": result.mean_floats_to_target(contender.key),
                     "paper": printed and printed.mean,
@@ -112,13 +114,14 @@ def curves(results: list[PanelResult]) -> list[dict[str, Any]]:
 
 
 def search(results: list[PanelResult]) -> list[dict[str, Any]]:
-    """Return a row for each run of the search."""
+    """Return a row for each candidate in each rung of the search."""
     return [
         {
             "panel": result.panel.key,
             "contender": trial.contender,
             **trial.options,
             f"validation_{result.panel.metric}": trial.score,
+            "rung": trial.rung,
             "rounds": trial.rounds,
             "chosen": int(trial.chosen),
         }
@@ -165,8 +168,8 @@ def markdown(
     if item.notes:
         parts.append("## Where the paper is silent\n\n" + "\n".join(f"- {note}" for note in item.notes))
     parts.append(
-        f"{command_line(about)}; {about['runs']} runs took {about['hours']:g} hours together with "
-        f"{about['machine']['cores']} cores (the search not counted; the machine may have done other work)."
+        f"{command_line(about)}, {request.machine.precision}; {about['runs']} runs took {about['hours']:g} hours together "
+        f"with {about['machine']['cores']} cores (the search not counted; the machine may have done other work)."
     )
     return "\n\n".join(parts) + "\n"
 
@@ -196,7 +199,7 @@ def command_line(about: Mapping[str, Any]) -> str:
 
 def _panel_section(result: PanelResult) -> str:
     panel = result.panel
-    if not result.contenders:
+    if not result.contenders and not result.trials:
         return f"## {panel.title}\n\nNot run."
     metric = "accuracy, %" if result.higher_is_better else "test loss"
     target = "–" if result.target is None else format_number(result.target, result.digits)
@@ -205,7 +208,7 @@ def _panel_section(result: PanelResult) -> str:
         whose = f", which is what {result.title(result.reference)} ends with"
     head = (
         f"| | seeds | {metric} | to {target} | paper: % | paper: to target | rounds | largest upload of a client, d | "
-        "gradient evaluations | lr, λ |"
+        "gradient evaluations | chosen |"
     )
     rows = []
     for contender in panel.contenders:
@@ -215,14 +218,27 @@ def _panel_section(result: PanelResult) -> str:
             rows.append(f"| {contender.title} | 0 | {NOT_RUN} | – | {printed} | – | – | – | – |")
             continue
         first = next(iter(by_seed.values()))
-        chosen = ", ".join(f"{v:g}" for v in result.hyper_parameters(contender.key).values())
+        chosen = ", ".join(f"{_SYMBOLS[k]} {v:g}" for k, v in result.hyper_parameters(contender.key).items())
         rows.append(
             f"| {contender.title} | {len(by_seed)} | {format_final(result, contender.key)} | "
             f"{format_floats(result, contender.key)} | {printed} | {first.rounds} | {_max_upload(by_seed.values())} | "
             f"{first.ledger.gradient_evaluations:,} | {chosen or '–'} |"
         )
     lead = f"Upload budget {panel.budget:g}d. Target: {target}{whose}."
-    return f"## {panel.title}\n\n{lead}\n\n{markdown_table(head, rows)}"
+    parts = [f"## {panel.title}", lead, markdown_table(head, rows)]
+    missing = _missing(result)
+    return "\n\n".join([*parts, f"Not there yet: {'; '.join(missing)}."] if missing else parts)
+
+
+def _missing(result: PanelResult) -> list[str]:
+    """Return the contenders with planned seeds that were not run, and those seeds."""
+    out = []
+    for contender in result.panel.contenders:
+        seeds = set(range(1, 1 + result.panel.effort.seeds)) - set(result.outcomes.get(contender.key, {}))
+        waits = "" if contender.key in result.chosen else ", which waits for its search"
+        if seeds:
+            out.append(f"{contender.title}, seed {', '.join(map(str, sorted(seeds)))}{waits}")
+    return out
 
 
 def _max_upload(outcomes: Iterable[Outcome]) -> str:
@@ -235,17 +251,26 @@ def _search_section(results: list[PanelResult]) -> str:
     for result in results:
         for key in dict.fromkeys(trial.contender for trial in result.trials):
             trials = [trial for trial in result.trials if trial.contender == key]
-            texts = []
-            for trial in trials:
-                point = ", ".join(f"{k} {v:g}" for k, v in trial.options.items())
-                text = f"{point}: {format_number(result.unit * trial.score, result.digits)}"
-                texts.append(f"**{text}**" if trial.chosen else text)
             rates = sorted(trial.options["lr"] for trial in trials)
-            chosen = next(trial.options["lr"] for trial in trials if trial.chosen)
+            chosen = next((trial.options["lr"] for trial in trials if trial.chosen), None)
             edge = " (at the edge of the grid)" if chosen in (rates[0], rates[-1]) else ""
-            head = f"- {result.panel.title}, {result.title(key)}, {trials[0].rounds} rounds: "
-            lines.append(head + "; ".join(texts) + edge)
+            unfinished = " (not finished)" if chosen is None else ""
+            rungs = [
+                _rung_text(result, [trial for trial in trials if trial.rung == rung])
+                for rung in range(1, 1 + max(trial.rung for trial in trials))
+            ]
+            head = f"- {result.panel.title}, {result.title(key)}, "
+            lines.append(head + ". Then ".join(rungs) + edge + unfinished)
     return "On data held out of the training set, seed 0; the test set is not looked at.\n\n" + "\n".join(lines)
+
+
+def _rung_text(result: PanelResult, trials: list[Trial]) -> str:
+    texts = []
+    for trial in trials:
+        point = ", ".join(f"{k} {v:g}" for k, v in trial.options.items())
+        text = f"{point}: {format_number(result.unit * trial.score, result.digits)}"
+        texts.append(f"**{text}**" if trial.chosen else text)
+    return f"{trials[0].rounds} rounds: {'; '.join(texts)}"
 
 
 # -- about.json: how an item was run, and its verdicts
@@ -262,6 +287,7 @@ class About(BaseModel):
 
     scale: str
     claims: list[_ClaimRecord]
+    precision: str = ""
     seeds: list[int] = []
     runs: int = 0
     hours: int | float | str = "–"
@@ -290,7 +316,7 @@ def about_runs(command: str, commits: list[str], seeds: list[int], runs: int, ho
 
 def write_about(folder: Path, request: Request, about: Mapping[str, Any], verdicts: list[dict[str, str]]) -> None:
     """Write the about.json of an item."""
-    content = {"scale": request.scale, **about, "claims": verdicts}
+    content = {"scale": request.scale, "precision": request.machine.precision, **about, "claims": verdicts}
     write_text(folder / "about.json", as_json(content, indent=1) + "\n")
 
 

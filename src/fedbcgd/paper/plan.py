@@ -1,11 +1,10 @@
 """The runs of a panel: configurations, each in a folder named by its content, so that items share runs."""
 
 import hashlib
-import itertools
 import json
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, NamedTuple
@@ -14,13 +13,12 @@ import torch
 from torch import nn
 
 from fedbcgd.algorithms.registry import make_algorithm
-from fedbcgd.models.make import make_model
+from fedbcgd.models.make import BuiltModel, make_model
 from fedbcgd.paper.spec import Contender, Panel
 from fedbcgd.runs.batch import Planned
 from fedbcgd.runs.config import Data, check
 from fedbcgd.runs.experiment import load_data
 
-SEARCH_SEED = 0  # the repetitions have seeds 1, 2, …
 Options = Mapping[str, Any]
 
 
@@ -56,14 +54,6 @@ def _data_facts(data: str) -> DataFacts:
     return DataFacts(loaded.shape, len(loaded.classes), len(loaded.labels))
 
 
-def grid_points(panel: Panel, contender: Contender) -> list[dict[str, float]]:
-    """Return the option values that the search tries for a contender; none if it is tuned as another."""
-    if contender.tuned_as is not None:
-        return []
-    axes = [name for name in contender.grid if name not in contender.algorithm]
-    return [dict(zip(axes, values, strict=True)) for values in itertools.product(*(panel.effort.grid[a] for a in axes))]
-
-
 def algorithm_options(panel: Panel, contender: Contender, chosen: Options) -> dict[str, Any]:
     """Return all options of a contender's algorithm; its fixed options override the chosen ones."""
     searched = {k: v for k, v in chosen.items() if k in ("lr", *contender.grid)}
@@ -77,10 +67,15 @@ def algorithm_options(panel: Panel, contender: Contender, chosen: Options) -> di
     return options
 
 
+def build_network(model: Options, shape: tuple[int, int, int], classes: int) -> BuiltModel:
+    """Build what a panel's `model` section names, without pretrained weights."""
+    options = {k: v for k, v in model.items() if k in ("width", "norm")} | model.get("options", {})
+    return make_model(model["name"], shape, classes, options=options)
+
+
 def make_network(model: Options, shape: tuple[int, int, int], classes: int) -> nn.Module:
     """Build the network that a panel's `model` section names, without pretrained weights."""
-    options = {k: v for k, v in model.items() if k in ("width", "norm")} | model.get("options", {})
-    return make_model(model["name"], shape, classes, options=options).module
+    return build_network(model, shape, classes).module
 
 
 @cache
@@ -117,27 +112,6 @@ def count_search_rounds(panel: Panel, rounds: int) -> int:
     return min(rounds, max(panel.effort.min_rounds, math.ceil(panel.effort.share * rounds)))
 
 
-def search_runs(panel: Panel, machine: Machine) -> list[tuple[Contender, dict[str, float], Planned]]:
-    """Plan the search: a run for each contender and grid point, evaluated on held-out training data.
-
-    A contender with a single grid point needs no search and has no runs here.
-    """
-    runs = []
-    for contender in panel.contenders:
-        grid = grid_points(panel, contender)
-        if len(grid) < 2:
-            continue
-        count = count_search_rounds(panel, count_rounds(panel, contender))
-        stop = {"rounds": count, "evaluate_every": max(1, count * 5 // (panel.effort.evaluations * 2))}
-        for point in grid:
-            text = ", ".join(f"{k} {v:g}" for k, v in point.items())
-            label = f"search: {panel.title}, {contender.title}, {text}"
-            held_out = {"validation": panel.effort.validation}
-            planned = _planned(panel, contender, point, SEARCH_SEED, stop, held_out, label, machine)
-            runs.append((contender, point, planned))
-    return runs
-
-
 def seed_runs(
     panel: Panel, chosen: Mapping[str, Options], seed: int, machine: Machine
 ) -> list[tuple[Contender, Planned]]:
@@ -149,12 +123,15 @@ def seed_runs(
         count = count_rounds(panel, contender)
         stop: dict[str, Any] = {"evaluate_every": max(1, count // panel.effort.evaluations)}
         stop |= {"budget": panel.budget} if contender.rounds_of is None else {"rounds": count}
+        if contender.until_target and panel.target is not None:
+            stop["target"] = panel.target / 100
         label = f"{panel.title}, {contender.title}, seed {seed}"
-        runs.append((contender, _planned(panel, contender, chosen[contender.key], seed, stop, {}, label, machine)))
+        options = chosen[contender.key]
+        runs.append((contender, planned(panel, contender, options, seed, stop, {}, label, machine, ("target",))))
     return runs
 
 
-def _planned(
+def planned(
     panel: Panel,
     contender: Contender,
     chosen: Options,
@@ -163,7 +140,21 @@ def _planned(
     data: Options,
     label: str,
     machine: Machine,
+    extended: Sequence[str] = (),
 ) -> Planned:
+    """Plan a run.
+
+    Args:
+        panel: The setting.
+        contender: One of its contenders.
+        chosen: Its hyper-parameters.
+        seed: Of the run.
+        stop: When it ends and is evaluated: options of `[run]`.
+        data: Further options of `[data]`.
+        label: For progress and messages.
+        machine: Where it is computed.
+        extended: Options of `[run]` that may change as the run goes on, and so are no part of its folder's name.
+    """
     run = {k: v for k, v in panel.run.items() if k != "workers"} | {"seed": seed, **stop}
     if machine.device != "cpu":
         run["device"] = machine.device
@@ -175,7 +166,7 @@ def _planned(
         "algorithm": algorithm_options(panel, contender, chosen),
         "run": run,
     }
-    folder = folder_name(raw)
+    folder = folder_name({**raw, "run": {k: v for k, v in run.items() if k not in extended}})
     workers = machine.workers if machine.workers is not None else panel.run.get("workers")
     if workers is not None:
         raw["run"] = {**run, "workers": workers}

@@ -28,10 +28,20 @@ _NAMES = {
     "effort.share": "share of the rounds that a run of the search gets",
     "effort.min_rounds": "rounds of a run of the search, at least",
     "effort.validation": "share of the training set held out for the search",
+    "effort.halving": "search by successive halving",
+    "effort.alpha": "α of FedDC tried",
+    "effort.server_lr": "server learning rates of FedAdam tried",
     "blocks": "blocks N",
+    "alpha": "α",
 }
 _IGNORED = {"run.workers"}
-_DEFAULTS = {"model.width": 1.0, "target": "what the reference (FedAvg, where it takes part) ends with"}
+_DEFAULTS = {
+    "model.width": 1.0,
+    "alpha": "searched",
+    "effort.halving": "no, all of the grid",
+    "run to the target only": "no",
+    "target": "what the reference (FedAvg, where it takes part) ends with",
+}
 
 
 def reductions(item: Item, used: list[Panel], seeds: Mapping[str, str] | None = None) -> list[str]:
@@ -76,6 +86,9 @@ def _differences(original: Panel, panel: Panel, seeds: str | None) -> list[str]:
     omitted = [c.title for c in original.contenders if c.key not in kept]
     if omitted:
         lines.append(f"without {', '.join(omitted)}")
+    added = [c.title for c in panel.contenders if c.key not in originals]
+    if added and kept & set(originals):
+        lines.append(f"and {', '.join(added)}, which the paper does not have")
     return lines
 
 
@@ -86,7 +99,8 @@ def _changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
 
 def _options(contender: Contender) -> dict[str, Any]:
     """Return a contender's fixed options, and how the others are chosen."""
-    return {**contender.algorithm, "searched": contender.grid, "tuned as": contender.tuned_as}
+    options = {**contender.algorithm, "searched": contender.grid, "tuned as": contender.tuned_as}
+    return options | ({"run to the target only": True} if contender.until_target else {})
 
 
 def _flatten(panel: Panel) -> dict[str, Any]:
@@ -95,7 +109,8 @@ def _flatten(panel: Panel) -> dict[str, Any]:
     for name in _FIELDS:
         value = getattr(panel, name)
         if isinstance(value, Effort):
-            value = {**value.grid, **{f.name: getattr(value, f.name) for f in fields(value) if f.name != "grid"}}
+            searched = {name: v for name, v in value.grid.items() if any(name in c.grid for c in panel.contenders)}
+            value = {**searched, **{f.name: getattr(value, f.name) for f in fields(value) if f.name != "grid"}}
         if isinstance(value, Mapping):
             out |= {f"{name}.{key}": v for key, v in value.items()}
         else:

@@ -9,6 +9,7 @@ from fedbcgd.engine.loop import DIVERGED, Outcome
 from fedbcgd.paper.measures import floats_to, last_tenth, mean_and_deviation, step_before
 from fedbcgd.paper.spec import Contender, Panel, Printed
 
+ENDED_EARLY = "ended at the target"
 NEAR_CHANCE = 2.0  # times the accuracy of guessing: an accuracy up to that decides nothing
 
 
@@ -21,6 +22,7 @@ class Trial:
     score: float  # mean over the last tenth on held-out data; NaN if the run diverged
     rounds: int
     chosen: bool
+    rung: int = 1  # of successive halving
 
 
 @dataclass(frozen=True)
@@ -74,6 +76,14 @@ class PanelResult:
     def has(self, *keys: str) -> bool:
         """Return whether all these contenders were run."""
         return all(self.outcomes.get(key) for key in keys)
+
+    def ended_early(self, key: str) -> bool:
+        """Return whether runs of a contender ended at the target, so that they have no final value to compare."""
+        return any(outcome.stopped == "target" for outcome in self.outcomes.get(key, {}).values())
+
+    def has_final(self, key: str) -> bool:
+        """Return whether a contender was run to its end."""
+        return self.has(key) and not self.ended_early(key)
 
     def finals(self, key: str) -> list[float]:
         """Return the mean over the last 10 % of rounds for each seed; NaN for a run that diverged."""
@@ -164,6 +174,8 @@ def format_number(value: float, digits: int = 1) -> str:
 def format_final(result: PanelResult, key: str, digits: int | None = None) -> str:
     """Return a contender's final value as "mean ± deviation", or how many of its seeds diverged."""
     digits = result.digits if digits is None else digits
+    if result.ended_early(key):
+        return ENDED_EARLY
     mean, deviation = result.final(key)
     seeds = len(result.finals(key))
     diverged = sum(map(math.isnan, result.finals(key)))

@@ -1,11 +1,11 @@
-"""The panels at each scale: the paper's exact settings, a miniature for two cores, and a trial of the machinery."""
+"""The panels at each scale: the paper's exact settings, what a desk bears of them, a miniature, a trial of the machinery."""
 
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
 from fedbcgd.paper import printed as paper
-from fedbcgd.paper.spec import Contender, Effort, Panel, Printed, Scale
+from fedbcgd.paper.spec import Contender, Effort, Halving, Panel, Printed, Scale
 
 NETWORKS = {"lenet5": "LeNet-5", "vgg11": "VGG-11", "resnet18": "ResNet-18", "vgg19": "VGG-19"}
 DATA = {
@@ -16,6 +16,17 @@ DATA = {
 }
 LR_AND_MOMENTUM = ("lr", "momentum")
 
+_DESK_GRID: dict[str, tuple[float, ...]] = {
+    "lr": paper.RATES,
+    "momentum": (0.0, *paper.MOMENTA),
+    "alpha": (0.001, 0.01, 0.1),
+    "server_lr": (0.003, 0.01, 0.03),
+}
+DESK_EFFORT = Effort(_DESK_GRID, seeds=3, share=1.0, evaluations=100, halving=Halving(rounds=120))
+DESK_FIGURE: "Changes" = {"budget": 40.0, "target": None, "effort": replace(DESK_EFFORT, seeds=1)}
+_DESK_LINEAR = replace(
+    DESK_EFFORT, grid=_DESK_GRID | {"lr": (0.001, 0.003, 0.01, 0.03, 0.1, 0.3)}, halving=Halving(rounds=400)
+)
 CPU_EFFORT = Effort({"lr": (0.1, 0.03, 0.3), "momentum": (0.5,)}, seeds=2, share=0.25, evaluations=25)
 CPU_SHORT = replace(CPU_EFFORT, seeds=1, min_rounds=6)  # for networks that are slow even when narrow
 CPU_LINEAR = replace(CPU_EFFORT, grid={"lr": (0.01, 0.003, 0.03), "momentum": (0.5,)})
@@ -24,6 +35,18 @@ SMOKE_NO_SEARCH = replace(SMOKE_EFFORT, grid={"lr": (0.05,), "momentum": (0.5,)}
 
 Changes = Mapping[str, Any]  # new values of a panel's fields; see `with_changes`
 
+# Changes at scale `desk`, by model; it leaves out the other models.
+DESK_CHANGES: dict[str, Changes] = {
+    "lenet5": {"budget": 200.0, "effort": DESK_EFFORT},
+    "resnet18": {
+        "model": {"width": 0.25},
+        "budget": 40.0,
+        "target": None,
+        "effort": replace(DESK_EFFORT, seeds=1, halving=Halving(rounds=36, candidates=6)),
+    },
+    "binary-logistic": {"effort": _DESK_LINEAR},
+    "binary-sigmoid": {"effort": _DESK_LINEAR},
+}
 _NARROW: Changes = {
     "model": {"width": 0.125},
     "local": {"local_epochs": 1},
@@ -90,29 +113,37 @@ def with_changes(panel: Panel, changes: Changes) -> Panel:
 def at_scale(panel: Panel, scale: Scale) -> Panel:
     """Return the paper's panel at a scale.
 
-    Below scale `paper` the printed targets are out of reach: the target is FedAvg's final value. Centralised training is
-    left out at scale `cpu`, as the paper prints it for its converged accuracy.
+    At scales `cpu` and `smoke` the printed targets are out of reach: the target is FedAvg's final value. Centralised
+    training is left out where the budget is small, as the paper prints it for its converged accuracy.
     """
     name = panel.model["name"]
     if scale == "paper":
         return panel
+    uploading = tuple(c for c in panel.contenders if c.rounds_of is None)
+    if scale == "desk":
+        contenders = uploading if name == "resnet18" else panel.contenders
+        return with_changes(panel, {"contenders": desk_contenders(contenders), **DESK_CHANGES[name]})
     if scale == "cpu":
-        uploading = tuple(c for c in panel.contenders if c.rounds_of is None)
         return with_changes(panel, {"effort": CPU_EFFORT, "target": None, "contenders": uploading, **CPU_CHANGES[name]})
     title = f"trial in the place of {panel.title}"
     return with_changes(with_changes(panel, {**SMOKE_COMMON, "target": None, "title": title}), SMOKE_CHANGES[name])
 
 
-def at_all_scales(*panels: Panel, cpu: Changes | None = None) -> dict[Scale, tuple[Panel, ...]]:
+def at_all_scales(
+    *panels: Panel, cpu: Changes | None = None, desk: Changes | None = None
+) -> dict[Scale, tuple[Panel, ...]]:
     """Return the paper's panels at each scale.
 
     Args:
-        panels: The panels at scale `paper`. Scale `cpu` leaves out Tiny ImageNet, scale `smoke` has one panel.
+        panels: The panels at scale `paper`. Scale `desk` leaves out the networks that it has no changes for, scale `cpu`
+            leaves out Tiny ImageNet, scale `smoke` has one panel.
         cpu: Further changes at scale `cpu`.
+        desk: Further changes at scale `desk`.
     """
     smoke = next(panel for panel in panels if panel.model["name"] in SMOKE_CHANGES)
     return {
         "paper": panels,
+        "desk": tuple(with_changes(at_scale(p, "desk"), desk or {}) for p in panels if p.model["name"] in DESK_CHANGES),
         "cpu": tuple(with_changes(at_scale(p, "cpu"), cpu or {}) for p in panels if p.data["name"] != "tiny-imagenet"),
         "smoke": (at_scale(smoke, "smoke"),),
     }
@@ -148,6 +179,43 @@ def fedbcgd_contenders(network: str) -> tuple[Contender, ...]:
         Contender("fedbcgd", "FedBCGD", {"name": "fedbcgd", **block_options(network)}, LR_AND_MOMENTUM),
         Contender("fedbcgd+", "FedBCGD+", {"name": "fedbcgd+", **block_options(network)}, LR_AND_MOMENTUM),
     )
+
+
+def desk_contenders(contenders: tuple[Contender, ...]) -> tuple[Contender, ...]:
+    """Return the contenders as they are at scale `desk`.
+
+    α of FedDC and the server's learning rate of FedAdam are searched. What quantisation to eight bits is added to needs no
+    search of its own. What sends so little in a round that 200 d are thousands of rounds is run to the target. Next to
+    FedBCGD+ stand its forms that send half as much.
+    """
+    out = []
+    for contender in contenders:
+        fixed = dict(contender.algorithm)
+        if fixed["name"] == "feddc":
+            fixed.pop("alpha")
+            contender = replace(contender, algorithm=fixed, grid=("lr", "alpha"))
+        elif fixed["name"] == "fedadam":
+            contender = replace(contender, grid=("lr", "server_lr"))
+        elif contender.key == "topk-5":
+            contender = replace(contender, until_target=True)
+        elif contender.key in ("fedpaq", "qsgd+fedbcgd", "qsgd+fedbcgd+"):
+            plain = {"fedpaq": "fedavg"}.get(contender.key, contender.key.removeprefix("qsgd+"))
+            contender = replace(contender, tuned_as=plain, until_target=contender.key != "fedpaq")
+        out.append(contender)
+        if contender.key == "fedbcgd+":
+            blocks = {k: v for k, v in fixed.items() if k != "name"}
+            out += [
+                Contender(
+                    "fedbcgd+derived", "FedBCGD+ derived", {"name": "fedbcgd+derived", **blocks}, LR_AND_MOMENTUM
+                ),
+                Contender(
+                    "scaffold-blocks",
+                    "SCAFFOLD on blocks, derived, with momentum",
+                    {"name": "scaffold", "uplink": "blocks", "server": "momentum", "derived": True, **blocks},
+                    LR_AND_MOMENTUM,
+                ),
+            ]
+    return tuple(out)
 
 
 def central() -> Contender:

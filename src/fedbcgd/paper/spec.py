@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any, Literal
 if TYPE_CHECKING:
     from fedbcgd.paper.results import Results
 
-Scale = Literal["paper", "cpu", "smoke"]
-SCALES: tuple[Scale, ...] = ("paper", "cpu", "smoke")
+Scale = Literal["paper", "desk", "cpu", "smoke"]
+SCALES: tuple[Scale, ...] = ("paper", "desk", "cpu", "smoke")
 
 HOLDS, FAILS, UNTESTABLE, NOT_RUN = "holds", "does not hold", "not testable at this scale", "not run"
 PARTLY = "holds where it was run"  # some panels of the claim were not run
@@ -25,6 +25,7 @@ class Contender:
     grid: tuple[str, ...] = ("lr",)  # options that are searched; their values are in the panel's `Effort.grid`
     tuned_as: str | None = None  # another contender of the panel, whose chosen options this one takes
     rounds_of: str | None = None  # for one that uploads nothing: the contender whose number of rounds it gets
+    until_target: bool = False  # only its floats to the target are wanted: its runs end there
 
 
 @dataclass(frozen=True)
@@ -37,15 +38,33 @@ class Printed:
 
 
 @dataclass(frozen=True)
+class Halving:
+    """Successive halving: all candidates are trained a little, then the better half of them further, and so on.
+
+    The gradient evaluations are divided equally among the rungs, and those of a rung among the candidates that are left:
+    an algorithm with more hyper-parameters gets no more of them.
+    """
+
+    rounds: int  # of FedAvg, whose gradient evaluations the search of each algorithm gets
+    candidates: int = 12  # at most, drawn from the grid so that each value occurs about equally often
+    rungs: int = 3
+
+    def __str__(self) -> str:
+        effort = f"gradient evaluations of {self.rounds} rounds of FedAvg"
+        return f"{self.rungs} rungs, at most {self.candidates} candidates, {effort}"
+
+
+@dataclass(frozen=True)
 class Effort:
     """How hyper-parameters are searched, and how often a run is repeated."""
 
     grid: Mapping[str, tuple[float, ...]]  # values of each option; a contender that does not search one takes the first
     seeds: int
-    share: float  # of a run's rounds that a run of the search gets
+    share: float  # of a run's rounds that a run of the search gets, where all points of the grid are tried alike
     min_rounds: int = 20  # of a run of the search, if a whole run has as many
     validation: float = 0.1  # share of the training set held out for the search
     evaluations: int = 200  # of a run, approximately; a run of the search has two fifths of that
+    halving: Halving | None = None  # None: all points of the grid are tried, and as long
 
 
 @dataclass(frozen=True)
@@ -90,8 +109,13 @@ class Claim:
     key: str
     text: str
     test: Callable[["Results"], Verdict]
-    scales: tuple[Scale, ...] = ("paper", "cpu")  # at which it can be tested
+    scales: tuple[Scale, ...] = ("paper", "desk", "cpu")  # at which it can be tested
     panels: str = ""  # the claim is about panels whose key contains this
+
+
+def late_claim(key: str, text: str, test: Callable[["Results"], Verdict], panels: str = "") -> Claim:
+    """Return a claim about the end of long training, which scale `cpu` cannot test."""
+    return Claim(key, text, test, ("paper", "desk"), panels)
 
 
 def paper_scale_claim(key: str, text: str, test: Callable[["Results"], Verdict], panels: str = "") -> Claim:

@@ -12,7 +12,7 @@ from fedbcgd.paper.comparisons import (
     reaches_sooner,
     times_sooner,
 )
-from fedbcgd.paper.spec import Claim, Item, Panel, paper_scale_claim
+from fedbcgd.paper.spec import Claim, Item, Panel, Scale, late_claim, paper_scale_claim
 
 OUR_ALGORITHMS = (("fedbcgd", "FedBCGD"), ("fedbcgd+", "FedBCGD+"))
 BASELINES = ("fedavg", "fedavgm", "fedadam", "scaffold", "feddc")
@@ -56,8 +56,20 @@ def _panels(item: str, data: str, printed: paper.Table) -> tuple[Panel, ...]:
     )
 
 
-TABLE_2 = _panels("table2", "cifar100", paper.TABLE_2)
-TABLE_3 = _panels("table3", "cifar10", paper.TABLE_3)
+def _panels_by_scale(item: str, data: str, printed: paper.Table) -> dict[Scale, tuple[Panel, ...]]:
+    """Return the panels of Table 2 or 3 at each scale.
+
+    At scale `desk` LeNet-5 has the budget and so the target of Table 6. A narrow ResNet-18 stands there on CIFAR-10 alone.
+    """
+    scales = s.at_all_scales(*_panels(item, data, printed))
+    desk = {panel.model["name"]: panel for panel in scales["desk"]}
+    target = paper.TARGETS["table6"][data]  # type: ignore[index]
+    lenet = s.with_changes(desk["lenet5"], {"target": target})
+    return scales | {"desk": (lenet, desk["resnet18"]) if data == "cifar10" else (lenet,)}
+
+
+TABLE_2 = _panels_by_scale("table2", "cifar100", paper.TABLE_2)
+TABLE_3 = _panels_by_scale("table3", "cifar10", paper.TABLE_3)
 
 
 def _network_claims(item: str) -> tuple[Claim, ...]:
@@ -79,12 +91,12 @@ def _network_claims(item: str) -> tuple[Claim, ...]:
             "FedBCGD+ reaches the target accuracy with fewer floats than FedBCGD (5.2 ii)",
             reaches_sooner("fedbcgd+", ["fedbcgd"]),
         ),
-        paper_scale_claim(
+        late_claim(
             f"{item}-plus-end",
             "FedBCGD+ does not end more accurate than FedBCGD (5.2 ii)",
             ends_no_better("fedbcgd+", ["fedbcgd"]),
         ),
-        paper_scale_claim(
+        late_claim(
             f"{item}-central",
             "FedBCGD ends more accurate than centralised SGD (5.2 iii)",
             ends_better("fedbcgd", ["central"]),
@@ -111,7 +123,7 @@ def _plus_claims(item: str, where: str) -> tuple[Claim, ...]:
             f"FedBCGD+ ends more accurate than the baselines ({where})",
             ends_better("fedbcgd+", BASELINES),
         ),
-        paper_scale_claim(
+        late_claim(
             f"{item}-plus-central",
             f"FedBCGD+ ends more accurate than centralised SGD ({where})",
             ends_better("fedbcgd+", ["central"]),
@@ -123,7 +135,7 @@ TABLES = (
     Item(
         "table2",
         "Table 2: networks on CIFAR-100, ρ = 0.6",
-        s.at_all_scales(*TABLE_2),
+        TABLE_2,
         (
             *_network_claims("table2"),
             paper_scale_claim(
@@ -152,7 +164,7 @@ TABLES = (
     Item(
         "table3",
         "Table 3: networks on CIFAR-10, ρ = 0.6",
-        s.at_all_scales(*TABLE_3),
+        TABLE_3,
         _network_claims("table3"),
         (
             *OPEN_CHOICES,

@@ -6,7 +6,7 @@ characters, every number is one that a browser can show, every table and list ha
 """
 
 from collections.abc import Callable, Mapping
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError
 
@@ -74,6 +74,8 @@ SUMMARY = {
     "divider": _TEXT,
     "notes": _TEXTS,
     "backend": _NAME,
+    "metric": _NAME,
+    "goal": (_strict(Literal["min", "max"]), '"min" or "max"'),
     "precision": _NAME,
     "seed": _NUMBER,
     "blocks": _NUMBERS,

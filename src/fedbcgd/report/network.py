@@ -1,36 +1,39 @@
 """The tables of `fedbcgd hours`."""
 
 import math
-from collections.abc import Sequence
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from rich.table import Table
 from rich.text import Text
 
-from fedbcgd.display.metrics import accuracy_column
+from fedbcgd.display.metrics import ACCURACIES, falls, main_metric
 from fedbcgd.display.progress import printable
-from fedbcgd.engine.run_folder import RunFolder
+from fedbcgd.engine.loop import Row
+from fedbcgd.engine.run_folder import RunFolder, find_runs
 from fedbcgd.errors import UserError
 from fedbcgd.network.profiles import PROFILES
 from fedbcgd.network.settings import Network
 from fedbcgd.runs.bias import BlockBias
-from fedbcgd.runs.retiming import DependsOnItsNetwork, bias, check_target, conditions_of, hours, value_at_target
+from fedbcgd.runs.retiming import Tied, bias, check_target, conditions_of, hours, to_reach
 
 OWN = "own"
 Networks = dict[str, Network | str | None]  # by shown name: a network, a profile, or None for the run's own
 
 
 def select_networks(folder: Path, names: str | None, csv: Path | None) -> Networks:
-    """Return the networks on which a run is timed: measured links first, then the run's own network, then profiles.
+    """Return the networks to put a run on: measured links first, then the run's own network, then profiles.
 
     Args:
         folder: The folder of the run.
-        names: Names separated by commas; by default the run's own network, if it has one, and every profile.
+        names: Names with commas between them; by default the run's own network, if it has one, and every profile.
         csv: A file of measured links.
 
     Raises:
-        UserError: no network is named.
+        UserError: none is named.
     """
     run = RunFolder(folder)
     if names is None:
@@ -40,9 +43,58 @@ def select_networks(folder: Path, names: str | None, csv: Path | None) -> Networ
         chosen = [name.strip() for name in names.split(",") if name.strip()]
         chosen.sort(key=lambda name: name != OWN)
     if not chosen and csv is None:
-        raise UserError(f"--network: expected names separated by commas, of {', '.join((*PROFILES, OWN))}, got none")
+        raise UserError(f"--network: expected names with commas, of {', '.join((*PROFILES, OWN))}; got none")
     measured: Networks = {} if csv is None else {str(csv): Network(csv=str(csv))}
     return measured | {name: None if name == OWN else name for name in chosen}
+
+
+@dataclass(frozen=True)
+class Aim:
+    """The metric that a target is about."""
+
+    metric: str
+    falling: bool
+
+    @property
+    def name(self) -> str:
+        """The metric in words."""
+        return self.metric.replace("_", " ")
+
+    def best(self, rows: Sequence[Row]) -> float | None:
+        """Return the best value in these rows; None if there is none."""
+        values = [row[self.metric] for row in rows if math.isfinite(row.get(self.metric, math.nan))]
+        return (min if self.falling else max)(values, default=None)
+
+    def common(self, runs: Sequence[Sequence[Row]]) -> float | None:
+        """Return the best value that every run reached, of those that have one; None if none has."""
+        best = [value for value in map(self.best, runs) if value is not None]
+        return (max if self.falling else min)(best, default=None)
+
+    def check(self, target: float | None) -> None:
+        """Check that a target is possible.
+
+        Raises:
+            UserError: it is not.
+        """
+        if self.metric in ACCURACIES:
+            check_target(target)
+        elif target is not None and not math.isfinite(target):
+            raise UserError(f"target: expected a number, got {target:g}")
+
+    def to_reach(self, rows: Sequence[Row], values: Sequence[float], target: float) -> float | None:
+        """Return the first of `values` at which the target is reached."""
+        return to_reach(rows, values, self.metric, target, self.falling)
+
+
+def aim_of(folder: Path, columns: Sequence[str]) -> Aim | None:
+    """Return the metric of a run that targets are about: what its summary says, else an accuracy, else a loss."""
+    try:
+        summary = RunFolder(folder).summary_values()
+    except (UserError, OSError):
+        summary = {}
+    stated, goal = (value if isinstance(value, str) else None for value in map(summary.get, ("metric", "goal")))
+    metric = main_metric(columns, stated)
+    return None if metric is None else Aim(metric, falls(metric, stated, goal))
 
 
 def measure_hours(folder: Path, chosen: Networks, target: float | None) -> list[dict[str, Any]]:
@@ -51,51 +103,118 @@ def measure_hours(folder: Path, chosen: Networks, target: float | None) -> list[
     Args:
         folder: The folder of the run.
         chosen: From `select_networks`.
-        target: An accuracy; by default the best that the run reached.
+        target: Of the run's metric; by default the best that the run reached.
 
     Raises:
-        UserError: the run has no metrics yet, or no accuracy for a target.
+        UserError: the run has no metrics yet, or none for a target.
     """
-    check_target(target)
     rows = RunFolder(folder).rows()
     if not rows:
         raise UserError(f"{folder}: expected metrics, got none yet; wait for the run's first evaluation")
-    metric = accuracy_column(rows[-1])
-    if metric is None and target is not None:
-        raise UserError(
-            f"--target: expected none with {folder}, whose run has no accuracy, got {target:g}; leave it out"
-        )
-    goal = target
-    if metric is not None and target is None:
-        goal = max((row[metric] for row in rows if math.isfinite(row.get(metric, math.nan))), default=None)
+    aim = aim_of(folder, list(rows[-1]))
+    if aim is None and target is not None:
+        raise UserError(f"--target: expected a run with an accuracy or a loss, got {folder} without; leave it out")
+    goal = None
+    if aim is not None:
+        aim.check(target)
+        goal = aim.best(rows) if target is None else target
     table = []
     for name, network in chosen.items():
         row: dict[str, Any] = {"network": name, "hours": None}
         try:
             at = hours(folder, network)
             row["hours"] = at[-1]
-            if metric is not None and goal is not None:
-                row |= {"target": goal, "hours_to_target": value_at_target(rows, at, metric, goal)}
-        except DependsOnItsNetwork as why:
+            if aim is not None and goal is not None:
+                row |= {"metric": aim.metric, "target": goal, "hours_to_target": aim.to_reach(rows, at, goal)}
+        except Tied as why:
             row["why"] = str(why)
         table.append(row)
     return table
 
 
+def runs_in(folder: Path) -> list[Path]:
+    """Return the runs below a folder that is none itself, and else this folder alone."""
+    runs = find_runs([folder]) if folder.is_dir() else []
+    return [folder] if not runs or folder in runs else runs
+
+
+def measure_runs(
+    folder: Path, runs: Sequence[Path], names: str | None, csv: Path | None, target: float | None
+) -> list[dict[str, Any]]:
+    """Return the rows of `measure_hours` for each run, with its name; a run without hours has the reason.
+
+    Args:
+        folder: The folder that the runs are in.
+        runs: Their folders.
+        names: As for `select_networks`.
+        csv: As for `select_networks`.
+        target: By default the best value that every run reached.
+    """
+    metrics = {run: RunFolder(run).rows() for run in runs}
+    measured = [rows for rows in metrics.values() if rows]
+    shared = set.intersection(*(set(rows[-1]) for rows in measured)) if measured else set()
+    aim = aim_of(runs[0], sorted(shared))
+    if aim is not None:
+        aim.check(target)
+        target = aim.common(measured) if target is None else target
+    table = []
+    for run in runs:
+        name = str(run.relative_to(folder))
+        try:
+            table += [{"run": name, **row} for row in measure_hours(run, select_networks(run, names, csv), target)]
+        except UserError as why:
+            table.append({"run": name, "network": None, "hours": None, "why": str(why)})
+    return table
+
+
+def runs_table(rows: Sequence[Mapping[str, Any]]) -> Table:
+    """Return the rows of `measure_runs` as a table: a row for the seeds of an algorithm, a column for each network."""
+    aimed = next((row for row in rows if "target" in row), None)
+    networks = list(dict.fromkeys(row["network"] for row in rows if row["network"] is not None))
+    title = "whole run"
+    if aimed is not None:
+        title += f" / to {aimed['metric'].replace('_', ' ')} {aimed['target']:.4g}"
+    out = Table(title=f"{title} (mean over seeds)", title_justify="left")
+    out.add_column("run", no_wrap=True)
+    for name in networks:
+        out.add_column(printable(name), justify="right")
+    groups: dict[str, list[Mapping[str, Any]]] = {}
+    for row in rows:
+        parent, _, last = row["run"].rpartition("/")
+        groups.setdefault(parent if parent and last.startswith("seed-") else row["run"], []).append(row)
+    for name, group in groups.items():
+        out.add_row(printable(name), *(_both([row for row in group if row["network"] == n]) for n in networks))
+    return out
+
+
+def _both(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Return the mean hours of the whole run and, if there is a target, those to the target."""
+    timed = [row for row in rows if row["hours"] is not None]
+    if not timed:
+        return "–"
+    whole = format_hours(statistics.fmean(row["hours"] for row in timed))
+    if "target" not in timed[0]:
+        return whole
+    reached = [row["hours_to_target"] for row in timed if row["hours_to_target"] is not None]
+    if len(reached) < len(timed):
+        return f"{whole} / {len(reached)} of {len(timed)} reached"
+    return f"{whole} / {format_hours(statistics.fmean(reached))}"
+
+
 def hours_table(rows: Sequence[dict[str, Any]]) -> Table:
     """Return the rows of `measure_hours` as a table for the terminal."""
-    goal = next((row["target"] for row in rows if "target" in row), None)
-    out = Table(title="simulated time on each network", title_justify="left")
+    aimed = next((row for row in rows if "target" in row), None)
+    out = Table(title="on the clock of each network", title_justify="left")
     out.add_column("network")
     out.add_column("whole run", justify="right")
-    if goal is not None:
-        out.add_column(f"to accuracy {goal:.4f}", justify="right")
+    if aimed is not None:
+        out.add_column(f"to {aimed['metric'].replace('_', ' ')} {aimed['target']:.4g}", justify="right")
     for row in rows:
         cells: list[Text | str] = [
             printable(row["network"]),
             "–" if row["hours"] is None else format_hours(row["hours"]),
         ]
-        if goal is not None:
+        if aimed is not None:
             reached = row.get("hours_to_target")
             cells.append("–" if row["hours"] is None else "not reached" if reached is None else format_hours(reached))
         out.add_row(*cells)
@@ -109,7 +228,7 @@ def format_hours(hours: float) -> str:
 
 def bias_table(biases: Sequence[BlockBias], name: str) -> Table:
     """Return a table of which clients served each block, by the speed of their uplinks."""
-    whose = "the run's own network" if name == OWN else name
+    whose = "the own network" if name == OWN else name
     out = Table(title=printable(f"who served each block ({whose})"), title_justify="left")
     for column in ("block", "uploads", "different\nclients", "mean rank of uplinks\n(0 slowest, fair 0.5)"):
         out.add_column(column, justify="right")

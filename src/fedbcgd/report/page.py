@@ -16,8 +16,21 @@ from fedbcgd.report.collect import Collector, Problem, RunData
 from fedbcgd.report.groups import IGNORED_OPTIONS, group
 from fedbcgd.version import __version__
 
-SCRIPTS = ("base.js", "numbers.js", "chart.js", "panels.js", "tables.js", "main.js")
-_FACTS = ("stopped", "seconds", "rounds", "finished", "command", "versions", "machine", "divider", "notes", "backend")
+SCRIPTS = ("base.js", "numbers.js", "chart.js", "pictures.js", "panels.js", "tables.js", "main.js")
+_FACTS = (
+    "stopped",
+    "seconds",
+    "rounds",
+    "finished",
+    "command",
+    "versions",
+    "machine",
+    "divider",
+    "notes",
+    "backend",
+    "metric",
+    "goal",
+)
 _LEDGER = ("dim", "itemsize", "blocks", "block_bytes", "upload_bytes", "upload_max_bytes", "refused", "lost")
 
 

@@ -1,4 +1,4 @@
-"""The cost of reaching an accuracy: rounds, upload, and hours under each network, by algorithm."""
+"""The cost of reaching a target: rounds, upload, and hours under each network, by algorithm."""
 
 import logging
 import math
@@ -9,14 +9,13 @@ from typing import Any
 
 from rich.table import Table
 
-from fedbcgd.display.metrics import accuracy_column
 from fedbcgd.display.progress import printable
 from fedbcgd.engine.loop import Outcome
 from fedbcgd.engine.run_folder import RunFolder
 from fedbcgd.errors import UserError
 from fedbcgd.network.profiles import PROFILES
-from fedbcgd.report.network import format_hours
-from fedbcgd.runs.retiming import check_target, hours, value_at_target
+from fedbcgd.report.network import aim_of, format_hours
+from fedbcgd.runs.retiming import hours
 
 log = logging.getLogger("fedbcgd")
 
@@ -31,52 +30,52 @@ def rows(
     Args:
         outcomes: By algorithm and seed.
         folder: The folder of the comparison.
-        target: An accuracy; by default the highest that every run reached.
+        target: Of the metric that all runs measured; by default the best that every run reached.
         say: Called with the reason why a run has no hours.
     """
-    check_target(target)
-    metric = common_accuracy(outcomes)
+    run_folders = [folder / name / f"seed-{seed}" for name, group in outcomes.items() for seed in group]
+    columns = [set(o.rows[0]) for group in outcomes.values() for o in group.values() if o.rows]
+    aim = aim_of(run_folders[0], sorted(set.intersection(*columns))) if columns else None
     runs = [o for group in outcomes.values() for o in group.values() if o.rows and not o.diverged]
-    if metric is None or not runs:
+    if aim is None or not runs:
         return []
-    best = [max((row[metric] for row in o.rows if metric in row), default=0.0) for o in runs]
-    goal = min(best) if target is None else target
+    aim.check(target)
+    goal = aim.common([o.rows for o in runs]) if target is None else target
+    if goal is None:
+        return []
     out = []
     for name, group in outcomes.items():
         for seed, o in group.items():
             run = folder / name / f"seed-{seed}"
             cost: dict[str, Any] = {
-                name: value_at_target(o.rows, [row.get(column, math.nan) for row in o.rows], metric, goal)
+                name: aim.to_reach(o.rows, [row.get(column, math.nan) for row in o.rows], goal)
                 for name, column in (("rounds", "round"), ("upload_d", "upload_d"), ("upload_bytes", "upload_bytes"))
             }
             if RunFolder(run).traffic.exists():  # runs of earlier versions have none
                 try:
                     times = {profile: hours(run, profile) for profile in PROFILES}
-                    cost |= {f"hours_{p}": value_at_target(o.rows, at, metric, goal) for p, at in times.items()}
+                    cost |= {f"hours_{p}": aim.to_reach(o.rows, at, goal) for p, at in times.items()}
                 except UserError as why:
                     say(str(why))
             if o.rows and "hours" in o.rows[0]:
-                cost["hours_own"] = value_at_target(
-                    o.rows, [row.get("hours", math.nan) for row in o.rows], metric, goal
-                )
+                cost["hours_own"] = aim.to_reach(o.rows, [row.get("hours", math.nan) for row in o.rows], goal)
             if o.diverged:
                 cost = dict.fromkeys(cost)
-            out.append({"algorithm": name, "seed": seed, "target": goal, **cost})
+            out.append({"algorithm": name, "seed": seed, "metric": aim.metric, "target": goal, **cost})
     return out
-
-
-def common_accuracy(outcomes: Outcomes) -> str | None:
-    """Return the accuracy that all these runs measured; None if there is none."""
-    columns = [set(o.rows[0]) for group in outcomes.values() for o in group.values() if o.rows]
-    return accuracy_column(set.intersection(*columns)) if columns else None
 
 
 def table(reached: Sequence[Mapping[str, Any]]) -> Table:
     """Return a table for the terminal: means over seeds, or how many seeds reached the target if not all did."""
-    out = Table(title=f"to reach accuracy {reached[0]['target']:.4f} (mean over seeds)", title_justify="left")
+    out = Table(
+        title=f"to reach {reached[0]['metric'].replace('_', ' ')} {reached[0]['target']:.4g} (mean over seeds)",
+        title_justify="left",
+    )
     out.add_column("algorithm", no_wrap=True)
     keys = [
-        key for key in dict.fromkeys(k for row in reached for k in row) if key not in ("algorithm", "seed", "target")
+        key
+        for key in dict.fromkeys(k for row in reached for k in row)
+        if key not in ("algorithm", "seed", "metric", "target")
     ]
     for key in keys:
         out.add_column(_title(key), justify="right")

@@ -4,7 +4,7 @@ import json
 import logging
 import re
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any, Literal
@@ -17,7 +17,7 @@ from fedbcgd.backends.placement import Placement
 from fedbcgd.backends.registry import BACKENDS
 from fedbcgd.core.parts import Section, explain_error
 from fedbcgd.data.names import EMBEDDED, QUADRATICS
-from fedbcgd.errors import UserError
+from fedbcgd.errors import ALIASES, UserError, other_name
 from fedbcgd.files import read_regular, verify_checksum
 from fedbcgd.network.links import COLUMNS
 from fedbcgd.network.profiles import Distribution
@@ -282,7 +282,7 @@ def check(raw: Mapping[str, Any], where: str) -> Config:
         config = Config(**raw)
     except ValidationError as error:
         raise UserError("\n".join(f"{where}: {_explain(e)}" for e in error.errors())) from None
-    for problem in _contradictions(config):
+    for problem in [*_misplaced(config), *_contradictions(config)]:
         raise UserError(f"{where}: {problem}")
     algorithm_of(config, where)
     return config
@@ -343,10 +343,9 @@ def differences(a: Config, b: Config) -> list[str]:
 
 def template() -> str:
     """Return the text of a configuration file with all defaults and comments, for a run of 100 rounds."""
-    from fedbcgd.algorithms.codecs import CODECS
     from fedbcgd.algorithms.local_rules import LocalRule
+    from fedbcgd.algorithms.options import meaning_of
     from fedbcgd.algorithms.registry import algorithm_names, make_algorithm
-    from fedbcgd.algorithms.uplinks import UPLINKS
 
     parts = ["# A run of fedbcgd: `fedbcgd run THIS-FILE --out FOLDER`. Commented lines show a default or a choice."]
     for name, section in (("data", Data), ("model", Model)):
@@ -359,23 +358,11 @@ def template() -> str:
             line = _line(key, getattr(part, key), info.description)
             # Options that only some algorithms have are comments, so that `name` can be changed without other changes.
             lines.append(line if key in LocalRule.model_fields or line.startswith("#") else f"# {line}")
-    options_of = {name: CODECS.get(name).options() for name in CODECS}
-    codecs = ", ".join(f"{name} ({', '.join(options)})" if options else name for name, options in options_of.items())
-    lines.append("# " + _line("codec", "plain", f"how floats become bytes, with the options of each: {codecs}"))
-    uplinks = (
-        f"what each client sends: {', '.join(UPLINKS)}; matched assigns blocks that fit the links of [network] (haste = "
-        "0.9: from 0, fair, to 1, fast)"
-    )
-    lines.append("# " + _line("uplink", "blocks", uplinks))
-    weighting = "weight of the clients in a mean: uniform, or examples (by their number of examples)"
-    lines.append(_line("weighting", "uniform", weighting))
-    limit = (
-        'largest norm of an upload: a number, or a multiple such as "20x" of the largest value that the running median of '
-        "all uploads' norms has had; unset: no limit"
-    )
-    lines.append("# " + _line("max_norm", "20x", limit))
-    over = "what to do with a larger upload: refuse it, or scale it down to the limit"
-    lines.append("# " + _line("over_norm", "refuse", over))
+    for key, value in (("codec", "plain"), ("uplink", "blocks")):
+        lines.append("# " + _line(key, value, meaning_of(key)))
+    lines.append(_line("weighting", "uniform", meaning_of("weighting")))
+    for key, value in (("max_norm", "20x"), ("over_norm", "refuse")):
+        lines.append("# " + _line(key, value, meaning_of(key)))
     parts.append("\n".join(lines))
     parts.append(_section("run", RunSection).replace("# rounds = …", "rounds = 100"))
     lines = _section("network", Network).splitlines()
@@ -420,6 +407,15 @@ def parse_value(text: str) -> Any:
         return text.strip()
 
 
+def _misplaced(config: Config) -> list[str]:
+    """List the keys of `[algorithm]` that belong to another section."""
+    from fedbcgd.algorithms.registry import all_option_names
+
+    own = all_option_names() | {"name"}
+    hints = {key: _in_another_section(key, "algorithm", own) for key in config.algorithm if key not in own}
+    return [f"algorithm.{key}: {hint}" for key, hint in hints.items() if hint]
+
+
 def _contradictions(config: Config) -> list[str]:
     """List the values that do not go together."""
     run, data, chosen = config.run, config.data, config.quadratics
@@ -454,10 +450,40 @@ def _contradictions(config: Config) -> list[str]:
 def _explain(error: Any) -> str:
     """Word one of pydantic's errors for the user."""
     section: Any = Config
-    for key in [str(step) for step in error["loc"]][:-1]:
+    path = [str(step) for step in error["loc"]]
+    for key in path[:-1]:
         section = SECTIONS.get(key, section)
+    here = path[0] if section is not Config else ""
+    if error["type"] == "extra_forbidden" and here in {"", *_HINTED}:
+        from fedbcgd.algorithms.registry import all_option_names
+
+        own = list(section.model_fields)
+        elsewhere = _in_another_section(path[-1], here, own) or _in_algorithm(path[-1], all_option_names())
+        if hint := other_name(path[-1], own) or elsewhere:
+            return f"{'.'.join(path)}: {hint}"
     # A section is a table to the user, who knows no classes.
     return re.sub(r"a dictionary or instance of \w+", "a table", explain_error(error, section))
+
+
+_HINTED: dict[str, type[Section]] = {"data": Data, "model": Model, "run": RunSection}
+
+
+def _in_another_section(key: str, here: str, own: Collection[str]) -> str:
+    """Say which other section has a key, perhaps by another name; empty if none has."""
+    if other_name(key, own):
+        return ""
+    name = ALIASES.get(key.lower(), key)
+    for section, fields in _HINTED.items():
+        if section != here and name in fields.model_fields and name != "name":
+            return f"no such key here; it belongs to [{section}]" + (f" and is called {name}" if name != key else "")
+    return ""
+
+
+def _in_algorithm(key: str, options: Collection[str]) -> str:
+    if key in options:
+        return "no such key here; it belongs to [algorithm]"
+    hint = other_name(key, options)
+    return hint.replace("no such option; it is called", "no such key here; it belongs to [algorithm] and is called")
 
 
 def flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -208,7 +208,7 @@ def _execute(prepared: _Prepared, folder: RunFolder, callbacks: Sequence[Callbac
         try:
             reason = loop.run()
             save()
-            write_tensors(folder.model, run.state_dict())
+            write_tensors(folder.model, run.state_dict(), experiment.info.metadata())
             outcome = run.outcome(reason)
             write_summary(outcome)
             if figures:

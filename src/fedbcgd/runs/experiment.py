@@ -1,7 +1,7 @@
 """Building what a configuration names: data, model and clients."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -14,10 +14,12 @@ from fedbcgd.data.images import Images
 from fedbcgd.data.names import QUADRATICS
 from fedbcgd.data.sources import Tensors, as_source, split
 from fedbcgd.errors import UserError
-from fedbcgd.models.make import call_factory, load_attribute, make_model
+from fedbcgd.models.make import HF, call_factory, load_attribute, make_model
 from fedbcgd.models.problems import quadratics
+from fedbcgd.models.stored import ModelInfo, transformers_values
 from fedbcgd.rng import stream
 from fedbcgd.runs.config import Config, Data, Quadratics
+from fedbcgd.runs.secrets import mask_config
 
 Splittable = Images | Tensors
 
@@ -37,6 +39,7 @@ class Experiment:
         classes: names of the labels.
         digest: identifies the data set.
         notes: messages for the user.
+        info: how the model is built again.
     """
 
     model: nn.Module
@@ -49,6 +52,7 @@ class Experiment:
     classes: tuple[str, ...] = ()
     digest: str = ""
     notes: tuple[str, ...] = ()
+    info: ModelInfo = field(default_factory=ModelInfo)
 
 
 @dataclass
@@ -80,7 +84,8 @@ def make_experiment(config: Config) -> Experiment:
     if data.name == QUADRATICS:
         chosen = config.quadratics or Quadratics()
         p = quadratics(data.clients, seed=seed, **chosen.model_dump())
-        return Experiment(p.model, p.clients, p.test, "test", p.loss, p.metrics)
+        info = ModelInfo.of_module(p.model)
+        return Experiment(p.model, p.clients, p.test, "test", p.loss, p.metrics, info=info)
     partitioned = partition_data(config)
     assert partitioned is not None
     loaded = partitioned.loaded
@@ -101,7 +106,22 @@ def make_experiment(config: Config) -> Experiment:
         loaded.classes,
         loaded.digest,
         (*built.notes, str(partition.Heterogeneity.of(partitioned.counts))),
+        _model_info(config, built.module, loaded, options),
     )
+
+
+def _model_info(config: Config, module: nn.Module, loaded: Loaded, options: dict[str, Any]) -> ModelInfo:
+    is_transformers = config.model.name.startswith(HF)
+    return ModelInfo(
+        name=HF + type(module).__name__ if is_transformers else config.model.name,
+        kind=type(module).__qualname__,
+        options=mask_config({} if is_transformers else options),
+        config=transformers_values(module) if is_transformers else None,
+        shape=loaded.shape,
+        classes=len(loaded.classes),
+        class_names=loaded.classes,
+        precision=config.run.precision,
+    ).with_data(loaded.test)
 
 
 @dataclass

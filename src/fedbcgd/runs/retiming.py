@@ -1,10 +1,11 @@
 """Timing a finished run on any network: hours at each row of its metrics, hours to a target, who served which block.
 
 A network that only measures time does not change training, so that one run can be timed on all networks:
-`traffic.jsonl` in its folder has what was sent. If the run's network did more, its hours hold for that network only: on
-another one other clients would have been late, or had other blocks.
+`traffic.jsonl` in its folder has what was sent. A run whose network did more is tied to it: on another network other
+clients would have been late, or had other blocks.
 """
 
+import math
 from array import array
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -21,15 +22,15 @@ from fedbcgd.network.settings import Network, as_network
 from fedbcgd.runs import config as configuration
 from fedbcgd.runs.bias import BlockBias, block_biases
 
-MAX_CSV_BYTES = 1 << 26  # of measured links
-MAX_CLIENTS = 1_000_000  # for a configuration that may come from anywhere
+LARGEST_CSV = 1 << 26  # bytes of measurements
+MOST_CLIENTS = 1_000_000  # for a configuration that may come from anywhere
 
 NetworkLike = str | Mapping[str, Any] | Network | Links  # the name of a profile, settings as in `[network]`, or links
 
 
 @dataclass(frozen=True)
 class RunConditions:
-    """What the time of a run on a network depends on."""
+    """How a run was run, as far as its time on a network depends on that."""
 
     clients: int
     seed: int
@@ -38,7 +39,7 @@ class RunConditions:
     closed_early: bool = False  # on Flower: rounds closed before all uploads were there
 
 
-class DependsOnItsNetwork(UserError):
+class Tied(UserError):
     """A run depended on its own network, so that its hours on another one would mislead."""
 
 
@@ -46,14 +47,14 @@ def hours(folder: Path | str, network: NetworkLike | None = None) -> list[float]
     """Compute the hours since the beginning of a run at each row of its metrics.
 
     Args:
-        folder: the run folder.
-        network: the network on which the run is timed; None is the run's own.
+        folder: of the run.
+        network: that the run is timed on; None is the run's own.
 
     Returns:
         Hours, one for each row.
 
     Raises:
-        DependsOnItsNetwork: the run depended on its own network.
+        Tied: the run depended on its own network.
         UserError: the folder has no run, or a file in it is damaged.
     """
     run = RunFolder(Path(folder))
@@ -61,9 +62,9 @@ def hours(folder: Path | str, network: NetworkLike | None = None) -> list[float]
     if network is None:
         own_network(run)
         if not all("hours" in row for row in rows):
-            raise UserError(f"{run.metrics}: expected a column hours in each row, got rows without it; give a network")
+            raise UserError(f"{run.metrics}: expected hours in each row, got rows without: the file is incomplete")
         return [row["hours"] for row in rows]
-    return hours_under(run.path, {"network": network}, [row["round"] for row in rows])["network"]
+    return hours_under(run.path, {"it": network}, [row["round"] for row in rows])["it"]
 
 
 def hours_under(
@@ -72,22 +73,22 @@ def hours_under(
     """Compute the hours of a run on several networks after some rounds.
 
     Args:
-        folder: the run folder.
-        networks: the networks by name; None is the profile of that name.
-        rounds: the rounds after which the hours are computed.
+        folder: of the run.
+        networks: by name; None is the profile of that name.
+        rounds: after which the hours are computed.
 
     Returns:
         For each network the hours after each of the rounds.
 
     Raises:
-        DependsOnItsNetwork: the run depended on its own network.
+        Tied: the run depended on its own network.
         UserError: the folder has no run, or a file in it is damaged.
     """
     run = RunFolder(folder)
     conditions = conditions_of(run)
     links_of = {name: _links(conditions, name if network is None else network) for name, network in networks.items()}
     for links in links_of.values():
-        _refuse_dependent(run, conditions, links)
+        _refuse_tied(run, conditions, links)
     clocks = {name: array("d", [0.0]) for name in links_of}
     for sent in _rounds(run, min(map(len, links_of.values()))):
         for name, links in links_of.items():
@@ -99,11 +100,11 @@ def hours_under(
 
 
 def bias(folder: Path | str, network: NetworkLike | None = None) -> list[BlockBias]:
-    """Measure whether fast or slow clients served each block of a run.
+    """Measure who served each block of a run, by the speed of their uplinks.
 
     Args:
-        folder: the run folder.
-        network: the network whose uplinks rank the clients; None is the run's own.
+        folder: of the run.
+        network: that has the uplinks; None is the run's own.
 
     Returns:
         The bias of each block.
@@ -116,20 +117,23 @@ def bias(folder: Path | str, network: NetworkLike | None = None) -> list[BlockBi
     return block_biases(_rounds(run, len(links)), links)
 
 
-def value_at_target(rows: Sequence[Row], values: Sequence[float], metric: str, target: float) -> float | None:
-    """Return the value (hours, upload, …) at the first row whose metric is at least the target.
+def to_reach(
+    rows: Sequence[Row], values: Sequence[float], metric: str, target: float, falling: bool = False
+) -> float | None:
+    """Find what it took to reach a target.
 
     Args:
-        rows: the metrics of a run.
-        values: a value for each row, such as hours, rounds or upload.
-        metric: the metric's name in the rows.
-        target: the least value of the metric.
+        rows: metrics of a run.
+        values: for each row, such as hours, rounds or upload.
+        metric: its name in the rows.
+        target: that the metric should reach.
+        falling: whether the metric reaches it from above.
 
     Returns:
         The value at the first row that reaches the target; None if none does.
     """
-    pairs = zip(rows, values, strict=True)
-    return next((value for row, value in pairs if row.get(metric, -1.0) >= target), None)
+    pairs = ((row.get(metric, math.nan), value) for row, value in zip(rows, values, strict=True))
+    return next((value for got, value in pairs if (got <= target if falling else got >= target)), None)
 
 
 def check_target(target: float | None) -> None:
@@ -142,45 +146,44 @@ def check_target(target: float | None) -> None:
         raise UserError(f"target: expected an accuracy > 0 and ≤ 1, such as 0.8, got {target:g}")
 
 
-def _refuse_dependent(run: RunFolder, conditions: RunConditions, links: Links) -> None:
-    """Refuse links on which other clients might have taken part than in the run."""
+def _refuse_tied(run: RunFolder, conditions: RunConditions, links: Links) -> None:
     own, algorithm = conditions.network, conditions.algorithm
     if conditions.closed_early:
-        raise DependsOnItsNetwork(
-            f"network: expected none for {run.path}, whose rounds closed early (close_at): which clients were in time "
-            "depended on the run's real network, so that hours on another one would mislead"
+        raise Tied(
+            f"{run.path}: close_at: which clients were in time depended on the run's real network, so that hours on "
+            "another one would mislead"
         )
     if own is None:
         return
-    causes = [name for name in ("deadline", "minimum", "absences", "dropout") if getattr(own, name)]
-    causes += ["oversample"] if own.oversample > 1 else []
-    causes += ["close_at"] if own.close_at < 1 else []
+    ties = [name for name in ("deadline", "minimum", "absences", "dropout") if getattr(own, name)]
+    ties += ["oversample"] if own.oversample > 1 else []
+    ties += ["close_at"] if own.close_at < 1 else []
     if algorithm.get("uplink") == "matched" and (algorithm["haste"] or algorithm["divider"] == "links"):
-        causes.append("uplink = 'matched'")
-    if causes and _drawn(own, len(links), conditions.seed).digest() != links.digest():
-        raise DependsOnItsNetwork(
-            f"network: expected that of {run.path}, got another: by {', '.join(causes)} the clients that were sampled or in "
-            "time, or their blocks, depended on it, so that hours on another one would mislead; repeat the run with it"
+        ties.append("uplink = 'matched'")
+    if ties and _drawn(own, len(links), conditions.seed).digest() != links.digest():
+        raise Tied(
+            f"{run.path}: {', '.join(ties)}: which clients were sampled, in time, or had which block depended on the "
+            "run's own network, so that hours on another one would mislead; repeat the run with that network"
         )
 
 
 def own_network(run: RunFolder) -> Network:
-    """Return the simulated network of a run.
+    """Return the network that a run was done with.
 
     Raises:
-        UserError: the run had none, or its configuration cannot be read.
+        UserError: it was done without one, or its configuration cannot be read.
     """
     network = conditions_of(run).network
     if network is None:
-        raise UserError(f"network: expected one for {run.path}, which was run without, got none; name one, such as 4g")
+        raise UserError(f"{run.path} was run without a network: name one, such as 4g")
     return network
 
 
 def conditions_of(run: RunFolder) -> RunConditions:
-    """Read the conditions of a run: from its configuration or, on Flower, from what the strategy wrote.
+    """Read how a run was run: from its configuration, or, on Flower, from what the strategy wrote.
 
     Raises:
-        UserError: the file cannot be read, or a value is wrong.
+        UserError: it cannot be read, or is wrong.
     """
     if run.federation.exists() and not run.config.exists():
         return _conditions_on_flower(run.federation)
@@ -188,12 +191,12 @@ def conditions_of(run: RunFolder) -> RunConditions:
         config = configuration.check(configuration.read_table(run.config), str(run.config))
     except FileNotFoundError:
         raise UserError(
-            f"{run.path}: expected the folder of a run, got one without {run.config.name} or {run.federation.name}"
+            f"{run.path} is not the folder of a run: it has no {run.config.name} or {run.federation.name}"
         ) from None
     except OSError as error:
         raise UserError(f"{run.config} cannot be read: {error.strerror}") from None
-    if config.data.clients > MAX_CLIENTS:
-        raise UserError(f"{run.config}: data.clients: expected at most {MAX_CLIENTS:,}, got {config.data.clients}")
+    if config.data.clients > MOST_CLIENTS:
+        raise UserError(f"{run.config}: data.clients: expected at most {MOST_CLIENTS:,}, got {config.data.clients}")
     return RunConditions(config.data.clients, config.run.seed, config.network, config.algorithm)
 
 
@@ -201,8 +204,8 @@ def _conditions_on_flower(path: Path) -> RunConditions:
     try:
         values = parse_json_object(read_regular(path, MAX_READ_BYTES))[0]
         clients, seed, early = values["data"]["clients"], values["run"]["seed"], values["run"]["close_at"] < 1
-        if not isinstance(clients, int) or not 1 <= clients <= MAX_CLIENTS or not isinstance(seed, int):
-            raise ValueError(f"clients: expected 1 to {MAX_CLIENTS:,}")
+        if not isinstance(clients, int) or not 1 <= clients <= MOST_CLIENTS or not isinstance(seed, int):
+            raise ValueError(f"clients: expected 1 to {MOST_CLIENTS:,}")
         return RunConditions(clients, seed, None, {}, early)
     except OSError as error:
         raise UserError(f"{path} cannot be read: {error.strerror}") from None
@@ -221,14 +224,14 @@ def _links(conditions: RunConditions, network: NetworkLike) -> Links:
 def _drawn(network: Network, clients: int, seed: int) -> Links:
     """Draw or read the links; a file that the configuration names must be regular and not too large."""
     path = None if network.csv is None else Path(network.csv)
-    if path is not None and path.exists() and (not path.is_file() or path.stat().st_size > MAX_CSV_BYTES):
-        raise UserError(f"network.csv: expected a file of at most {MAX_CSV_BYTES:,} bytes, got {path}")
+    if path is not None and path.exists() and (not path.is_file() or path.stat().st_size > LARGEST_CSV):
+        raise UserError(f"network.csv: expected a file of at most {LARGEST_CSV:,} bytes, got {path}")
     return network.links(clients, seed)
 
 
 def _rounds(run: RunFolder, clients: int) -> Iterator[Round]:
     if not run.traffic.exists():
-        raise UserError(f"{run.path}: expected {run.traffic.name}, which every run writes, got none")
+        raise UserError(f"{run.path} has no {run.traffic.name}, which `fedbcgd run` and `compare` write")
     for sent in read(run.traffic):
         largest = max(sent.clients, default=0)
         if largest >= clients:

@@ -164,7 +164,7 @@ def test_fair_to_the_end_is_fedbcgd_to_the_bit(net, toys):
 
 def test_without_links_it_is_said(net, toys):
     for options in ({}, {"divider": "even"}):
-        with pytest.raises(UserError, match="give a network"):
+        with pytest.raises(UserError, match="network: expected one with uplink 'matched'"):
             simulate(net(), toys(), "fedbcgd", uplink="matched", blocks=3, rounds=1, workers=0, **options)
 
 

@@ -36,7 +36,7 @@ class Mutator:
             reply = Message(Error(code=rng.randrange(10), reason="y" * rng.choice([0, 10, 100_000])), reply_to=message)
         elif rng.random() < 0.1:
             told = {"failed": rng.choice(VALUES), "state_lost": rng.choice([True, False, 1, "yes"])}
-            reply = Message(RecordDict({wire.TOLD: ConfigRecord(told | self._token(reply))}), reply_to=message)
+            reply = Message(RecordDict({wire.VALUES: ConfigRecord(told | self._token(reply))}), reply_to=message)
         ways = [self.value, self.value, self.key, self.record, self.array, self.array, self.metric, self.metadata]
         for _ in range(rng.randint(1, 3)):
             rng.choice(ways)(reply)
@@ -50,7 +50,7 @@ class Mutator:
             return error
 
     def _token(self, reply):
-        told = reply.content.get(wire.TOLD, {}) if reply.has_content() else {}
+        told = reply.content.get(wire.VALUES, {}) if reply.has_content() else {}
         return {wire.TOKEN: told[wire.TOKEN]} if wire.TOKEN in told else {}
 
     def _pick(self, reply, kind):

@@ -28,7 +28,7 @@ BAD = 2  # the compromised client
 
 
 def edit(reply, **values):
-    reply.content[wire.TOLD] = ConfigRecord({**reply.content[wire.TOLD], **values})
+    reply.content[wire.VALUES] = ConfigRecord({**reply.content[wire.VALUES], **values})
     return reply
 
 
@@ -112,7 +112,7 @@ def _failed(message, reply):
 
 
 def wire_with_token(reply, **told):
-    return RecordDict({wire.TOLD: ConfigRecord({wire.TOKEN: reply.content[wire.TOLD][wire.TOKEN], **told})})
+    return RecordDict({wire.VALUES: ConfigRecord({wire.TOKEN: reply.content[wire.VALUES][wire.TOKEN], **told})})
 
 
 RECORDS = {
@@ -128,7 +128,7 @@ RECORDS = {
 @pytest.mark.parametrize("of", ["train", "evaluate", wire.HELLO])
 def test_records_that_were_not_asked_for_are_refused_alone(of, how, caplog):
     def change(message, reply):
-        told = {wire.TOLD: reply.content[wire.TOLD]} if of == "train" or how != "no records" else {}
+        told = {wire.VALUES: reply.content[wire.VALUES]} if of == "train" or how != "no records" else {}
         return Message(RecordDict({**told, **RECORDS[how]}), reply_to=message)
 
     federation, _ = start("fedavg", attacked(of, change), rounds=1, cohort=None, clients=M, evaluate_clients=1.0)
@@ -335,7 +335,7 @@ def test_rosters_by_node_id_and_in_json(tmp_path):
     assert Roster(found).ties == {0: "node 100", 1: "node 101"}
     text = public_key(1)[0].decode()
     (tmp_path / "r.toml").write_text(f'[clients.0]\nkey = "{text}"\n[clients.1]\nnode = 7\n')
-    assert Roster(read_roster(tmp_path / "r.toml")).ties[0] == roster._of_key(public_key(1)[1])
+    assert Roster(read_roster(tmp_path / "r.toml")).ties[0] == roster.identity_of_key(public_key(1)[1])
 
 
 @pytest.mark.parametrize(
@@ -414,7 +414,7 @@ def test_nodes_are_asked_for_their_numbers_only_where_they_are_needed():
         grid = LocalGrid(app(load_test=lambda client: CLIENTS[client]), M)
         start("fedavg", grid, rounds=1, **options)
         hello = next(r for r in grid.replies if kind(r) == wire.HELLO)
-        return set(hello.content[wire.TOLD]) & {"examples", "test_examples"}
+        return set(hello.content[wire.VALUES]) & {"examples", "test_examples"}
 
     assert asked() == set()
     assert asked(weighting="examples") == {"examples"}
@@ -455,7 +455,7 @@ def test_it_cannot_end_a_run_by_leaving_out_the_targets_metric():
     assert federation.outcome.stopped == "rounds"
 
 
-def test_it_can_set_the_controls_back_only_now_and_then(tmp_path, caplog):
+def test_it_can_reset_the_controls_only_now_and_then(tmp_path, caplog):
     """Once, then after 10 rounds, 20, 40 …; kept with the checkpoint. Otherwise only its own upload is lost."""
 
     def change(message, reply):
@@ -594,5 +594,5 @@ def test_it_can_name_its_weight_when_it_first_comes():
 def test_what_ties_a_client_is_in_the_checkpoint(tmp_path):
     start("fedavg", keyed(), rounds=1, folder=tmp_path, weighting="examples")
     _, values = Checkpoints(tmp_path / "checkpoint", 1).load()
-    assert values["roster"]["ties"] == {str(c): roster._of_key(f"key {c}".encode()) for c in range(M)}
+    assert values["roster"]["ties"] == {str(c): roster.identity_of_key(f"key {c}".encode()) for c in range(M)}
     assert values["roster"]["examples"] == {str(c): 12 for c in range(M)}

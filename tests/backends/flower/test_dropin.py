@@ -309,7 +309,7 @@ def test_a_layout_travels_small_and_whole():
         content = RecordDict({plain.FORM: ConfigRecord({"layout": packed})})
         assert plain.read_layout(content, layout.digest) == layout
         assert len(packed) < 3000
-        with pytest.raises(UserError, match="not the server's"):
+        with pytest.raises(UserError, match="layout: expected the server's"):
             plain.read_layout(content, "0" * 16)
 
 
@@ -399,13 +399,13 @@ def raise_error(message, context):
 
 
 WRONG = {
-    "no message": (lambda message, context: None, "expected a Message"),
+    "no message": (lambda message, context: None, "expected it to return a Message"),
     "an error": (lambda m, c: Message(Error(code=1, reason="out of memory"), reply_to=m), "out of memory"),
     "an exception": (raise_error, "disk on fire"),
     "no model": (reply_with(metrics=MetricRecord({"num-examples": 1})), "expected one ArrayRecord"),
     "two models": (reply_with(a=whole(), b=whole()), "expected one ArrayRecord"),
-    "other names": (reply_with(arrays=renamed()), "lacks '0.weight'"),
-    "other shapes": (reply_with(arrays=reshaped()), r"expected shape \(8, 4\)"),
+    "other names": (reply_with(arrays=renamed()), "expected a model with '0.weight'"),
+    "other shapes": (reply_with(arrays=reshaped()), r"expected '0.weight' of shape \(8, 4\)"),
     "no examples": (reply_with(arrays=whole()), "expected 'num-examples' among its metrics"),
     "NaN": (reply_with(arrays=ArrayRecord({n: Array((v * NAN).numpy()) for n, v in make_model().state_dict().items()}),
                        metrics=MetricRecord({"num-examples": 1})), "NaN or infinity"),
@@ -425,6 +425,15 @@ def test_a_function_that_goes_wrong_is_lost_with_its_words(how):
     assert report.accepted == M - 1
     assert re.search(words, (*report.lost, *report.refused)[0])
     assert all(value.isfinite().all() for value in state(result.arrays).values())
+
+
+def test_training_that_diverges_does_not_name_a_rate_that_is_not_used():
+    """Rates are the app's; only clients that train by the algorithm's rule use its lr."""
+    nan = ArrayRecord({name: Array((value * NAN).numpy()) for name, value in make_model().state_dict().items()})
+    with pytest.raises(fedbcgd.Diverged, match="too high in the clients' own training"):
+        run("fedavg", LocalGrid(dropin(reply_with(arrays=nan)), M), rounds=3)
+    with pytest.raises(fedbcgd.Diverged, match=r"too high \(lr = 0\.5 now\)"):
+        run("fedavg", LocalGrid(rule_app(loss=lambda m, b: NAN * m(b[0]).sum()), M), rounds=3, lr=0.5)
 
 
 def test_metrics_that_are_no_numbers_stay_on_the_client(caplog):
@@ -488,7 +497,10 @@ def test_a_residual_survives_a_restart_in_a_folder(tmp_path):
 
 @pytest.mark.parametrize("name", ["scaffold", "feddc", "fedprox", "fedbcgd+", "fedbcgd+derived", "fedbcgd-frozen"])
 def test_what_corrects_gradients_is_refused_at_the_start(name):
-    with pytest.raises(UserError, match=r"corrects every gradient.*config\.optimizer"):
+    with pytest.raises(
+        UserError,
+        match=r"algorithm: expected one that needs only the trained model .* corrects every gradient.*config\.optimizer",
+    ):
         run(name)
 
 
@@ -635,7 +647,7 @@ def test_an_evaluation_cannot_raise_its_weight_later():
 @pytest.mark.parametrize("value", [3, "", "anything", True, ["app"], 1.5])
 def test_a_greeting_with_another_way_to_train_is_refused_alone(value, caplog):
     def change(message, reply):
-        reply.content[wire.TOLD] = ConfigRecord({**reply.content[wire.TOLD], "trains": value})
+        reply.content[wire.VALUES] = ConfigRecord({**reply.content[wire.VALUES], "trains": value})
         return reply
 
     federation, _ = run("fedavg", attacked(wire.HELLO, change), rounds=1, clients=M)
@@ -686,7 +698,7 @@ def test_how_many_evaluate(options, asked):
 
 def test_enough_nodes_are_waited_for():
     for options in ({"min_available_nodes": 5}, {"fraction_train": 0.1, "min_train_nodes": 5}):
-        with pytest.raises(UserError, match=r"3 clients are online.*5 are needed"):
+        with pytest.raises(UserError, match=r"expected at least 5 clients online.*got 3"):
             run("fedavg", LocalGrid(dropin(), 3), patience=0.01, **options)
 
 
@@ -710,7 +722,7 @@ REFUSED = {
     "min_fit_clients": (2, "min_train_nodes"),
     "min_available_clients": (2, "min_available_nodes"),
     "on_fit_config_fn": (dict, "train_config"),
-    "evaluate_fn": (max, "strategy.start"),
+    "evaluate_fn": (max, r"strategy.start.*, which needs a ServerApp with @app.main\(\)"),
     "initial_parameters": ([], "initial_arrays"),
     "eta": (0.1, "server_lr"),
     "fraction_train": (0, "above 0"),
@@ -739,7 +751,7 @@ def test_other_options_are_refused_with_a_hint(name):
     ],
 )
 def test_two_names_for_the_same_are_refused(options):
-    with pytest.raises(UserError, match="both say the same"):
+    with pytest.raises(UserError, match="got both, which mean the same"):
         strategy("fedavg", **options)
 
 
@@ -759,7 +771,9 @@ def test_settings_reach_the_function():
 
 @pytest.mark.parametrize("name", ["lr", "local-epochs", "batch_size"])
 def test_settings_that_our_rule_does_not_follow_are_refused(name):
-    with pytest.raises(UserError, match=rf"train_config: {name} = 7.*strategy\(…, {name.replace('-', '_')}=7"):
+    with pytest.raises(
+        UserError, match=rf"train_config: expected {name} = .*, got 7; say .*strategy\(…, {name.replace('-', '_')}=7"
+    ):
         run("fedavg", LocalGrid(rule_app(), M), train_config={name: 7}, **LOCAL)
 
 
@@ -767,7 +781,7 @@ def test_settings_that_say_the_same_are_taken_and_unknown_ones_are_told_of(caplo
     settings = {"lr": 0.1, "batch-size": 4, "server-round": 3, "flavour": "sour"}
     federation, _ = run("fedavg", LocalGrid(rule_app(), M), train_config=settings, **LOCAL)
     assert federation.server.last.accepted == 6
-    assert "'flavour' reaches nobody" in caplog.text
+    assert "'flavour' has no effect" in caplog.text
     assert "batch-size" not in caplog.text
 
 
@@ -812,6 +826,13 @@ def test_evaluate_fn_is_in_log_result_and_rows(tmp_path, caplog):
         assert line in caplog.text
 
 
+def test_an_evaluate_fn_without_values_has_no_line(caplog):
+    caplog.set_level("INFO", logger="flwr.fedbcgd")
+    strategy("fedavg").start(LocalGrid(dropin(), M), num_rounds=1, evaluate_fn=lambda round, arrays: None)
+    assert "round 1:" in caplog.text
+    assert "round 0:" not in caplog.text
+
+
 def test_a_target_may_be_a_value_of_evaluate_fn():
     federation = strategy("fedavg", target=("test_score", 3))
     federation.start(LocalGrid(dropin(), M), num_rounds=9, evaluate_fn=lambda r, a: MetricRecord({"score": float(r)}))
@@ -833,8 +854,8 @@ def test_mods_of_our_client_app():
     _, result = start("fedbcgd", LocalGrid(app, M), rounds=1)
     reference = simulate(make_model(), CLIENTS, "fedbcgd", rounds=1, cohort=4, seed=3, workers=0, blocks=2, **LOCAL)
     assert same(result.arrays, reference.module)
-    assert (wire.HELLO, {wire.TOLD}) in seen
-    assert ("train", {wire.TOLD, wire.UPLOAD}) in seen
+    assert (wire.HELLO, {wire.VALUES}) in seen
+    assert ("train", {wire.VALUES, wire.UPLOAD}) in seen
 
 
 @pytest.mark.parametrize("mod", [secaggplus_mod, fixedclipping_mod, adaptiveclipping_mod])
@@ -845,7 +866,7 @@ def test_mods_that_need_whole_models_at_the_server_are_refused_everywhere(mod):
         lambda: dropin(app_mods=[mod]),
         lambda: fedbcgd.flower.wrap(ClientApp(client_fn=client_fn, mods=[mod])),
     ):
-        with pytest.raises(UserError, match=f"mods: {mod.__name__}"):
+        with pytest.raises(UserError, match=f"mods: expected none.*got {mod.__name__}"):
             make()
 
 
@@ -871,7 +892,7 @@ WRAPPERS = {
 def test_differential_privacy_around_the_strategy_is_refused(how):
     wrapper, grid = WRAPPERS[how](strategy("fedavg")), LocalGrid(dropin(), M)
     weights = ArrayRecord(make_model().state_dict())
-    with pytest.raises(UserError, match=r"DifferentialPrivacy.*around fedbcgd's strategy"):
+    with pytest.raises(UserError, match=r"around fedbcgd's strategy, got DifferentialPrivacy"):
         wrapper.start(grid, weights, num_rounds=1)
     with pytest.raises(UserError, match="around fedbcgd's strategy"):
         wrapper.configure_train(1, weights, ConfigRecord(), grid)
@@ -906,6 +927,22 @@ def test_flowers_own_loop_runs_an_app_too():
     _, wanted = run("fedbcgd", grids[1], rounds=3, train_config={"lr": 0.3}, fraction_evaluate=1.0)
     assert all(torch.equal(value, state(wanted.arrays)[name]) for name, value in state(result.arrays).items())
     assert result.evaluate_metrics_clientapp[3] == wanted.evaluate_metrics_clientapp[3]
+
+
+def test_a_client_app_that_was_not_changed_is_told_what_to_change(caplog):
+    """Only the server's line was changed: Flower itself answers our first question, with an error."""
+    app = ClientApp()
+    app.train()(train_message)
+
+    def of_flower(message, context):
+        try:
+            return app(message, context)
+        except ValueError as error:  # as flwr.supernode.runtime.run_clientapp has it
+            return Message(Error(code=2, reason=f"{type(error)}:<'{error}'>"), reply_to=message)
+
+    with pytest.raises(UserError, match=r"expected at least . clients online.*got 0"):
+        run("fedbcgd", LocalGrid(of_flower, M), patience=0.1)
+    assert "say @fedbcgd.flower.train(app) instead of @app.train()" in caplog.text
 
 
 # -- the older shape: client_fn and server_fn --------------------------------------------------------------------------
@@ -963,7 +1000,7 @@ def test_a_client_fn_whose_fit_goes_wrong_is_lost_with_its_words():
 
     app = fedbcgd.flower.wrap(ClientApp(client_fn=lambda context: Wrong(0).to_client()))
     federation, _ = run("fedavg", LocalGrid(app, 3), rounds=1)
-    assert "expected 4 arrays" in federation.server.last.lost[0]
+    assert "expected it to return 4 arrays" in federation.server.last.lost[0]
 
 
 class LegacyGrid(LocalGrid):
@@ -987,6 +1024,15 @@ def test_a_server_fn_with_our_strategy():
     assert all(torch.equal(value, federation.state_dict()[name]) for name, value in state(wanted.arrays).items())
     assert [row["round"] for row in federation.rows] == [1, 2, 3]
     assert "clients_accuracy" in federation.rows[-1]
+
+
+def test_the_round_timeout_of_a_server_fn_is_ours():
+    federation = strategy("fedavg")
+    parts = ServerAppComponents(strategy=federation, config=ServerConfig(num_rounds=1, round_timeout=7.5))
+    grid = LegacyGrid(fedbcgd.flower.wrap(ClientApp(client_fn=client_fn)), M)
+    context = Context(run_id=1, node_id=1, node_config={}, state=RecordDict(), run_config={})
+    ServerApp(server_fn=lambda _: parts)(grid, context)
+    assert federation.timeout == 7.5
 
 
 def test_older_privacy_and_secure_aggregation_are_refused():

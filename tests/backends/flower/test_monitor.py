@@ -99,12 +99,12 @@ def test_progress_within_a_round(caplog, monkeypatch):
     def lose(message, reply):
         return None if train(message) and reply.content["told"]["client"] == 3 else reply
 
-    start(grid(lose=lose), rounds=1, timeout=0.3, progress_seconds=0.0)
-    assert re.search(r"round 1: 1 of 4 in, 0\.0 MB, \d+ s", caplog.text)
-    assert caplog.text.count("round 1: 3 of 4 in") > 3
+    start(grid(lose=lose), rounds=1, timeout=2, progress_seconds=0.0)
+    assert re.search(r"round 1: 1 of 4 replies, 0\.0 MB, \d+ s", caplog.text)
+    assert caplog.text.count("round 1: 3 of 4 replies") > 3
     caplog.clear()
     start(grid(), rounds=1, timeout=5)
-    assert " of 4 in" not in caplog.text
+    assert " of 4 replies" not in caplog.text
 
 
 @pytest.mark.parametrize("most", [1, 3, None])

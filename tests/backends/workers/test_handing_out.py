@@ -42,7 +42,7 @@ def test_a_worker_has_its_next_short_task_before_it_has_done_the_last(toys, net,
 
     def watched(self, request):
         if isinstance(request, FitRequest):
-            held.setdefault(request.assignments[0].task.round, []).append(len(self.pending))
+            held.setdefault(request.assignments[0].task.round, []).append((len(self.pending), len(request.units)))
         send(self, request)
 
     monkeypatch.setattr(workers_module.Worker, "send", watched)
@@ -51,12 +51,38 @@ def test_a_worker_has_its_next_short_task_before_it_has_done_the_last(toys, net,
         held.clear()
         monkeypatch.setattr(workers_module, "SHORT_TASK", short)
         results[short] = state(go(net, lambda *a: toys(*a) * 2, cohort=12, rounds=2, workers=2))
-        assert [len(counts) for counts in held.values()] == [12, 12]
-        assert max(held[1]) == (1 if short else 0)
+        assert [sum(units for _, units in requests) for requests in held.values()] == [12, 12]
         if short:
-            assert held[1][:4] == [0, 0, 1, 1]
-            assert held[1][-1] == 0
+            assert [pending for pending, _ in held[1]][:3] == [0, 0, 1]
+            assert held[1][-1][0] == 0
+        else:
+            assert set(held[1]) == {(0, 1)}
     assert same(results[0.0], results[1e9])
+
+
+def test_short_tasks_are_handed_out_several_at_a_time(toys, net):
+    """A third of the examples that are left, with two workers; one by one when a worker died of them."""
+    job = make_job(net(), toys((6, 6, 6, 6, 2, 2, 2, 2, 2, 2)), fedbcgd.make_algorithm("fedavg"), None, 0)
+    server = make_server(job, 10, Stop(rounds=9))
+    store = StateStore((), job.layout.dim, job.layout.dtype)
+
+    def counts(seconds, died=False):
+        backend = SimpleNamespace(job=job, last_seconds=seconds, store=store)
+        tasks, counts = workers_module._Round(backend, server, server.plan(), 10), []
+        while request := tasks.next(2):
+            if died:
+                tasks.requeue(request)
+                died = False
+                continue
+            counts.append([job.examples(unit[0].task.client) for unit in request.units])
+        assert tasks._examples_left == 0
+        return counts
+
+    assert counts(0.001) == [[6, 6], [6, 6], [2, 2], [2, 2], [2], [2]]
+    assert counts(0.011) == [[6]] * 4 + [[2]] * 6, "no more than SHORT_TASK at once"
+    assert counts(0.001, died=True) == [[6]] * 4 + [[2]] * 6
+    assert counts(workers_module.SHORT_TASK) == [[6]] * 4 + [[2]] * 6
+    store.close()
 
 
 def test_a_worker_killed_with_two_tasks_in_hand(toys, net, monkeypatch, caplog):
@@ -110,7 +136,7 @@ def test_no_task_waits_behind_an_evaluation(toys, net, monkeypatch):
         backend.begin_evaluation(server.x)
         worker = backend._workers[0]
         worker.ready = worker.line.recv() == Ready()
-        worker.send(backend._evaluation.next())
+        worker.send(backend._evaluation.next(1))
         backend.run_round(server, server.plan())
         assert server.commit().accepted == 5
         assert backend.finish_evaluation()["loss"] > 0

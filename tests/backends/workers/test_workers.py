@@ -367,7 +367,7 @@ def test_answers_of_a_round_that_was_broken_off_do_not_count(net, toys):
                     while not worker.ready:
                         worker.line.recv()
                         worker.ready = True
-                    worker.send(queue.next())
+                    worker.send(queue.next(2))
             for _ in range(3):
                 plan = server.plan()
                 backend.run_round(server, plan)

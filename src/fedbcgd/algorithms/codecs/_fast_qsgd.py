@@ -14,8 +14,8 @@ _TINY, _LIFT = 1e-25, 2.0**100  # buckets with a scale up to _TINY are multiplie
 class FastRounding:
     """Round like the definition, in fixed point: add v/m·s and a draw, both with 24 fraction bits, and drop the fraction.
 
-    The mean is v to 2⁻²⁴ of a level and float32's rounding of v/m·s. Any two draws are independent, so every sum of
-    rounded values has the variance that it has by the definition.
+    The mean differs from v by at most 2⁻²⁴ of a level, besides float32's rounding of v/m·s. Any two draws are independent,
+    so every sum of rounded values has the variance that it has by the definition.
     """
 
     def __init__(self) -> None:
@@ -53,7 +53,7 @@ def _draws(rng: np.random.Generator, levels: int, out: Tensor) -> Tensor:
 
     The draw for value i of bucket b is a_b xor r_i, where r is a row of random numbers for 32 buckets. Each is uniform.
     Two of one bucket are a_b xor r_i and a_b xor r_j, two at one position a_b xor r_i and a_c xor r_i: the numbers that
-    they do not share make them independent. This takes a 32nd of the random numbers.
+    they do not share make them independent. So a 32nd of the random numbers suffices.
     """
     buckets, size = out.shape
     groups = -(-buckets // _GROUP)

@@ -4,8 +4,8 @@ import numpy as np
 from torch import Tensor
 
 _MAGNITUDE = np.int32(0x7FFFFFFF)  # all bits of a float32 but its sign: in the order of magnitude, with NaN at the end
-_SAMPLED = 1 << 17  # from this length on a sample gives a bound that leaves few candidates
-_SAMPLE = 1 << 16  # values of the sample, at least
+_MIN_SAMPLED = 1 << 17  # from this length on a sample gives a bound that leaves few candidates
+_SAMPLE_SIZE = 1 << 16  # values of the sample, at least
 _CACHED = 1 << 18  # values compared at a time, so that they stay in the cache
 
 
@@ -23,10 +23,10 @@ def fast_largest(values: Tensor, k: int) -> np.ndarray:
 
 
 def _candidates(bits: np.ndarray, k: int) -> np.ndarray:
-    """Return the indices of at least k values, all others being smaller: of few values if a sample tells a bound."""
+    """Return the indices of at least k values that include the k largest; of few values if a sample gives a bound."""
     n = len(bits)
-    if n >= _SAMPLED:
-        sample = bits[:: max(8, n // _SAMPLE)] & _MAGNITUDE
+    if n >= _MIN_SAMPLED:
+        sample = bits[:: max(8, n // _SAMPLE_SIZE)] & _MAGNITUDE
         # The bound is low by three standard deviations, so that rarely fewer than k values reach it.
         rank = int(len(sample) * (1 - k / n)) - 3 * int(np.sqrt(len(sample) * k / n) + 1)
         if rank > 0:

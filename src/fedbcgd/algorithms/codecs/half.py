@@ -1,4 +1,4 @@
-"""float16 with a scale per bucket: the largest value of a bucket is scaled to 2^15, so that nothing overflows.
+"""float16 with a scale per bucket: the largest magnitude of a bucket is scaled to 2^15, so that nothing overflows.
 
 On the wire: the scales of all buckets in the model's dtype, then all values in float16.
 """

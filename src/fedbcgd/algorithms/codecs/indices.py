@@ -41,7 +41,7 @@ def decode_indices(encoding: int, data: np.ndarray, n: int, k: int) -> np.ndarra
     else:
         raise ValueError(f"indices: expected encoding {BITMAP} or {rice_parameter(n, k)}, got {encoding}")
     if len(indices) != k:
-        raise ValueError(f"indices: expected {k}, got {len(indices)}")
+        raise ValueError(f"indices: expected {k} of them, got {len(indices)}")
     if k and not 0 <= indices[0] <= indices[-1] < n:
         raise ValueError(f"indices: expected them from 0 to {n - 1}, got {indices[0]} to {indices[-1]}")
     return indices

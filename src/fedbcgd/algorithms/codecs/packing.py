@@ -73,5 +73,5 @@ def _unpack_words(data: Tensor, n: int, bits: int) -> Tensor:
 
 
 def _lanes() -> list[tuple[int, int]]:
-    """Return the bits of a lane in each of the three steps, and a mask of the lower lane of each pair."""
+    """Return, for each of the three steps, the width of a lane in bits and a mask of the lower lane of each pair."""
     return [(8, 0x00FF00FF00FF00FF), (16, 0x0000FFFF0000FFFF), (32, 0x00000000FFFFFFFF)]

@@ -4,8 +4,8 @@ A value v of a bucket with scale m becomes sign(v)·l/s·m, where l is |v|/m·s 
 mean is v. On the wire: the scales of all buckets in the model's dtype, then sign(v)·l + s in ceil(log2(2s+1)) bits
 each.
 
-Any scale of at least max|v| keeps it unbiased. `max` takes just that, the finest grid; `l2` is the norm of the
-theorem. Both obey its bound: E‖Q(v) − v‖² ≤ min(b/s², √b/s)·‖v‖² in a bucket of b values.
+With any scale m ≥ max|v| the mean is v. `max` takes m = max|v|, the finest grid; `l2` takes the Euclidean norm, as the
+theorem of the paper does. Both satisfy its bound: E‖Q(v) − v‖² ≤ min(b/s², √b/s)·‖v‖² in a bucket of b values.
 """
 
 from collections.abc import Iterator
@@ -21,15 +21,19 @@ from fedbcgd.algorithms.codecs.packing import pack, packed_bytes, unpack
 from fedbcgd.core.codec import Codec, allocate_bytes
 from fedbcgd.core.messages import Allocator
 
-_CACHED = 1 << 19  # values worked on at a time
+_CACHED = 1 << 19  # values worked on at a time, so that they stay in the cache
 
 
 class QSGD(Codec):
     """Stochastic quantisation to `levels` levels of either sign."""
 
-    levels: int = Field(127, ge=1, le=32767, description="s: levels beside zero; 127 is 8 bits a value, 7 is 4, 1 is 2")
+    levels: int = Field(
+        127, ge=1, le=32767, description="s: levels of either sign; 127: 8 bits per value, 7: 4 bits, 1: 2 bits"
+    )
     bucket: int = Field(512, ge=1, description="values that share one scale")
-    scale: Literal["max", "l2"] = Field("max", description="what a bucket is divided by")
+    scale: Literal["max", "l2"] = Field(
+        "max", description="scale of a bucket: its largest magnitude (max) or its Euclidean norm (l2)"
+    )
 
     @property
     def bits(self) -> int:

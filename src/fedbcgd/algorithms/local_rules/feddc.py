@@ -1,5 +1,7 @@
 """FedDC (Gao et al. 2022): y ← y − η·(∇f_i(y; ζ) + α·(h_i + y − x) − c_i + c);  c_i as in SCAFFOLD;  h_i += y − x.
 
+On blocks, h_i changes only on the uploaded coordinates.
+
 The server moves x ← x + Δ + H, where H is the mean of all h_i, which the server computes from the same uploads.
 """
 
@@ -30,6 +32,7 @@ class FedDC(Scaffold):
             work.y.add_(g, alpha=-work.eta)
 
     def corrector(self, work: Work) -> Callable[[Tensor], None]:
+        # Constant during the round but for α·y, which `correct` adds.
         penalty = (work.state["h"] - work.x).mul_(self.alpha)
         correction = work.controls["c"] - work.state["c"] + penalty
 

@@ -1,7 +1,7 @@
 """SCAFFOLD (Karimireddy et al. 2020), option II: y ← y − η·(∇f_i(y; ζ) − c_i + c);  c_i⁺ = c_i − c + (x − y)/(Tη).
 
-As published it sends y − x and Δc = c_i⁺ − c_i: 2d floats. But Δc follows from y − x, which the server has: `derived`
-sends d floats and computes Δc at both ends.
+As published it sends y − x and Δc = c_i⁺ − c_i: 2d floats with uplink `whole`. But Δc can be computed from y − x, which
+the server has: with `derived` it sends d floats and computes Δc at both ends.
 """
 
 from collections.abc import Callable, Mapping

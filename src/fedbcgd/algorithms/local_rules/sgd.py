@@ -16,10 +16,12 @@ class SGD(LocalRule):
 
     own_training: ClassVar[TrainingNeeds] = "free"
 
-    client_momentum: float = Field(0.0, ge=0, lt=1, description="of the local steps; starts at zero in every round")
+    client_momentum: float = Field(
+        0.0, ge=0, lt=1, description="momentum of the local steps; its velocity starts at zero in every round"
+    )
 
     def direction(self, work: Work, batch: Minibatch) -> Tensor:
-        """Return what a step follows, as a vector that may be changed."""
+        """Return the direction of a step; the caller may change the vector."""
         return work.gradient(batch)
 
     def move(self, work: Work, step: Tensor) -> None:
@@ -28,6 +30,7 @@ class SGD(LocalRule):
 
     def train(self, work: Work) -> None:
         velocity = torch.zeros_like(work.y) if self.client_momentum else None
+        # The fused step may be used if no subclass has replaced a method.
         plain = (type(self).direction, type(self).move) == (SGD.direction, SGD.move) and velocity is None
         for batch in work.minibatches():
             if plain:
@@ -46,14 +49,14 @@ class Frozen(SGD):
 
     @property
     def unbatchable_reason(self) -> str:
-        return "with local rule 'frozen' each client moves other coordinates"
+        return "local rule 'frozen' moves different coordinates for each client"
 
     def move(self, work: Work, step: Tensor) -> None:
         for s in work.slices:
             work.y[s].add_(step[s], alpha=-work.eta)
 
     def corrector(self, work: Work) -> Callable[[Tensor], None]:
-        return lambda gradient: None
+        return lambda gradient: None  # `project` restores the other coordinates after each step
 
     def project(self, work: Work) -> bool:
         moved = [work.y[s].clone() for s in work.slices]
@@ -68,7 +71,7 @@ class Prox(SGD):
 
     own_training: ClassVar[TrainingNeeds] = "corrected"
 
-    mu: float = Field(0.01, ge=0, description="μ: pull towards the model of the round")
+    mu: float = Field(0.01, ge=0, description="μ: weight of the proximal term (μ/2)·‖y − x‖²")
 
     def direction(self, work: Work, batch: Minibatch) -> Tensor:
         gradient = work.gradient(batch)

@@ -1,6 +1,6 @@
 """FedBCGD+'s local rule: SVRG against the noise of minibatches and, on top, control variates against client drift.
 
-    g = ∇f_i(y; ζ) − ∇f_i(x; ζ) + ∇f_i(x)  − c_i + c        (the paper's Eq. 4 with the signs of its proof, erratum 1)
+    g = ∇f_i(y; ζ) − ∇f_i(x; ζ) + ∇f_i(x)  − c_i + c        (the paper's Eq. 4, signs corrected: docs/errata.md, 1)
         \\_______ SVRG, same ζ ________/     \\_ SCAFFOLD _/
 
 ζ is the same rows with the same augmentation and dropout in both gradients. ∇f_i(x) is the mean of ∇f_i(x; ζ) over the
@@ -32,15 +32,15 @@ class _Step:
 
 
 class SVRG(LocalRule):
-    """Variance reduction without control variates: d/N floats a round."""
+    """SVRG: variance reduction, without control variates."""
 
     own_training: ClassVar[TrainingNeeds] = "anchored"
 
     fixed_batches: bool = Field(True, description="the minibatches of a round are the same in each of its epochs")
     cache_mb: float = Field(
-        512, ge=0, description="memory of a client for gradients at the anchor; beyond it they are computed again"
+        512, ge=0, description="MiB of a client for gradients at the anchor; beyond it they are computed again"
     )
-    printed: bool = Field(False, description="the signs as printed in Eq. 4, to see the difference (erratum 1)")
+    printed: bool = Field(False, description="use the signs of Eq. 4 as the paper prints them (docs/errata.md, 1)")
 
     def evaluations(self, examples: int, nbytes: int) -> int:
         batches = -(-examples // self.batch_size)  # each once at the anchor
@@ -61,11 +61,12 @@ class SVRG(LocalRule):
 
     def refuses(self, model: nn.Module) -> str:
         for name, part in model.named_modules():
-            trained = part.training or not model.training  # a model that is whole in evaluation mode is trained anyway
+            # A model that is entirely in evaluation mode is put in training mode by the client.
+            trained = part.training or not model.training
             if isinstance(part, BATCH_NORMS) and trained and part.track_running_stats:
                 return (
-                    "expected no BatchNorm in training mode, for which the gradient at the anchor is not defined, got "
-                    f"{name!r}; use GroupNorm, or keep the layer in evaluation mode"
+                    "expected no BatchNorm in training mode, with which gradients at the anchor depend on the minibatch, "
+                    f"got {name!r}; use GroupNorm, or keep the layer in evaluation mode"
                 )
         return ""
 
@@ -79,20 +80,20 @@ class SVRG(LocalRule):
         first, later = self._offsets(work, anchor.full, sign, decay)
         epoch = anchor.batches
         for step in self._plan(len(epoch), self.steps(work.examples), capacity):
-            place = step.draw % len(epoch)
-            if place == 0 and step.draw > 0:  # a new epoch, without fixed_batches
+            index = step.draw % len(epoch)
+            if index == 0 and step.draw > 0:  # a new epoch, without fixed_batches
                 epoch = work.partition(first_draw=step.draw)
             work.steps += 1
             if step.moved:
-                batch = epoch[place]
+                batch = epoch[index]
                 work.descend(batch, (-sign, anchor.gradient(batch, step)), (1.0, later))
             else:
                 work.add((1.0, first))
 
     def _offsets(self, work: Work, full: Tensor, sign: int, decay: float) -> tuple[Tensor, Tensor]:
-        """Return what is added at the first step, and at later ones to ∇f_i(y; ζ) − ∇f_i(x; ζ).
+        """Return two vectors: what the first step adds, and what later steps add to ∇f_i(y; ζ) − ∇f_i(x; ζ).
 
-        They differ by weight decay at the anchor, which the kept gradients do not hold.
+        They differ by the weight decay at the anchor, which the kept gradients leave out.
         """
         first = self.correction(work, full)
         later = torch.empty_like(first) if decay else first
@@ -103,7 +104,7 @@ class SVRG(LocalRule):
         return first, later
 
     def corrector(self, work: Work) -> Callable[[Tensor], None]:
-        """The notes have ∇f_i(x) as `full` and, anew for each step, the loss's own ∇f_i(x; ζ) as `anchor`."""
+        """Return the correction by `work.notes`: ∇f_i(x) with weight decay, and for each step ∇f_i(x; ζ) without it."""
         sign = -1 if self.printed else 1
         full = work.notes["full"]
         offset = self.correction(work, full).add_(full, alpha=sign).sub_(work.x, alpha=sign * self.weight_decay)
@@ -119,14 +120,14 @@ class SVRG(LocalRule):
 
 
 class SVRGControl(SVRG):
-    """FedBCGD+: with control variates. Δc = ∇f_i(x) − c_i on what is uploaded; 2d/N floats a round.
+    """FedBCGD+: with control variates. Δc = ∇f_i(x) − c_i on what is uploaded; with uplink `blocks` 2d/N floats a round.
 
-    `derived` sends d/N floats: Δc = −c + (x − y)/(Tη), known to the server from y − x, as in SCAFFOLD. That is the mean of
+    `derived` sends half of that: Δc = −c + (x − y)/(Tη), known to the server from y − x, as in SCAFFOLD. That is the mean of
     the variance-reduced gradients along the client's path, minus c_i; the fixed point is the same.
 
-    `damping` weighs c − c_i, since an outdated control misleads. `adaptive` takes the weight of a regression of ∇f_i(x) on
-    c_i: w = ⟨∇f_i(x), c_i⟩/⟨c_i, c_i⟩, between 0 and 1, for each block. A client that never took part has w = 0. As
-    controls settle, w goes to 1, so the fixed point is the same.
+    `damping` is the weight of the correction c − c_i; a smaller one limits the harm of outdated controls. `adaptive` takes
+    the weight of a regression of ∇f_i(x) on c_i: w = ⟨∇f_i(x), c_i⟩/⟨c_i, c_i⟩, between 0 and 1, for each block. A client
+    that never took part has w = 0. As controls converge, w goes to 1, so the fixed point is the same.
     """
 
     controls: ClassVar[tuple[str, ...]] = ("c",)
@@ -136,21 +137,28 @@ class SVRGControl(SVRG):
     derived: bool = Field(
         False, description="send d/N floats instead of 2d/N and derive the control change at the server"
     )
-    damping: float | Literal["adaptive"] = Field(1.0, description="weight of c − c_i: from 0 to 1, or adaptive")
-    printed_refresh: bool = Field(False, description="c_i ← ∇f_i(x) on all coordinates, as printed (erratum 2)")
+    damping: float | Literal["adaptive"] = Field(
+        1.0,
+        description="weight of the correction c − c_i: a number from 0 to 1, or adaptive (a regression weight for each "
+        "block)",
+        json_schema_extra={"expected": "a number from 0 to 1, or 'adaptive'"},
+    )
+    printed_refresh: bool = Field(
+        False, description="c_i ← ∇f_i(x) on all coordinates, as the paper prints it (docs/errata.md, 2)"
+    )
 
     @field_validator("damping")
     @classmethod
     def _check_damping(cls, value: float | str) -> float | str:
         if isinstance(value, float) and not 0 <= value <= 1:
-            raise ValueError("expected a number from 0 to 1, or adaptive")
+            raise ValueError("expected a number from 0 to 1, or 'adaptive'")
         return value
 
     @model_validator(mode="after")
     def _check_derived(self) -> "SVRGControl":
         if self.derived and (self.damping != 1 or self.printed or self.printed_refresh):
             raise ValueError(
-                "derived: expected neither damping nor printed nor printed_refresh with it; the server can derive the "
+                "derived: expected False with damping, printed or printed_refresh, got True; the server can derive the "
                 "control change only if the whole of c − c_i was added"
             )
         return self
@@ -193,7 +201,7 @@ class SVRGControl(SVRG):
 
 
 def _regression_weight(gradient: Tensor, control: Tensor) -> Tensor:
-    """Return the weight w of least |gradient − w·control|, between 0 and 1; 0 for a control of zeros."""
+    """Return the w in [0, 1] that minimises |gradient − w·control|; 0 if the control is zero."""
     square = torch.dot(control, control)
     weight = torch.dot(gradient, control) / square.clamp(min=torch.finfo(square.dtype).tiny)
     return torch.where(square > 0, weight.clamp(0, 1), 0)

@@ -13,14 +13,16 @@ from fedbcgd.core.server_rule import ServerRule
 
 
 class Adam(ServerRule):
-    """FedAdam."""
+    """FedAdam's server step; the formulas are at the top of this module."""
 
     vectors: ClassVar[tuple[str, ...]] = ("m", "u")
 
     server_lr: float = Field(0.01, gt=0, description="η_s: server learning rate")
-    beta1: float = Field(0.9, ge=0, lt=1, description="β₁: of the mean change")
-    beta2: float = Field(0.99, ge=0, lt=1, description="β₂: of its square")
-    tau: float = Field(1e-3, gt=0, description="τ: how adaptive; added to the root")
+    beta1: float = Field(0.9, ge=0, lt=1, description="β₁: decay of the average of the mean change")
+    beta2: float = Field(0.99, ge=0, lt=1, description="β₂: decay of the average of its square")
+    tau: float = Field(
+        1e-3, gt=0, description="τ: added to √u; the smaller, the more the step adapts to each coordinate"
+    )
 
     def init(self, name: str) -> float:
         return self.tau**2 if name == "u" else 0.0

@@ -1,4 +1,5 @@
-"""Heavy-ball momentum per slice: v ← λ·v + Δ; x ← x + v (the paper's lines 20 to 26, with errata 5 and 6)."""
+"""Heavy-ball momentum per slice: v ← λ·v + Δ; x ← x + v (lines 20 to 26 of the paper's
+Algorithm 1, corrected: docs/errata.md, 5 and 6)."""
 
 from typing import ClassVar
 
@@ -13,8 +14,10 @@ class Momentum(ServerRule):
 
     vectors: ClassVar[tuple[str, ...]] = ("v",)
 
-    momentum: float = Field(0.8, ge=0, lt=1, description="λ: server momentum; 1/(1−λ) is its effective step")
-    printed_step: bool = Field(False, description="x ← x + Δ + v as printed, to see the difference (erratum 5)")
+    momentum: float = Field(
+        0.8, ge=0, lt=1, description="λ: server momentum; it multiplies the effective step by 1/(1−λ)"
+    )
+    printed_step: bool = Field(False, description="use x ← x + Δ + v, as the paper prints it (docs/errata.md, 5)")
 
     def step(self, x: Tensor, delta: Tensor, state: dict[str, Tensor]) -> None:
         x.add_(state["v"].mul_(self.momentum).add_(delta))

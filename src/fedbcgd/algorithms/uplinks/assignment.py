@@ -1,17 +1,16 @@
-"""Which client uploads which block so that the slowest client is as fast as possible; and block sizes that fit the links."""
+"""Assigns blocks to clients so that the slowest one takes least time, and chooses block sizes that fit the links."""
 
 from collections.abc import Sequence
 
 import numpy as np
 
 _COHORTS = 200  # cohorts drawn to compare block sizes
-_POWERS = np.linspace(0, 5, 101)
+_POWERS = np.linspace(0, 5, 101)  # exponents p that are tried for the sizes q^p
+# The share by which times may differ and still count as equal, so that blocks that differ by one element do.
+SLACK = 0.01
 
 
-SLACK = 0.01  # a difference in time that nobody would notice: blocks that differ by one element need not be sorted
-
-
-def fastest(costs: np.ndarray, slots: Sequence[int], rng: np.random.Generator, slack: float = SLACK) -> list[int]:
+def fastest(costs: np.ndarray, blocks: Sequence[int], rng: np.random.Generator, slack: float = SLACK) -> list[int]:
     """Assign blocks to clients such that the largest cost is as small as possible, up to the share `slack`.
 
     Of all such assignments one is drawn, each equally likely.
@@ -32,7 +31,7 @@ def fastest(costs: np.ndarray, slots: Sequence[int], rng: np.random.Generator, s
     Args:
         costs: costs[k, j] is the seconds that client k takes if it uploads block j. A larger block takes every client at
             least as long.
-        slots: the blocks to assign, one for each client.
+        blocks: the blocks to assign, one for each client.
         rng: for the choice among equally fast assignments.
         slack: the share by which the largest cost may exceed the smallest possible one.
 
@@ -42,7 +41,7 @@ def fastest(costs: np.ndarray, slots: Sequence[int], rng: np.random.Generator, s
     order = np.argsort(costs.sum(0), kind="stable")  # blocks from the smallest to the largest
     rank = np.empty(len(order), int)
     rank[order] = np.arange(len(order))
-    ranks = np.sort(rank[list(slots)])  # of the blocks to assign
+    ranks = np.sort(rank[list(blocks)])  # of the blocks to assign
     by_size = np.maximum.accumulate(costs[:, order], axis=1)  # a rounding error may have broken the order
 
     def caps(limit: float) -> np.ndarray:
@@ -79,7 +78,7 @@ def fitted_sizes(
 
     Sort a cohort by its uplinks, slowest first, and cut it into as many groups as there are blocks; q_j is the mean of the
     slowest uplink of group j. Blocks proportional to q take every group about equally long. But the fixed time counts too,
-    and in a share 1 − haste of the rounds blocks are dealt at random, so that slow clients get large blocks. So the sizes
+    and in a share 1 − haste of the rounds blocks are assigned at random, so that slow clients get large blocks. So the sizes
     are q^p, with the p of a grid for which the mean time over drawn cohorts, of both kinds of rounds, is least. p = 0, even
     blocks, is on the grid. Of powers with about the same time the smallest is taken, since it is the fairest.
 
@@ -102,11 +101,12 @@ def fitted_sizes(
     def seconds(power: float) -> float:
         sizes = (slowest / slowest.sum()) ** power
         sizes /= sizes.sum()
-        matched, dealt = (
+        # `drawn` lists each cohort in random order: its blocks are assigned at random.
+        matched, random = (
             (fixed_seconds[clients] + volume * sizes[group] / uplinks[clients]).max(1).mean()
             for clients in (ordered, drawn)
-        )  # drawn is in random order
-        return float(haste * matched + (1 - haste) * dealt)
+        )
+        return float(haste * matched + (1 - haste) * random)
 
     times = np.array([seconds(power) for power in _POWERS])
     power = _POWERS[np.argmax(times <= times.min() * (1 + SLACK))]

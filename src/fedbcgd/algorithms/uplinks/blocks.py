@@ -10,7 +10,8 @@ from fedbcgd.core.blocks import divide, paper_blocks
 from fedbcgd.core.uplink import Uplink
 from fedbcgd.core.vector import Layout
 
-BLOCKS = 5  # N, unless somebody says another or the cohort is smaller
+DEFAULT_BLOCKS = 5  # N with blocks="auto", unless the cohort is smaller
+EXPECTED_DIVIDER = "'auto', 'layers', 'even', 'paper', or a list of relative sizes or of name patterns for each block"
 
 
 class Blocks(Uplink):
@@ -18,21 +19,27 @@ class Blocks(Uplink):
 
     blocks: Annotated[int, Field(ge=1)] | Literal["auto"] = Field(
         "auto",
-        description="N, an integer ≥ 1: parameter blocks, the shared block not counted; auto: as many as the divider has, "
-        "else 5, or the cohort if that is smaller, so that each round serves every block",
+        description="N: number of blocks without the shared block, ≥ 1; auto: as many as the divider lists, else 5, or the "
+        "cohort if that is smaller, so that each round serves every block",
+        json_schema_extra={"expected": "an integer ≥ 1 or 'auto'"},
     )
     divider: str | Sequence[str | Sequence[str]] | Sequence[float] = Field(
         "auto",
-        description="layers, even, auto, paper (its table for its networks), relative sizes of the blocks, or name "
-        "patterns for each block",
+        description="layers, even, auto, paper (the paper's table, for the networks it has one for), relative sizes of the "
+        "blocks, or name patterns for each block",
+        json_schema_extra={"expected": EXPECTED_DIVIDER},
     )
-    shared: str | Sequence[str] = Field("last", description="the shared block: last (layer), none, or name patterns")
+    shared: str | Sequence[str] = Field(
+        "last",
+        description="the layer that every client uploads too: last, none, or name patterns",
+        json_schema_extra={"expected": "'last', 'none' or a list of name patterns"},
+    )
 
     @field_validator("divider", mode="before")
     @classmethod
     def _refuse_booleans(cls, value: Any) -> Any:
         if isinstance(value, (list, tuple)) and any(isinstance(size, bool) for size in value):
-            raise ValueError("expected numbers as sizes of blocks")
+            raise ValueError("expected numbers as sizes of the blocks")
         return value
 
     @field_validator("shared", mode="before")
@@ -43,10 +50,10 @@ class Blocks(Uplink):
     def for_cohort(self, cohort: int) -> Self:
         if self.blocks != "auto" or self.divider == "paper":
             return self
-        count = min(BLOCKS, cohort) if isinstance(self.divider, str) else len(self.divider)
+        count = min(DEFAULT_BLOCKS, cohort) if isinstance(self.divider, str) else len(self.divider)
         return self.model_copy(update={"blocks": count})
 
     def layout(self, model: nn.Module) -> Layout:
-        blocks = self.for_cohort(BLOCKS).blocks
+        blocks = self.for_cohort(DEFAULT_BLOCKS).blocks
         count = paper_blocks(model) if blocks == "auto" else blocks
         return Layout.of(model, divide(model, count, self.divider, self.shared))

@@ -8,29 +8,36 @@ from pydantic import Field
 from torch import nn
 
 from fedbcgd.algorithms.uplinks.assignment import fastest
-from fedbcgd.algorithms.uplinks.blocks import Blocks
+from fedbcgd.algorithms.uplinks.blocks import EXPECTED_DIVIDER, Blocks
 from fedbcgd.core.vector import Layout
 from fedbcgd.errors import UserError
 
 
 class Matched(Blocks):
-    """Assign blocks by the links: the slowest client of a round is as fast as possible, and each block is served by all.
+    """Assigns blocks by the clients' links: a round takes as little time as possible, and each client serves every block.
 
     In a share `haste` of the rounds, the fast ones, blocks are assigned by the links (`assignment.py`). In the others, the
-    fair ones, spread evenly over the run, they are dealt at random as by `blocks`. Both kinds deal in turns of their own:
-    with one turn for both, and a cohort that is no multiple of N, fair rounds could deal the same blocks again and again.
+    fair ones, spread evenly over the run, they are assigned at random as by `blocks`. Each kind has a round-robin of its
+    own: with one for both, and a cohort that is no multiple of N, fair rounds could assign the same blocks each time.
     So of the rounds in which a client is sampled it serves each block in a share of at least (1 − haste)/N, in the long
     run, however slow it is.
     """
 
     divider: str | Sequence[str | Sequence[str]] | Sequence[float] = Field(
-        "links", description="links (sizes that fit the links), or as for blocks: layers, even, relative sizes, …"
+        "links",
+        description="links (sizes that fit the links), or as for blocks: layers, even, relative sizes, …",
+        json_schema_extra={"expected": f"'links', {EXPECTED_DIVIDER}"},
     )
-    haste: float = Field(0.9, ge=0, le=1, description="from 0, fair (blocks are dealt at random), to 1, fast")
+    haste: float = Field(
+        0.9,
+        ge=0,
+        le=1,
+        description="share of the rounds in which blocks are assigned by speed; in the others at random",
+    )
 
     @property
     def fits_links(self) -> bool:
-        """Whether the block sizes are still to be chosen by the links."""
+        """Whether the block sizes must still be computed from the links."""
         return self.divider == "links"
 
     def fitted(self, sizes: Sequence[float]) -> "Matched":
@@ -53,17 +60,17 @@ class Matched(Blocks):
         blocks: int,
         costs: np.ndarray | None = None,
         rng: np.random.Generator | None = None,
-        dealt: int | None = None,
+        assigned: int | None = None,
     ) -> list[int]:
-        slots = self._deal(len(cohort), round, blocks, dealt)
+        to_assign = self._round_robin(len(cohort), round, blocks, assigned)
         if self.fair(round) or not len(cohort):
-            return slots
+            return to_assign
         if costs is None or rng is None:
             raise UserError(_NO_LINKS)
-        return fastest(costs, slots, rng)
+        return fastest(costs, to_assign, rng)
 
     def fair(self, round: int) -> bool:
-        """Return whether blocks are dealt at random in this round: in one of any 1/(1 − haste) rounds in a row."""
+        """Return whether blocks are assigned at random in this round: in one of any 1/(1 − haste) rounds in a row."""
         return self.fair_before(round + 1) > self.fair_before(round)
 
     def fair_before(self, round: int) -> int:
@@ -72,6 +79,6 @@ class Matched(Blocks):
 
 
 _NO_LINKS = (
-    "uplink: expected a network with 'matched', which assigns blocks by the clients' links, got none; give a network (a "
-    "section [network], or simulate(…, network='4g')), or take uplink 'blocks'"
+    "network: expected one with uplink 'matched', which assigns blocks by the clients' links, got none; give a section "
+    "[network], or simulate(…, network='4g'), or take uplink 'blocks'"
 )

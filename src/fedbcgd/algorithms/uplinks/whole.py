@@ -17,6 +17,6 @@ class Whole(Uplink):
 
 
 class Central(Whole):
-    """There are no clients: all data is in one place and nothing is sent."""
+    """Centralised training: all data is at one client, and nothing is sent."""
 
     pooled: ClassVar[bool] = True

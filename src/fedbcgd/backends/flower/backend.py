@@ -10,6 +10,8 @@ from torch import Tensor
 
 from fedbcgd.backends.flower.exchange import exchange
 from fedbcgd.core.messages import Plan
+from fedbcgd.core.own_training import LIKELY_CAUSE
+from fedbcgd.core.reading import RULE
 from fedbcgd.core.server import Conditions, Server
 from fedbcgd.core.vector import Layout
 from fedbcgd.engine.backend import Inbox
@@ -23,7 +25,6 @@ if TYPE_CHECKING:
     from fedbcgd.backends.flower.federation import Federation
 
 log = logging.getLogger("flwr.fedbcgd")  # shown where Flower shows its own
-
 
 EVALUATE_FN = "evaluate_fn_"  # before a name that `evaluate_fn` has in common with the metrics on the test data
 
@@ -40,14 +41,19 @@ def evaluate_fn_names(values: Mapping[str, Any], row: Mapping[str, float]) -> di
 
 
 class GridHooks(RoundHooks):
-    """Sample only clients that are online; tell the federation which rounds were committed."""
+    """Samples only clients that are online, and tells the federation of each commit.
+
+    Args:
+        federation: whose rounds these are.
+    """
 
     def __init__(self, federation: "Federation"):
         self._federation = federation
         self._online: Sequence[int] | None = None
 
     def conditions(self, cohort: int, sampled: int, layout: Layout) -> Conditions:
-        return Conditions(available=lambda round: self._online, reliable=False)
+        cause = "" if self._federation.most_train(RULE) else LIKELY_CAUSE
+        return Conditions(available=lambda round: self._online, reliable=False, likely_cause=cause)
 
     def sampled(self, cohort: int, clients: int) -> int:
         return min(clients, share_of(cohort, self._federation.oversample))
@@ -61,7 +67,14 @@ class GridHooks(RoundHooks):
 
 
 class GridBackend:
-    """Have the nodes of a Flower grid do the clients' work."""
+    """Has the nodes of a Flower grid do the clients' work.
+
+    Args:
+        federation: makes the messages and reads the replies.
+        grid: Flower's.
+        job: for the evaluation on the server.
+        store: empty: the clients keep their state themselves.
+    """
 
     def __init__(self, federation: "Federation", grid: Grid, job: Job, store: StateStore):
         self.clock = Clock()
@@ -71,9 +84,9 @@ class GridBackend:
         self._job = job
 
     def run_round(self, inbox: Inbox, plan: Plan) -> None:
-        """Send the tasks, and take replies until each block has enough, or the timeout.
+        """Send the tasks, and take replies until each block has enough uploads or the timeout is over.
 
-        Clients that have not answered then are lost.
+        Clients that have not answered by then are lost.
         """
         federation = self._federation
         quorum = Quorum((task.block for task in plan.tasks), close_at=federation.close_at)
@@ -86,7 +99,7 @@ class GridBackend:
                 break
             with self.clock.timing("sums"):
                 if (answer := federation.take(reply)) is not None:
-                    quorum.answered(answer[0].block, valid=answer[1])
+                    quorum.answered(answer.task.block, valid=answer.accepted)
         federation.give_up_missing(closed_early=quorum.complete)
 
     def evaluate(self, x: Tensor) -> dict[str, float]:
@@ -103,9 +116,9 @@ class GridBackend:
             values |= {f"clients_{name}": float(v) for name, v in (means or {}).items()}  # type: ignore[arg-type]
             target = federation.target[0] if federation.target is not None else ""
             if target.startswith("clients_") and target not in values:
-                log.warning("most clients that answered did not report %s, the target of the run", target)
+                log.warning("target: most clients that answered did not report %s", target)
                 values[target] = math.nan  # the target is not reached; a missing metric would end the run
         return values
 
     def close(self) -> None:
-        pass
+        """Do nothing: the grid is Flower's."""

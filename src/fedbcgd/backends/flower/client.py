@@ -4,6 +4,7 @@ import inspect
 import logging
 import traceback
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -44,54 +45,96 @@ def client_app(
     train: Train | None = None,
     mods: Sequence[Any] = (),
 ) -> ClientApp:
-    """A Flower ClientApp that serves any algorithm the server names.
+    """Return a Flower ClientApp that runs whatever algorithm the server names.
 
-    make_model: gives the model; its weights are replaced by the server's. load_data: gives this client's training data, a
-        pair (x, y) of tensors, a dictionary of tensors, or a map-style data set; it is called with the client's index.
-        load_test: the same for evaluation on the client. Each may also take `context`, Flower's.
-    train: a training function of your own, train(model, data, config), in the place of the algorithm's local steps; `data`
-        is what `load_data` gave, such as a DataLoader, and `config["name"]` reads Flower's `train_config`. See
-        docs/own-training.md.
-    loss, metrics: as in `fedbcgd.simulate`.
-    index: who this client is, 0 to M − 1; default `partition-id` of the node's configuration, as Flower's simulation sets
-        it and `flower-supernode --node-config "partition-id=3"` does.
-    folder: where the client's state (control variates, residuals) is kept on disk, so that a restarted SuperNode has it;
-        without one Flower keeps it in memory.
-    threads: of the computation; 1 gives the same bits as a simulation.
-    mods: Flower's mods, around every message. A mod that reads or changes arrays meets the form of wire.py: flat arrays of
-        bytes, encoded by the algorithm's codec.
+    Example:
+        >>> app = fedbcgd.flower.client_app(Net, lambda client: load(f"part-{client}.npz"))
+
+    What is trained:
+        make_model: returns the model; its weights are replaced by the server's. It may also take `context`, Flower's.
+        load_data: returns this client's training data, given its index: a pair (x, y) of tensors, a dictionary of tensors,
+            or a map-style data set; with `train` whatever that function takes. It may also take `context`.
+        load_test: the same for evaluation on the client; None: this client does not evaluate.
+        loss, metrics: as in `fedbcgd.simulate`.
+
+    How:
+        train: a training function of your own, train(model, data, config), in the place of the algorithm's local steps;
+            `config["name"]` reads Flower's `train_config`. See docs/own-training.md.
+        threads: of the computation; 1, the default, gives the same bits as a simulation.
+        device: "cpu", "cuda", …
+
+    Which client it is, and what it keeps:
+        index: a function of Flower's context that returns this client's index, 0 to M − 1; default: `partition-id` of the
+            node's configuration, as Flower's simulation sets it and `flower-supernode --node-config "partition-id=3"` does.
+        folder: where the client's state (control variates, residuals) is kept on disk, so that a restarted SuperNode has
+            it; default: in Flower's memory.
+
+    What stands around it:
+        mods: Flower's mods, around every message. They see what crosses the network: flat arrays of bytes, encoded by the
+            algorithm's codec (wire.py).
+
+    Returns:
+        The app.
+
+    Raises:
+        UserError: `train` is no function, or a mod cannot do its work with partial uploads.
     """
-    site = _Site(make_model, load_data, load_test, loss, metrics, index or partition_id, folder, threads, device, train)
+    site = _Site(
+        make_model=make_model,
+        load_data=load_data,
+        load_test=load_test,
+        loss=loss,
+        metrics=metrics,
+        index=index or partition_id,
+        folder=None if folder is None else Path(folder),
+        threads=threads,
+        device=device,
+        train=train,
+    )
     refuse_mods(mods, sees_whole_models=False)
     app = ClientApp(mods=list(mods))
 
     @app.train()
     def fit(message: Message, context: Context) -> Message:
-        return Message(answer(site.train, message, context), reply_to=message)
+        return Message(answer(site.answer_task, message, context), reply_to=message)
 
     @app.evaluate()
     def evaluate(message: Message, context: Context) -> Message:
-        return Message(answer(site.evaluate, message, context), reply_to=message)
+        return Message(answer(site.answer_evaluation, message, context), reply_to=message)
 
     @app.query(wire.HELLO_ACTION)
     def hello(message: Message, context: Context) -> Message:
-        return Message(answer(site.hello, message, context), reply_to=message)
+        return Message(answer(site.answer_hello, message, context), reply_to=message)
 
     return app
 
 
 def partition_id(context: Context) -> int:
+    """Return the client's index as the node's configuration has it.
+
+    Raises:
+        UserError: it has none.
+    """
+    given = context.node_config.get("partition-id")
     try:
-        return int(context.node_config["partition-id"])
-    except (KeyError, ValueError, TypeError):
+        return int(given)  # type: ignore[arg-type]
+    except (ValueError, TypeError):
         raise UserError(
-            'this client does not know its index: start the SuperNode with --node-config "partition-id=0" (each with a '
-            "number of its own), or give client_app(index=…)"
+            f"partition-id: expected this client's index in the node's configuration, got {given!r}; start the SuperNode "
+            'with --node-config "partition-id=0" (each with a number of its own), or pass index=…'
         ) from None
 
 
 def answer(work: Callable[[Message, Context], RecordDict], message: Message, context: Context) -> RecordDict:
-    """Do the work, and return the question's token. A failure is told in words; Flower would only say that there was one."""
+    """Return the content of a reply: what the work gives, or why it failed, and the token of the message.
+
+    Flower itself would only tell the server that an app has failed.
+
+    Args:
+        work: makes the content of the reply.
+        message: from the server.
+        context: Flower's.
+    """
     task: Any = message.content[wire.TASK]
     token = task[wire.TOKEN]
     try:
@@ -103,52 +146,65 @@ def answer(work: Callable[[Message, Context], RecordDict], message: Message, con
     except Exception as error:
         log.error("%s", "".join(traceback.format_exception(error)))
         content = wire.failure(with_line(error))
-    content[wire.TOLD] = ConfigRecord({**content.get(wire.TOLD, {}), wire.TOKEN: token})  # type: ignore[dict-item]
+    content[wire.VALUES] = ConfigRecord({**content.get(wire.VALUES, {}), wire.TOKEN: token})  # type: ignore[dict-item]
     return content
 
 
+@dataclass(frozen=True)
+class _Made:
+    """A client that was made, and what it was made for."""
+
+    key: Any
+    client: Client
+
+
+@dataclass(frozen=True)
+class _Loaded:
+    """Data that was loaded, and for which client."""
+
+    client: int
+    data: Any
+
+
+@dataclass
 class _Site:
-    def __init__(
-        self,
-        make_model: Callable[..., nn.Module],
-        load_data: Callable[..., Any],
-        load_test: Callable[..., Any] | None,
-        loss: Any,
-        metrics: Any,
-        index: Callable[[Context], int],
-        folder: str | Path | None,
-        threads: int,
-        device: str,
-        train: Train | None,
-    ):
-        if train is not None and not callable(train):
-            raise UserError(f"train: expected a function of (model, data, config), got {train!r}")
-        self._make_model, self._load_data, self._load_test = make_model, load_data, load_test
-        self._loss, self._metrics = loss, metrics
-        self._index = index
-        self._folder = None if folder is None else Path(folder)
-        self._threads = threads
-        self._device = torch.device(device)
-        self._train = train
+    """What a node does with the messages of the server; the fields are the arguments of `client_app`."""
+
+    make_model: Callable[..., nn.Module]
+    load_data: Callable[..., Any]
+    load_test: Callable[..., Any] | None
+    loss: Any
+    metrics: Any
+    index: Callable[[Context], int]
+    folder: Path | None
+    threads: int
+    device: str
+    train: Train | None
+
+    def __post_init__(self) -> None:
+        if self.train is not None and not callable(self.train):
+            raise UserError(f"train: expected a function of (model, data, config), got {self.train!r}")
         # A process that serves several messages makes model and data once.
-        self._made: tuple[Any, Client] | None = None
-        self._data: dict[str, tuple[int, Any]] = {}
+        self._made: _Made | None = None
+        self._loaded: dict[str, _Loaded] = {}
 
-    def hello(self, message: Message, context: Context) -> RecordDict:
+    def answer_hello(self, message: Message, context: Context) -> RecordDict:
+        """Say which client this is, and how it trains."""
         task: Any = message.content[wire.TASK]
-        told: dict[str, Any] = {"client": self._index(context), **wire.versions()}
-        told["of"] = int(context.node_config.get("num-partitions", 0))
-        told["trains"] = RULE if self._train is None else FUNCTION
+        values: dict[str, Any] = {"client": self.index(context), **wire.versions()}
+        values["of"] = int(context.node_config.get("num-partitions", 0))
+        values["trains"] = RULE if self.train is None else FUNCTION
         if "examples" in task["ask"]:
-            told["examples"] = self._examples(context)
-        if "test_examples" in task["ask"] and self._load_test is not None:
-            told["test_examples"] = len(self._loaded("test", self._load_test, context))
-        return RecordDict({wire.TOLD: ConfigRecord(told)})
+            values["examples"] = self._examples(context)
+        if "test_examples" in task["ask"] and self.load_test is not None:
+            values["test_examples"] = len(self._load("test", self.load_test, context))
+        return RecordDict({wire.VALUES: ConfigRecord(values)})
 
-    def train(self, message: Message, context: Context) -> RecordDict:
+    def answer_task(self, message: Message, context: Context) -> RecordDict:
+        """Train, and return the upload. New state is kept until the next task says whether it counts."""
         order = Order.read(message.content)
         client = self._client(order, context)
-        data = self._loaded("train", self._load_data, context)
+        data = self._load("train", self.load_data, context)
         config = message.content.get(wire.CONFIG)
         values = dict(config) if isinstance(config, ConfigRecord) else {}
         broadcast = wire.read_broadcast(message.content, order, client.layout)
@@ -156,11 +212,15 @@ class _Site:
         keeper = self._keeper(order, context, client)
         memory = keeper.load() if names else None
         if memory is not None and not memory.settle(order, client.layout.dim, client.layout.dtype):
-            if order.algorithm.local.controls:  # c is no longer the mean of the c_i: only the server can mend that
+            if order.algorithm.local.controls:  # c is no longer the mean of the c_i: the server must reset it
                 keeper.save(memory)
-                return wire.failure("this client's state is lost, or newer than the server", state_lost=True)
+                return wire.failure(
+                    f"state: expected the client's state of {_version(order.accepted)}, got that of "
+                    f"{_version(memory.version)}; client_app(folder=…) keeps it over restarts",
+                    state_lost=True,
+                )
             memory.begin_anew(order)
-        with threads_used(self._threads):
+        with threads_used(self.threads):
             state = memory.vectors if memory is not None else {}
             upload, update = client.fit(broadcast, order.task, data, state, values=values)
         if memory is not None:
@@ -168,63 +228,76 @@ class _Site:
             keeper.save(memory)
         return wire.reply(upload)
 
-    def evaluate(self, message: Message, context: Context) -> RecordDict:
+    def answer_evaluation(self, message: Message, context: Context) -> RecordDict:
+        """Return the model's metrics on this client's test data."""
         order = Order.read(message.content)
-        if self._load_test is None:
-            raise UserError("evaluation on clients needs client_app(load_test=…)")
+        if self.load_test is None:
+            raise UserError(
+                "load_test: expected a function that returns this client's test data, got none, while the server asks for "
+                "an evaluation; pass client_app(load_test=…)"
+            )
         client = self._client(order, context)
-        data: Source = self._loaded("test", self._load_test, context)
+        data: Source = self._load("test", self.load_test, context)
         client.model.load(wire.read_broadcast(message.content, order, client.layout).x)
-        with threads_used(self._threads):
+        with threads_used(self.threads):
             batches = [evaluate_span(client.model.module, client.objective, data, *span) for span in spans(len(data))]
         return wire.evaluation(len(data), combine(batches))
 
     def _client(self, order: Order, context: Context) -> Client:
-        key = (
-            *(order.layout, order.model, order.channels_last, order.precision, order.seed),
-            repr(order.algorithm),
-        )
-        if self._made is None or self._made[0] != key:
-            module = _call(self._make_model, context).to(self._device)
+        """Return the client for this task; made anew if model, algorithm or seed are not those of the last one."""
+        key = (order.layout, order.model, order.channels_last, order.precision, order.seed, repr(order.algorithm))
+        if self._made is None or self._made.key != key:
+            module = _call(self.make_model, context).to(torch.device(self.device))
             if not isinstance(module, nn.Module):
                 raise UserError(f"make_model: expected it to return an nn.Module, got {type(module).__name__}")
-            if found := Definition.of(module).differences(Definition.unpacked(order.model)):
-                raise UserError(f"the client's model differs from the server's: {found}; both must make the same one")
+            if differences := Definition.of(module).differences(Definition.unpacked(order.model)):
+                raise UserError(
+                    f"make_model: expected the server's model, got another one: {differences}; install the same app on both"
+                )
             if order.channels_last:
                 module = module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
             layout = order.algorithm.uplink.layout(module)
             if layout.digest != order.layout:
                 raise UserError(
-                    f"the client's model ({type(module).__name__}, d = {layout.dim:,}) is laid out differently from the "
-                    "server's: both must make the same one"
+                    f"make_model: expected a model whose blocks lie where the server's do, got {type(module).__name__} with "
+                    f"d = {layout.dim:,}; install the same app on both"
                 )
-            if self._train is not None and order.precision != "fp32":
-                raise UserError("precision: expected 'fp32' with train: use torch.autocast in the function instead")
-            goal = objective(self._loss, self._metrics, order.precision)
-            self._made = key, Client(order.algorithm, layout, module, goal, order.seed, self._train)
-        return self._made[1]
+            if self.train is not None and order.precision != "fp32":
+                raise UserError(
+                    f"precision: expected 'fp32' with train, got {order.precision!r}; use torch.autocast in the function "
+                    "instead"
+                )
+            goal = objective(self.loss, self.metrics, order.precision)
+            self._made = _Made(key, Client(order.algorithm, layout, module, goal, order.seed, self.train))
+        return self._made.client
 
-    def _loaded(self, what: str, load: Callable[..., Any], context: Context) -> Any:
+    def _load(self, what: str, load: Callable[..., Any], context: Context) -> Any:
         """Return the client's data: a Source, or as the user gave it where the user's own function trains on it."""
-        client = self._index(context)
-        if what not in self._data or self._data[what][0] != client:
+        client = self.index(context)
+        if what not in self._loaded or self._loaded[what].client != client:
             data = _call(load, context, client)
-            own = what == "train" and self._train is not None
-            self._data[what] = client, data if own else as_source(data, f"client {client}")
-        return self._data[what][1]
+            own = what == "train" and self.train is not None
+            self._loaded[what] = _Loaded(client, data if own else as_source(data, f"client {client}"))
+        return self._loaded[what].data
 
     def _examples(self, context: Context) -> int:
-        examples = examples_in(self._loaded("train", self._load_data, context))
-        if not examples:
+        data = self._load("train", self.load_data, context)
+        if not (examples := examples_in(data)):
             raise UserError(
-                "load_data: expected data whose examples can be counted, since the server asks how many it has"
+                "load_data: expected data whose examples can be counted, since the server asks how many there are, got "
+                f"{type(data).__name__}; return data that has a length"
             )
         return examples
 
     def _keeper(self, order: Order, context: Context, client: Client) -> InContext | InFolder:
-        if self._folder is None:
+        """Return where the client's state is kept."""
+        if self.folder is None:
             return InContext(context.state, client.layout.dtype)
-        return InFolder(self._folder, order.task.client)
+        return InFolder(self.folder, order.task.client)
+
+
+def _version(round: int) -> str:
+    return "no round" if round < 0 else f"round {round + 1}"
 
 
 def _call(function: Callable[..., Any], context: Context, *arguments: Any) -> Any:

@@ -1,8 +1,7 @@
-"""The definition of a model: what server and clients must have alike, beside the weights that are sent.
+"""The definition of a model: what must be the same on server and clients, beside the weights that are sent.
 
 Weights that are trained, and floating-point buffers, are sent with every task. Frozen weights are not: a client whose
-frozen weights differ from the server's would train another model, unnoticed. So the definition has a hash
-of their content.
+frozen weights differ from the server's would train another model, unnoticed. So the definition has a hash of each.
 """
 
 import hashlib
@@ -40,7 +39,7 @@ class Definition:
 
     @classmethod
     def of(cls, module: nn.Module) -> "Definition":
-        """Read a module; this hashes all its frozen weights, so keep the result."""
+        """Return the definition of a module. This hashes all its frozen weights: keep the result."""
         tensors = {}
         for name, p in module.named_parameters():
             kind = TRAINED if p.requires_grad else FROZEN
@@ -58,12 +57,13 @@ class Definition:
 
     @classmethod
     def unpacked(cls, data: bytes) -> "Definition":
+        """Read what `packed` returned."""
         rows: dict[str, Any] = json.loads(zlib.decompress(data))
         return cls({n: Item(kind, tuple(shape), *rest) for n, (kind, shape, *rest) in rows.items()})
 
     @cached_property
     def digest(self) -> str:
-        """Short fingerprint: models that agree on it differ in nothing but the weights that are sent."""
+        """A short fingerprint: models that have the same one differ in nothing but the weights that are sent."""
         rows = sorted((name, repr(t)) for name, t in self.tensors.items())
         return hashlib.sha256(repr(rows).encode()).hexdigest()[:16]
 
@@ -78,7 +78,7 @@ class Definition:
             here, there = self.tensors.get(name), server.tensors.get(name)
             if here is None or there is None:
                 owner = "the server's model has" if here is None else "this model has"
-                yield f"{owner} {(here or there).kind} {name!r}, the other has not"  # type: ignore[union-attr]
+                yield f"{owner} {(here or there).kind} {name!r}, the other does not"  # type: ignore[union-attr]
             elif here.shape != there.shape:
                 yield f"{name!r} has shape {list(here.shape)} here, {list(there.shape)} on the server"
             elif here.dtype != there.dtype:

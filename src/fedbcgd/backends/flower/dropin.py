@@ -1,4 +1,4 @@
-"""An existing Flower app as a client: its own training function, behind the same codec, state and checks as ours.
+"""An existing Flower app as a client: it trains by its own function, and its upload goes through our codec and checks.
 
 The function gets an ordinary message, with the whole model and the settings, and replies with the whole model it trained.
 Only the change of the assigned block and of the shared block is uploaded.
@@ -30,7 +30,7 @@ from fedbcgd.core.corrections import needs
 from fedbcgd.core.encoding import encode
 from fedbcgd.core.generators import generators_restored, seed_generators
 from fedbcgd.core.messages import Broadcast, StateUpdate, Upload
-from fedbcgd.core.own_training import own_options, training_seed
+from fedbcgd.core.own_training import options_of_own_steps, training_seed
 from fedbcgd.core.reading import APP, LONGEST_NAME, MOST_TRAIN_METRICS
 from fedbcgd.core.vector import Layout
 from fedbcgd.core.work import Progress
@@ -41,7 +41,7 @@ log = logging.getLogger("flwr.fedbcgd")  # shown where Flower shows its own
 TrainFunction = Callable[[Message, Context], Message]
 Mod = Callable[[Message, Context, TrainFunction], Message]
 
-LOSS_NAMES = ("train_loss", "train-loss", "loss")  # under which apps report the loss of their training
+LOSS_NAMES = ("train_loss", "train-loss", "loss")  # of the metric in which an app reports the loss of its training
 
 
 def train(
@@ -107,11 +107,17 @@ def wrap(
         index: see `train`.
         folder: see `train`.
 
+    Returns:
+        Another app, which has the given one train.
+
     Raises:
         UserError: the app has no `client_fn`, or a mod that cannot do its work with partial uploads.
     """
     if getattr(app, "_call", None) is None:
-        raise UserError("wrap: expected an app with client_fn; for @app.train() say @fedbcgd.flower.train(app) instead")
+        raise UserError(
+            "wrap: expected a ClientApp with client_fn, got one without; for @app.train() say @fedbcgd.flower.train(app) "
+            "instead"
+        )
     refuse_mods(getattr(app, "_mods", ()), sees_whole_models=True)
     outer, site, inner = ClientApp(), _Site(index or partition_id, folder), _NumPyApp(app)
 
@@ -131,15 +137,17 @@ def wrap(
 
 
 def unfit_reason(algorithm: Algorithm) -> str:
-    """Return why an app's own training cannot serve this algorithm; empty if it can."""
+    """Return why clients that train in an app of their own cannot run this algorithm; empty if they can."""
     if needs(algorithm.local) != "free":
         return (
-            f"{algorithm.name} corrects every gradient on the client, and the app's own training does not let it. Take an "
-            "algorithm that needs only the trained model (fedavg, fedavgm, fedadam, fedyogi, fedpaq, topk, fedbcgd, "
-            "qsgd+fedbcgd), or fedbcgd.flower.client_app(…, train=…), whose function steps with config.optimizer"
+            "algorithm: expected one that needs only the trained model (fedavg, fedavgm, fedadam, fedyogi, fedpaq, topk, "
+            f"fedbcgd, qsgd+fedbcgd), since clients train in an app of their own, got {algorithm.name!r}, which corrects "
+            "every gradient; take one of these, or fedbcgd.flower.client_app(…, train=…), whose function steps with "
+            "config.optimizer"
         )
-    for option, advice in own_options(algorithm):
-        return f"{option}: expected none where clients train in an app of their own: {advice}"
+    for option, advice in options_of_own_steps(algorithm):
+        value = getattr(algorithm.local, option)
+        return f"{option}: expected none where clients train in an app of their own, got {value}: {advice}"
     return ""
 
 
@@ -156,15 +164,15 @@ def _with_mod(function: TrainFunction, mod: Mod) -> TrainFunction:
 
 @dataclass(frozen=True)
 class _Trained:
-    """What an app's training gave."""
+    """What an app's training returned."""
 
     state: Mapping[str, Tensor]
-    examples: int | None  # None: it does not say
+    examples: int | None  # None: it does not say how many
     metrics: Mapping[str, Any]
 
 
 class _MessageApp:
-    """An app of Flower's Message API."""
+    """Runs an app of Flower's Message API."""
 
     def __init__(self, function: TrainFunction):
         self._function = function
@@ -172,13 +180,16 @@ class _MessageApp:
     def train(self, message: Message, context: Context, form: Form) -> _Trained:
         reply = self._function(message, context)
         if not isinstance(reply, Message):
-            raise UserError(f"the training function: expected a Message as its result, got {type(reply).__name__}")
+            raise UserError(
+                f"training function: expected it to return a Message, got {type(reply).__name__}; return "
+                "Message(content=content, reply_to=msg)"
+            )
         if reply.has_error():
-            raise UserError(f"the training function replied with an error: {reply.error.reason}")
+            raise UserError(f"training function: expected a reply with the model, got an error: {reply.error.reason}")
         arrays, measured = reply.content.array_records, reply.content.metric_records
         if len(arrays) != 1 or len(measured) > 1:
             raise UserError(
-                "the training function: expected one ArrayRecord and one MetricRecord in its reply, got "
+                "training function: expected one ArrayRecord, the model, and one MetricRecord in its reply, got "
                 f"{len(arrays)} and {len(measured)}"
             )
         metrics: dict[str, Any] = dict(next(iter(measured.values()), {}))
@@ -187,25 +198,28 @@ class _MessageApp:
 
 
 class _NumPyApp:
-    """An app with `client_fn`, in the messages that Flower has for it."""
+    """Runs an app with `client_fn`, by the messages that Flower itself would send it."""
 
     def __init__(self, app: ClientApp):
         self._app = app
 
     def train(self, message: Message, context: Context, form: Form) -> _Trained:
-        arrays, config = _of(message.content, form)
+        arrays, config = _model_and_settings(message.content, form)
         reply = self._call("fit", arrays, config, message, context)
-        given: Any = reply["fitres.parameters"]
-        values = [np.load(io.BytesIO(a.data), allow_pickle=False) for a in given.values()]
+        returned: Any = reply["fitres.parameters"]
+        values = [np.load(io.BytesIO(a.data), allow_pickle=False) for a in returned.values()]
         if len(values) != len(arrays):
-            raise UserError(f"fit: expected {len(arrays)} arrays, as many as it was given, got {len(values)}")
+            raise UserError(
+                f"fit: expected it to return {len(arrays)} arrays, as many as it was given, got {len(values)}; return all "
+                "weights of the model"
+            )
         state = {name: torch.from_numpy(np.ascontiguousarray(v)) for name, v in zip(arrays, values, strict=True)}
         count: Any = reply["fitres.num_examples"]
         return _Trained(state, count["num_examples"], reply["fitres.metrics"])
 
     def evaluate(self, message: Message, context: Context) -> Message:
         form = Form.read(message.content)
-        reply: Any = self._call("evaluate", *_of(message.content, form), message, context)
+        reply: Any = self._call("evaluate", *_model_and_settings(message.content, form), message, context)
         metrics = _numbers(reply["evaluateres.metrics"], MOST_TRAIN_METRICS)
         metrics |= {"loss": reply["evaluateres.loss"]["loss"]}
         metrics |= {form.weighted_by: reply["evaluateres.num_examples"]["num_examples"]}
@@ -219,55 +233,58 @@ class _NumPyApp:
         message.content = RecordDict(records)  # type: ignore[arg-type]
         reply = self._app(message, context)
         if reply.has_error():
-            raise UserError(f"{what} failed: {reply.error.reason}")
+            raise UserError(f"{what}: expected a result, got an error: {reply.error.reason}")
         status: Any = reply.content[f"{what}res.status"]
         if status["code"] != 0:
-            raise UserError(f"{what} failed: {status['message']}")
+            raise UserError(f"{what}: expected a result, got an error: {status['message']}")
         return reply.content
 
 
-def _of(content: RecordDict, form: Form) -> tuple[ArrayRecord, ConfigRecord]:
+def _model_and_settings(content: RecordDict, form: Form) -> tuple[ArrayRecord, ConfigRecord]:
     return content[form.arrays], content[form.config]  # type: ignore[return-value]
 
 
 class _Site:
-    """A client of the federation that trains by an app of its own."""
+    """What a node does with the messages of the server, if it trains by an app of its own."""
 
     def __init__(self, index: Callable[[Context], int], folder: str | Path | None):
         self._index = index
         self._folder = None if folder is None else Path(folder)
 
     def hello(self, message: Message, context: Context) -> RecordDict:
+        """Say which client this is, and how it trains."""
         of = int(context.node_config.get("num-partitions", 0))
-        told: dict[str, Any] = {"client": self._index(context), "of": of, "trains": APP, **wire.versions()}
-        return RecordDict({wire.TOLD: ConfigRecord(told)})
+        values: dict[str, Any] = {"client": self._index(context), "of": of, "trains": APP, **wire.versions()}
+        return RecordDict({wire.VALUES: ConfigRecord(values)})
 
     def train(self, message: Message, context: Context, app: _MessageApp | _NumPyApp) -> RecordDict:
+        """Have the app train, and return the upload of the task's block."""
         order, form = Order.read(message.content), Form.read(message.content)
         task, algorithm = order.task, order.algorithm
         if why := unfit_reason(algorithm):
             raise UserError(why)
         layout = plain.read_layout(message.content, order.layout)
-        arrays, config = _of(message.content, form)
-        x = _vector(layout, arrays.to_torch_state_dict(), "the message")
+        arrays, config = _model_and_settings(message.content, form)
+        x = _vector(layout, arrays.to_torch_state_dict(), "message")
         keeper = InContext(context.state, layout.dtype) if self._folder is None else InFolder(self._folder, task.client)
         memory = keeper.load() if algorithm.state_names else None
         if memory is not None and not memory.settle(order, layout.dim, layout.dtype):
-            memory.begin_anew(order)  # a lost residual makes nothing inconsistent: go on from zero
+            memory.begin_anew(order)  # without its residual a client is consistent: it goes on from zero
         # The function sees what Flower's own strategies would send.
         message.content = RecordDict({form.arrays: arrays, form.config: config})
         with generators_restored():
             seed_generators(training_seed(order.seed, task), None)
             trained = app.train(message, context, form)
-        y = _vector(layout, trained.state, "the reply of the training function")
+        y = _vector(layout, trained.state, "training function")
         if trained.examples is None and algorithm.weighting == "examples":
             raise UserError(
-                f"the training function: expected {form.weighted_by!r} among its metrics, by which clients are weighted"
+                f"training function: expected {form.weighted_by!r} among its metrics, by which clients are weighted, got "
+                f"{', '.join(trained.metrics) or 'none'}"
             )
-        mine = {RESIDUAL: torch.zeros(layout.dim, dtype=layout.dtype)} if algorithm.codec.residual else {}
-        mine |= memory.vectors if memory is not None else {}
+        own = {RESIDUAL: torch.zeros(layout.dim, dtype=layout.dtype)} if algorithm.codec.residual else {}
+        own |= memory.vectors if memory is not None else {}
         rate, dim = algorithm.local.rate(task.round), layout.dim
-        work = Progress(x[:dim], y[:dim], {}, mine, layout.slices(task.block), rate, torch.zeros(()))
+        work = Progress(x[:dim], y[:dim], {}, own, layout.slices(task.block), rate, torch.zeros(()))
         work.steps = 1  # how many there were is not known here
         broadcast, new_memory = Broadcast(task.round, order.epoch, x, {}), partial(torch.empty, dtype=torch.uint8)
         payload, values = encode(
@@ -286,14 +303,17 @@ class _Site:
 
 
 def _vector(layout: Layout, state: Mapping[str, Tensor], where: str) -> Tensor:
-    """Lay a model out as the server does; what is not finite is for the server to refuse."""
+    """Return a model in the server's layout; values that are not finite are for the server to refuse."""
     out = torch.empty(layout.size, dtype=layout.dtype)
     for e in (*layout.parameters, *layout.buffers):
         if e.name not in state:
-            raise UserError(f"{where} lacks {e.name!r}, which the server's model has")
+            raise UserError(
+                f"{where}: expected a model with {e.name!r}, as the server's has, got one without; reply with the whole "
+                "state_dict"
+            )
         if tuple(state[e.name].shape) != e.shape:
             raise UserError(
-                f"{where}: expected shape {e.shape} of {e.name!r}, as the server's model has, got "
+                f"{where}: expected {e.name!r} of shape {e.shape}, as in the server's model, got "
                 f"{tuple(state[e.name].shape)}"
             )
         e.view(out).copy_(state[e.name])
@@ -301,12 +321,16 @@ def _vector(layout: Layout, state: Mapping[str, Tensor], where: str) -> Tensor:
 
 
 def _numbers(metrics: Mapping[str, Any], most: int) -> dict[str, Any]:
-    """Return the metrics that are finite numbers; say in the log which ones are left out."""
-    found: dict[str, Any] = {}
+    """Return the metrics that can be sent: finite numbers with printable names, and not too many. Log the others."""
+    sent: dict[str, Any] = {}
     for name, value in metrics.items():
         number = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
-        if number and 1 <= len(name) <= LONGEST_NAME and name.isprintable() and len(found) < most:
-            found[name] = value
+        if not number:
+            log.warning("metric %r is not sent: expected a finite number, got %r", name, value)
+        elif not 1 <= len(name) <= LONGEST_NAME or not name.isprintable():
+            log.warning("metric %r is not sent: expected a name of 1 to %d printable characters", name, LONGEST_NAME)
+        elif len(sent) >= most:
+            log.warning("metric %r is not sent: expected at most %d metrics, got %d", name, most, len(metrics))
         else:
-            log.warning("metric %r is not sent: expected a finite number, of at most %d metrics", name, most)
-    return found
+            sent[name] = value
+    return sent

@@ -1,4 +1,4 @@
-"""Questions to nodes and their replies, one at a time: a reply that Flower itself cannot read spoils no other."""
+"""Messages to nodes, and their replies. Each reply is fetched alone, so that one which Flower cannot read harms no other."""
 
 import logging
 import time
@@ -29,17 +29,26 @@ _BAD_BYTES = (
 
 
 def push(grid: Grid, messages: Sequence[Message]) -> dict[str, Message]:
-    """Send questions; those that were taken, by their message id."""
+    """Send messages; return those that Flower took, by their message id."""
     taken = set(grid.push_messages(messages))
     return {m.metadata.message_id: m for m in messages if m.metadata.message_id in taken}
 
 
 def pull(grid: Grid, key: str, question: Message) -> Message | None:
-    """The reply to a question, if it is there. One that cannot be read is an error in Flower's form."""
+    """Return the reply to a message; None if there is none yet.
+
+    Args:
+        grid: Flower's.
+        key: the id of the message.
+        question: the message.
+
+    Returns:
+        The reply; one that cannot be read as a message of Flower's that has an error.
+    """
     try:
         replies = list(grid.pull_messages([key]))
         if replies and not isinstance(replies[0], Message):
-            raise TypeError(f"a {type(replies[0]).__name__} is no message")
+            raise TypeError(f"expected a Message, got {type(replies[0]).__name__}")
         return replies[0] if replies else None
     except _BAD_BYTES as error:
         reason = shorten(f"its reply cannot be read: {type(error).__name__}: {error}")
@@ -53,10 +62,14 @@ def exchange(
     on_wait: Callable[[], None] = lambda: None,
     enough: Callable[[], bool] = lambda: False,
 ) -> Iterator[Message]:
-    """Send questions, and give each reply as it comes, until all are there or `timeout` seconds have passed.
+    """Send messages, and yield each reply as it comes, until all are there or the time is over.
 
-    After each look for replies `on_wait` is called, and `enough` says whether to go on. So all that have come by then
-    are given.
+    Args:
+        grid: Flower's.
+        messages: what to send.
+        timeout: seconds to wait for the replies.
+        on_wait: called after each look for replies.
+        enough: called after that; whether to stop. All replies that have come by then were yielded.
     """
     deadline = time.monotonic() + timeout
     waiting = push(grid, messages)

@@ -7,7 +7,7 @@ import secrets
 import sys
 import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -20,26 +20,29 @@ from torch import nn
 
 from fedbcgd.algorithms.registry import make_algorithm
 from fedbcgd.backends.flower import wire
-from fedbcgd.backends.flower.backend import GridBackend, GridHooks, evaluate_fn_names
+from fedbcgd.backends.flower.backend import GridBackend, GridHooks
 from fedbcgd.backends.flower.definition import Definition
 from fedbcgd.backends.flower.dropin import unfit_reason
-from fedbcgd.backends.flower.flower_options import FlowerOptions, check_train_config
-from fedbcgd.backends.flower.folder import ServerFolder
+from fedbcgd.backends.flower.flower_options import FlowerOptions, check_counts, check_shares, check_train_config
+from fedbcgd.backends.flower.folder import Begun, Restored, ServerFolder
 from fedbcgd.backends.flower.late import LateReplies
 from fedbcgd.backends.flower.legacy import LegacyRounds
 from fedbcgd.backends.flower.monitor import Monitor
 from fedbcgd.backends.flower.plain import ROUND, read_evaluation
 from fedbcgd.backends.flower.privacy import refuse_changed, refuse_wrapper
+from fedbcgd.backends.flower.questions import Answer, OpenQuestions
+from fedbcgd.backends.flower.resets import ControlResets
+from fedbcgd.backends.flower.results import add_values, listed, log_line, record_round, train_record
 from fedbcgd.backends.flower.roster import Roster, read_roster
 from fedbcgd.core.algorithm import Algorithm
-from fedbcgd.core.messages import Broadcast, Plan, RoundReport, Task
+from fedbcgd.core.messages import Broadcast, Plan, Task
 from fedbcgd.core.metric_means import means_over_clients
 from fedbcgd.core.objective import Loss, Metrics, Precision
-from fedbcgd.core.reading import APP, FUNCTION, MOST_STEPS, RULE, Evaluation, Malformed, shorten
+from fedbcgd.core.reading import APP, FUNCTION, MOST_STEPS, RULE, Evaluation, Malformed, Trains, shorten
 from fedbcgd.core.server import Server
 from fedbcgd.core.vector import Layout
 from fedbcgd.engine.assemble import Run, make_job, make_target
-from fedbcgd.engine.loop import Callback, Outcome, RoundInfo, Row, Stop, train_columns
+from fedbcgd.engine.loop import Callback, Outcome, RoundInfo, Row, Stop
 from fedbcgd.engine.traffic import Round
 from fedbcgd.errors import UserError
 from fedbcgd.rng import stream
@@ -50,18 +53,67 @@ MAX_NORM = "20x"  # of an upload, unless the algorithm says another limit
 
 EvaluateFn = Callable[[int, ArrayRecord], MetricRecord | None]
 
-CLAIM_ROUNDS = 10  # rounds until a client that lost its state again may reset all controls again; doubles each time
-
 
 def strategy(algorithm: str | Algorithm, model: nn.Module, **options: Any) -> "Federation":
-    """Return a strategy by the algorithm's name.
+    """Return a strategy for Flower's ServerApp that runs one of our algorithms.
 
-    Args:
-        algorithm: a registered name, or an Algorithm.
-        model: the module; its weights are the ones to begin with.
-        **options: those of `Federation`, those of Flower's FedAvg (`fraction_train`, `min_train_nodes`,
-            `min_available_nodes`, `fraction_evaluate`, `min_evaluate_nodes`, `weighted_by_key`, `arrayrecord_key`,
-            `configrecord_key`), and the hyper-parameters of the algorithm.
+    Example:
+        >>> strategy = fedbcgd.flower.strategy("fedbcgd", net, blocks=3, fraction_train=0.5)
+        >>> result = strategy.start(grid=grid, initial_arrays=arrays, num_rounds=100)
+
+    What is trained:
+        algorithm: a registered name (`fedbcgd.algorithm_names()` lists them) or an Algorithm.
+        model: any nn.Module; its weights are the ones to begin with, unless `start` is given others.
+        **options: besides those below, hyper-parameters of a named algorithm: `blocks=5, lr=0.1, momentum=0.8`. Where
+            clients train in an app of their own, rates, batches and epochs are the app's.
+        precision: "fp32" or "bf16", of the forward and backward passes here and on every client; as in
+            `fedbcgd.simulate`.
+        channels_last: compute in that memory format; default: if a trial on `test` shows that the model can.
+        seed: of cohorts and of every client's draws.
+
+    Who takes part:
+        clients: M, all clients of the federation, online or not; default: as many as the roster has, else as many nodes as
+            are there when the run begins.
+        roster: a TOML or JSON file that says which node is which client (docs/flower.md).
+        authenticated: whether nodes have keys of their own, which they keep (`--enable-supernode-auth`): then an index is
+            never given to another key.
+        max_examples: what a client may weigh at most, in means by examples and in evaluations.
+
+    Who is asked in a round, and how long it lasts:
+        cohort: clients asked in a round; default: all that are online. Or Flower's `fraction_train` of the M clients, and
+            at least `min_train_nodes`.
+        min_clients: no round begins with fewer online; default 2. Flower's `min_available_nodes` is the same.
+        patience: seconds to wait for them; default 3600.
+        close_at: a round closes when each block has this share of its clients' uploads, rounded up; default 1: all are
+            waited for.
+        oversample: factor by which more clients than the cohort are asked, so that slow ones need not be waited for.
+        max_empty_rounds: rounds in a row without an accepted upload after which the run fails with the reasons; default 3;
+            None: never.
+
+    How it is evaluated:
+        test, loss, metrics: data and functions for the evaluation on the server, as in `fedbcgd.simulate`.
+        evaluate_every: rounds between evaluations.
+        evaluate_clients: share of the online clients that evaluate too; default 0. Flower's `fraction_evaluate` is the
+            same, `min_evaluate_nodes` how many evaluate at least.
+
+    When it stops, besides the number of rounds:
+        budget: the upload of a client, in units of the model's size d.
+        target: a metric to be reached, as in `fedbcgd.simulate`.
+
+    What is kept and seen:
+        folder: for checkpoints, metrics, summary and model; a run that is there goes on.
+        checkpoint_every: rounds between checkpoints; default 1.
+        callbacks: called with a RoundInfo after each round; `info.stop()` ends the run.
+        progress_seconds: between two lines in the log about a round that goes on; default 30.
+        metrics_file: a file for OpenMetrics text about the run, written after each round.
+
+    Names in messages to apps of the clients' own, as in Flower's FedAvg:
+        weighted_by_key: the metric by which clients are weighted; sets `weighting="examples"`.
+        arrayrecord_key: the name of the record with the model; default "arrays".
+        configrecord_key: the name of the record with the settings; default "config".
+
+    Returns:
+        The strategy; call its `start`.
 
     Raises:
         UserError: an option is not known, or not possible.
@@ -75,34 +127,44 @@ def strategy(algorithm: str | Algorithm, model: nn.Module, **options: Any) -> "F
     if isinstance(algorithm, Algorithm):
         if rest:
             raise UserError(
-                f"options {', '.join(rest)}: an Algorithm has its options already; pass its name to set some"
+                f"options: expected none of the algorithm with an Algorithm, which has its own, got {', '.join(rest)}; pass "
+                "its name to set them"
             )
         return Federation(algorithm, model, **own)
     return Federation(make_algorithm(algorithm, **rest), model, **own)
 
 
-class Federation(LegacyRounds, Strategy):
-    """Any algorithm of the registry as a Flower strategy.
+def _check(algorithm: Algorithm, model: Any) -> None:
+    """Refuse what cannot be federated."""
+    if algorithm.uplink.pooled:
+        raise UserError(
+            f"algorithm: expected one whose clients upload, got {algorithm.name!r}, which has all data in one place; take "
+            "another one, such as 'fedbcgd'"
+        )
+    if not isinstance(model, nn.Module):
+        raise UserError(f"model: expected an nn.Module (an instance, not a class), got {model!r}")
 
-    clients: M, all clients of the federation, online or not; default: as many as the roster has, else how many nodes are
-        there when the run begins. cohort: clients asked in a round; default all that are online.
-    roster: a TOML or JSON file that says which node is which client (docs/flower.md). authenticated: nodes have keys of
-        their own, which they keep (`--enable-supernode-auth`): an index is never given to another key.
-    max_examples: what a client may weigh at most, in means by examples and in evaluations.
-    min_clients: no round begins with fewer online; waits up to `patience` seconds for them.
-    seed: of cohorts and of every client's draws. test, loss, metrics: for evaluation here, as in `fedbcgd.simulate`.
-    evaluate_every: rounds between evaluations. evaluate_clients: share of the online clients that evaluate too.
-    budget, target: further ends of the run, beside the number of rounds.
-    folder: checkpoints, metrics, summary and model are kept there, and a run that is there goes on.
-    checkpoint_every: rounds. callbacks: as in `fedbcgd.simulate`.
-    flower: options of Flower's FedAvg; `fedbcgd.flower.strategy` takes them by their names.
-    precision: "fp32" or "bf16", of the forward and backward passes here and on every client; as in `fedbcgd.simulate`.
-    close_at: a round closes when each block has this share of its clients' uploads, rounded up; 1: all are waited for.
-    oversample: factor by which more clients than the cohort are asked, so that slow ones need not be waited for.
-    max_empty_rounds: rounds in a row without an accepted upload after which the run fails with the reasons; None: never.
-    progress_seconds: between two lines in the log about a round that goes on.
-    metrics_file: OpenMetrics text about the run, written after each round.
-    channels_last: compute in that memory format; default: if a trial on `test` shows that the model can, else not.
+
+@dataclass(frozen=True)
+class _Evaluated:
+    """The values of the user's `evaluate_fn`, and the round after which it was called."""
+
+    round: int = -1
+    values: Mapping[str, Any] = field(default_factory=dict)
+
+
+class Federation(LegacyRounds, Strategy):
+    """Any algorithm of the registry as a Flower strategy. `fedbcgd.flower.strategy` makes one, and says what each option is.
+
+    Args:
+        algorithm: the four choices.
+        model: the module.
+        flower: the options of Flower's FedAvg, which `fedbcgd.flower.strategy` takes by their own names.
+
+    Attributes:
+        rows: the metrics so far, as in `metrics.jsonl`.
+        outcome: how the run went; None until it has ended.
+        traffic: what was sent in the last round.
     """
 
     def __init__(
@@ -137,37 +199,33 @@ class Federation(LegacyRounds, Strategy):
         progress_seconds: float = 30.0,
         metrics_file: str | Path | None = None,
     ):
-        if algorithm.uplink.pooled:
-            raise UserError(f"{algorithm.name} has all data in one place: there is nothing to federate")
-        if not isinstance(model, nn.Module):
-            raise UserError(f"model: expected an nn.Module, got {model!r}")
+        _check(algorithm, model)
+        check_counts(min_clients=min_clients, evaluate_every=evaluate_every)
+        check_counts(
+            or_none=True, clients=clients, cohort=cohort, max_examples=max_examples, max_empty_rounds=max_empty_rounds
+        )
+        check_shares(evaluate_clients, close_at, oversample)
         given = read_roster(roster) if roster is not None else {}
-        counts = {
-            "min_clients": min_clients,
-            "evaluate_every": evaluate_every,
-            "cohort": 1 if cohort is None else cohort,
-        }
-        counts |= {
-            "clients": 1 if clients is None else clients,
-            "max_examples": 1 if max_examples is None else max_examples,
-            "max_empty_rounds": 1 if max_empty_rounds is None else max_empty_rounds,
-        }
-        for name, value in counts.items():
-            if not isinstance(value, int) or value < 1:
-                raise UserError(f"{name}: expected an integer ≥ 1, got {value!r}")
         if given and clients not in (None, len(given)):
-            raise UserError(f"clients: expected {len(given)}, as in the roster, got {clients}")
-        if not 0 <= evaluate_clients <= 1:
-            raise UserError(f"evaluate_clients: expected a share from 0 to 1, got {evaluate_clients!r}")
-        if not 0 < close_at <= 1:
-            raise UserError(f"close_at: expected a share above 0 and at most 1, got {close_at!r}")
-        if not 1 <= oversample <= 100:
-            raise UserError(f"oversample: expected a number from 1 to 100, got {oversample!r}")
+            raise UserError(f"clients: expected {len(given)}, as in the roster, got {clients}; leave it out")
+
+        # What the user asked for.
+        self._clients, self._cohort = clients or len(given) or None, cohort
+        self._min_clients, self._patience = min_clients, patience
+        self._every, self._evaluating_share = evaluate_every, evaluate_clients
+        self._budget, self.target = budget, make_target(target)
+        self._folder = None if folder is None else Path(folder)
+        self._checkpoint_every, self._callbacks = checkpoint_every, callbacks
+        self.close_at, self.oversample = close_at, oversample
+        self.flower = flower
+        self.form = flower.form()  # of messages to clients that train in an app of their own
+
+        # What the clients do.
         if algorithm.max_norm is None:  # clients of a federation are not trusted
             algorithm = replace(algorithm, max_norm=MAX_NORM)
         self._asked = algorithm  # perhaps with blocks="auto", to be settled when it is known how many clients there are
-        if count := clients or len(given):
-            algorithm = algorithm.for_cohort(min(cohort or flower.cohort(count), count))
+        if self._clients:
+            algorithm = algorithm.for_cohort(self._cohort_of(self._clients))
         self.algorithm = algorithm
         self.job = make_job(
             model,
@@ -182,40 +240,35 @@ class Federation(LegacyRounds, Strategy):
         )
         self.layout: Layout = self.job.layout
         self.definition: Definition  # of the model; made when the run begins
+
+        # The run, its clients, and what an operator sees of them.
         asks = {"examples": algorithm.weighting == "examples", "test_examples": evaluate_clients > 0}
         self.roster = Roster(given, authenticated, max_examples, [what for what, asked in asks.items() if asked])
+        self.monitor = Monitor(max_empty_rounds, progress_seconds, None if metrics_file is None else Path(metrics_file))
+        self.late = LateReplies()
         self.run_id = uuid.uuid4().hex
         self.accepted: dict[int, int] = {}  # client → round of its last accepted upload in this control epoch
-        self.claims: dict[int, tuple[int, int]] = {}  # client → (last round in which it reset the controls, how often)
         self.rows: list[Row] = []
         self.outcome: Outcome | None = None
-        self.target = make_target(target)
+        self.traffic: Round | None = None
+        self._resets = ControlResets()
+        self._run: Run | None = None
+        self._begun_blocks: int | None = None  # N of the run in the folder
+
+        # The open round.
+        self._plan: Plan | None = None
+        self._questions = OpenQuestions()
+        self._accepted_now: dict[int, int] = {}  # client → round, as in `accepted`
+
+        # Of the last call of `start`, or of Flower's loop.
+        self.grid: Grid | None = None
         self.timeout = 3600.0  # seconds
-        self.grid: Grid | None = None  # that of the last call
-        self.flower = flower
-        self.form = flower.form()  # of messages to clients that train in an app of their own
         self.train_config: Mapping[str, Any] = {}
         self.evaluate_config: Mapping[str, Any] = {}
         self._initial: ArrayRecord | None = None  # the names that an app's models have, and what is not trained
         self._returned: ArrayRecord | None = None  # by the last call of aggregate_train
         self._evaluate_fn: EvaluateFn | None = None
-        self._evaluated: tuple[int, Mapping[str, Any]] = -1, {}  # the round of its last values, and these
-        self._clients, self._cohort = clients or len(given) or None, cohort
-        self._min_clients, self._patience = min_clients, patience
-        self._every, self._evaluating_share = evaluate_every, evaluate_clients
-        self._budget = budget
-        self._folder = None if folder is None else Path(folder)
-        self._checkpoint_every, self._callbacks = checkpoint_every, callbacks
-        file = None if metrics_file is None else Path(metrics_file)
-        self.monitor = Monitor(max_empty_rounds, progress_seconds, file)
-        self.close_at, self.oversample = close_at, oversample
-        self.late = LateReplies()
-        self._run: Run | None = None
-        self._begun_blocks: int | None = None  # N of the run in the folder
-        self._plan: Plan | None = None
-        self.traffic: Round | None = None  # what was sent in the last round
-        self._accepted_now: dict[int, int] = {}  # those of the open round
-        self._sent: dict[str, tuple[Message, Task]] = {}  # questions without an answer yet, by their token
+        self._evaluated = _Evaluated()
 
     # -- the whole run ------------------------------------------------------------------------------------------------
 
@@ -240,60 +293,96 @@ class Federation(LegacyRounds, Strategy):
             evaluate_config: the same for their own evaluation.
             evaluate_fn: called with the round and the model before the first round and after each.
 
+        Returns:
+            Flower's result: the model, and the metrics of each round.
+
         Raises:
             UserError: settings and algorithm do not fit the clients that are there.
+            NothingAccepted: no upload was accepted in `max_empty_rounds` rounds in a row.
+            Diverged: two of three uploads, or more, were refused in three rounds in a row.
         """
         self.timeout = timeout
         self.train_config, self.evaluate_config = dict(train_config or {}), dict(evaluate_config or {})
-        self._evaluate_fn, self._evaluated = evaluate_fn, (-1, {})
+        self._evaluate_fn, self._evaluated = evaluate_fn, _Evaluated()
         folder = ServerFolder(self._folder, self._checkpoint_every) if self._folder is not None else None
         with folder or contextlib.nullcontext():
-            if folder is not None:
-                begun_with, self._begun_blocks = folder.peek(self)
-                self._clients = self._clients or begun_with
+            if folder is not None and (begun := folder.peek()) is not None:
+                self._expect(begun)
             stop = Stop(num_rounds, self._budget, self.target)
             run = self._open(grid, initial_arrays, stop)
-            seconds = folder.restore(self, run) if folder is not None else 0.0
-            server, result = run.server, Result()
-            if evaluate_fn is not None and server.round == 0:
-                _put(result.evaluate_metrics_serverapp, 0, values := self.evaluate_centrally())
-                log.info("round 0: %s", _listed(values))
-
-            def record(info: RoundInfo) -> None:
-                now = server.round
-                result.train_metrics_clientapp[now] = _metrics(info.report, server)
-                row = {name: float(value) for name, value in (info.row or {}).items()}
-                of_clients = {n.removeprefix("clients_"): v for n, v in row.items() if n.startswith("clients_")}
-                values = self.evaluate_centrally()
-                of_function = set(evaluate_fn_names(values, row).values())
-                on_test = {n: v for n, v in row.items() if n.startswith("test_") and n not in of_function}
-                _put(result.evaluate_metrics_serverapp, now, {**on_test, **values})
-                _put(result.evaluate_metrics_clientapp, now, of_clients)
-                log.info("round %d: %s", now, _line(info.row, values, info.report, server))
-                self.monitor.write(info, len(self.roster.node))
-
-            def check(info: RoundInfo) -> None:
-                self.monitor.check(info.report)
-
+            seconds = 0.0
+            if folder is not None:
+                restored = folder.restore(run, self.definition.digest, self.close_at)
+                self._go_on(restored)
+                seconds = restored.seconds
+            result = Result()
+            if run.server.round == 0:
+                self._evaluate_first(result)
+            after = [folder.after(self)] if folder is not None else []
             loop = run.start(
                 lambda job, store, cohort: GridBackend(self, grid, job, store),
                 stop=stop,
                 every=self._every,
-                callbacks=[record, *self._callbacks, *([folder.after(self)] if folder is not None else []), check],
+                callbacks=[self._recorder(result), *self._callbacks, *after, self._check_round],
                 rows=self.rows,
                 seconds=seconds,
             )
             self.outcome = run.outcome(loop.run())
             if folder is not None:
-                folder.finish(self, self.outcome)
+                folder.finish(self.outcome)
             result.arrays = self.arrays()
             return result
+
+    def _expect(self, begun: Begun) -> None:
+        """Take over who the clients of the run in the folder are."""
+        self._clients = self._clients or begun.clients
+        self._begun_blocks = begun.blocks
+        self.roster.restore(begun.roster)
+        self._resets.restore(begun.resets)
+
+    def _go_on(self, restored: Restored) -> None:
+        """Take over where the run in the folder goes on."""
+        self.rows = list(restored.rows)
+        if restored.run_id is not None:
+            self.run_id, self.accepted = restored.run_id, dict(restored.accepted)
+
+    def snapshot(self) -> dict[str, Any]:
+        """Return what a checkpoint keeps of the federation, beside the server's own state."""
+        return {
+            "run": self.run_id,
+            "accepted": {str(client): round for client, round in self.accepted.items()},
+            "claims": self._resets.snapshot(),
+            "roster": self.roster.snapshot(),
+            "model": self.definition.digest,
+        }
+
+    def _evaluate_first(self, result: Result) -> None:
+        """Call `evaluate_fn` before the first round."""
+        values = self.evaluate_centrally()
+        add_values(result.evaluate_metrics_serverapp, 0, values)
+        if shown := listed(values):
+            log.info("round 0: %s", shown)
+
+    def _recorder(self, result: Result) -> Callback:
+        """Return a callback that tells of each round: in Flower's result, in the log, and in the metrics file."""
+
+        def record(info: RoundInfo) -> None:
+            values = self.evaluate_centrally()
+            record_round(result, info, values)
+            log.info("round %d: %s", info.server.round, log_line(info.row, values, info.report, info.server))
+            self.monitor.write(info, len(self.roster.node))
+
+        return record
+
+    def _check_round(self, info: RoundInfo) -> None:
+        self.monitor.check(info.report)
 
     def _open(self, grid: Grid, arrays: ArrayRecord | None, stop: Stop | None = None) -> Run:
         """Make the run as soon as it is known how many clients there are; a later call goes on with it."""
         self.grid = grid
         if self._run is None:
-            self.roster.size = self._clients
+            if self._clients is not None:
+                self.roster.expect(self._clients)
             least = min(self._min_clients, self._clients or self._min_clients)
             self.roster.wait(grid, least, self._patience)
             self._check_clients()
@@ -304,8 +393,8 @@ class Federation(LegacyRounds, Strategy):
                 self.job.module.load_state_dict(state, strict=False)  # what is not trained, too
             self._initial = arrays
             self.definition = Definition.of(self.job.module)
-            cohort = min(self._cohort or self.flower.cohort(count), count)
-            self.settle_blocks(self._begun_blocks or cohort)
+            cohort = self._cohort_of(count)
+            self._settle_blocks(self._begun_blocks or cohort)
             self._run = Run(
                 self.job,
                 stop or Stop(),
@@ -317,15 +406,23 @@ class Federation(LegacyRounds, Strategy):
             )
         return self._run
 
+    def _cohort_of(self, clients: int) -> int:
+        """Return how many of the clients are asked in a round."""
+        return min(self._cohort or self.flower.cohort(clients), clients)
+
     def _check_clients(self) -> None:
         """Refuse settings and algorithms that do not fit the way in which most clients train."""
-        trains = [self.roster.trains[client] for client in self.roster.node]
-        if 2 * trains.count(APP) > len(trains) and (why := unfit_reason(self.algorithm)):
+        if self.most_train(APP) and (why := unfit_reason(self.algorithm)):
             raise UserError(why)
-        if 2 * trains.count(RULE) > len(trains):
+        if self.most_train(RULE):
             check_train_config(self.train_config, self.algorithm)
 
-    def settle_blocks(self, cohort: int) -> None:
+    def most_train(self, how: Trains) -> bool:
+        """Return whether more than half of the connected clients train in this way."""
+        trains = [self.roster.trains[client] for client in self.roster.node]
+        return 2 * trains.count(how) > len(trains)
+
+    def _settle_blocks(self, cohort: int) -> None:
         """Take as many blocks as a cohort of this size can serve, if the user left that open."""
         algorithm = self._asked.for_cohort(cohort)
         if algorithm != self.algorithm:
@@ -340,7 +437,7 @@ class Federation(LegacyRounds, Strategy):
             UserError: the run has not begun.
         """
         if self._run is None:
-            raise UserError("the federation has not started: call start, or configure_train, first")
+            raise UserError("strategy: expected a run that has begun, got none; call start, or configure_train, first")
         return self._run.server
 
     def arrays(self) -> ArrayRecord:
@@ -358,9 +455,9 @@ class Federation(LegacyRounds, Strategy):
         if self._evaluate_fn is None:
             return {}
         now = self.server.round
-        if self._evaluated[0] != now:
-            self._evaluated = now, dict(self._evaluate_fn(now, self.arrays()) or {})
-        return self._evaluated[1]
+        if self._evaluated.round != now:
+            self._evaluated = _Evaluated(now, dict(self._evaluate_fn(now, self.arrays()) or {}))
+        return self._evaluated.values
 
     def _app_arrays(self) -> ArrayRecord:
         """Return the model under the names that the clients' own apps know it by."""
@@ -370,6 +467,11 @@ class Federation(LegacyRounds, Strategy):
     # -- a round ------------------------------------------------------------------------------------------------------
 
     def online(self, grid: Grid) -> Sequence[int]:
+        """Wait for enough clients, and return those that can be asked: all that are connected and not still at work.
+
+        Raises:
+            UserError: fewer than `min_clients` are connected within `patience` seconds.
+        """
         least = min(self._min_clients, self.server.clients)
         connected = self.roster.wait(grid, least, self._patience)
         self.late.drop_arrived(grid)
@@ -377,15 +479,15 @@ class Federation(LegacyRounds, Strategy):
         return [client for client in connected if client not in busy] or connected
 
     def messages(self, plan: Plan) -> list[Message]:
-        """One for each client of the cohort: the same vectors, a task of its own."""
+        """Open a round, and return a message for each client of its cohort: the same vectors, a task of its own."""
         self._plan, self._accepted_now = plan, {}
         messages = self._send(filter(self.server.expects, plan.tasks), plan.broadcast, MessageType.TRAIN)
         self.monitor.opened(plan.broadcast.round + 1, len(messages))
         return messages
 
     def _send(self, tasks: Iterable[Task], broadcast: Broadcast, kind: str) -> list[Message]:
-        """Make the questions, and remember who was asked what."""
-        self._sent = {}
+        """Return a message for each task, and remember which client was asked what."""
+        self._questions = OpenQuestions()
         vectors, arrays = cache(lambda: wire.vectors(broadcast)), cache(self._app_arrays)
         definition = ConfigRecord({"definition": self.definition.packed})
         for task in tasks:
@@ -403,8 +505,8 @@ class Federation(LegacyRounds, Strategy):
                 # The app's own evaluation knows no token; Flower returns the group of a message with its reply.
                 content = self.form.content(arrays(), self.evaluate_config, task.round)
                 message = Message(content, self.roster.node[task.client], kind, ttl=self.timeout, group_id=token)
-            self._sent[token] = message, task
-        return [message for message, _ in self._sent.values()]
+            self._questions.add(token, message, task)
+        return self._questions.messages
 
     def _message(self, task: Task, content: RecordDict, kind: str, token: str) -> Message:
         server = self.server
@@ -422,15 +524,15 @@ class Federation(LegacyRounds, Strategy):
         content[wire.TASK] = ConfigRecord({**order.record(), **wire.versions(), wire.TOKEN: token})
         return Message(content, self.roster.node[task.client], kind, ttl=self.timeout, group_id=str(task.round))
 
-    def take(self, reply: Message) -> tuple[Task, bool] | None:
-        """Take one reply: it is checked like any upload, or counts as lost; it raises nothing, whatever it is.
+    def take(self, reply: Message) -> Answer | None:
+        """Hand the upload in a reply to the server, or count the client as lost. It raises nothing, whatever the reply is.
 
         Returns:
-            The task that it answers, and whether the upload was accepted; None if it answers no open question.
+            What became of the task; None if the reply answers no open question.
         """
-        task = self._task_of(reply)
+        task = self._questions.answered(reply)
         if task is None:
-            log.warning("a reply came that answers no open question: passed over")
+            log.warning("a reply is ignored: it answers no open question")
             return None
         nbytes = 0 if reply.has_error() else wire.counted(reply)
         self.monitor.answered(nbytes)
@@ -442,7 +544,7 @@ class Federation(LegacyRounds, Strategy):
             why = f"its reply is refused: {type(error).__name__}: {error}"
         if why:
             self.give_up(task, shorten(why))
-        return task, task.client in self._accepted_now
+        return Answer(task, task.client in self._accepted_now)
 
     def give_up(self, task: Task, why: str) -> None:
         """Count a client as lost for this round."""
@@ -450,24 +552,27 @@ class Federation(LegacyRounds, Strategy):
         self.server.lost(task, why)
 
     def give_up_missing(self, closed_early: bool = False) -> None:
-        """Count all that have not answered as lost."""
+        """Count all clients that have not answered as lost.
+
+        Args:
+            closed_early: whether the round closed because enough had answered.
+        """
         seconds = self.monitor.elapsed
-        for question, task in self._sent.values():
+        for question in self._questions.close():
             if closed_early:
-                self.late.add(question, task, self.timeout - seconds)
-                self.give_up(task, f"late: enough uploads of each block were in after {seconds:.0f} s")
+                self.late.add(question, self.timeout - seconds)
+                self.give_up(question.task, f"late: enough uploads of each block were in after {seconds:.0f} s")
             else:
-                self.give_up(task, f"no answer within {seconds:.0f} s")
-        self._sent = {}
+                self.give_up(question.task, f"no answer within {seconds:.0f} s")
 
     def _take(self, reply: Message, task: Task, nbytes: int) -> str:
-        """Hand an upload to the server; else say why there is none."""
+        """Hand an upload to the server; return why the client is lost, empty if it is not."""
         server = self.server
         if reply.has_error():
             return f"Flower reports: {shorten(reply.error.reason)}"
         failure = wire.read_failure(reply.content)
         if failure is not None:
-            if failure.state_lost and self._may_reset_controls(task):
+            if failure.state_lost and self._resets.allow(task.client, task.round):
                 server.forget_controls(f"client {task.client}: {failure.failed}")
             return failure.failed
         upload = wire.read_upload(reply.content, self.algorithm.lengths(self.layout, task.block))
@@ -479,40 +584,32 @@ class Federation(LegacyRounds, Strategy):
             self._accepted_now[task.client] = task.round
         return ""
 
-    def _may_reset_controls(self, task: Task) -> bool:
-        """Whether this client's report of lost state resets all controls: after 10 rounds again, then 20, 40, …"""
-        last, times = self.claims.get(task.client, (0, 0))
-        if times and task.round - last < CLAIM_ROUNDS * 2 ** (times - 1):
-            log.warning("client %d lost its state again (before: round %d); controls are kept", task.client, last + 1)
-            return False
-        self.claims[task.client] = task.round, times + 1
-        return True
-
-    def _task_of(self, reply: Message) -> Task | None:
-        """The task that a reply answers, by the token it returns; an error that Flower made, by the question it names."""
-        if reply.has_error():
-            asked = reply.metadata.reply_to_message_id
-            token = next((t for t, (message, _) in self._sent.items() if message.metadata.message_id == asked), None)
-        else:
-            token = wire.token(reply) or reply.metadata.group_id
-        _, task = self._sent.pop(token, (None, None)) if token is not None else (None, None)
-        return task
-
     def committed(self) -> None:
-        """After a commit: remember which uploads were accepted; forget all of them if the controls were reset."""
+        """Take note of a commit: which uploads were accepted; none, if the controls were reset in this round."""
         assert self.server.last is not None
         self.monitor.closed(self.server.last)
         if self._plan is not None:
             self.traffic = Round.of(self.server, self._plan.tasks, waited=0.0)
             same = self.server.epoch == self._plan.broadcast.epoch
             self.accepted = self.accepted | self._accepted_now if same else {}
-        self._plan, self._accepted_now, self._sent = None, {}, {}
+        self._plan, self._accepted_now, self._questions = None, {}, OpenQuestions()
 
-    # -- for users with a loop of their own ---------------------------------------------------------------------------
+    # -- the hooks of Flower's own loop, for users who call it instead of `start` --------------------------------------
 
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
+        """Open the next round, and return the messages to send.
+
+        Args:
+            server_round: Flower's number of the round, from 1; the strategy counts its own.
+            arrays: weights to begin with, in round 1; after that, what `aggregate_train` returned.
+            config: settings for the clients' own training.
+            grid: Flower's.
+
+        Raises:
+            UserError: the arrays are not what `aggregate_train` returned, or settings and clients do not fit together.
+        """
         refuse_wrapper(self, sys._getframe(1))
         refuse_changed(self._returned, arrays)
         self.train_config = dict(config or {})
@@ -523,6 +620,19 @@ class Federation(LegacyRounds, Strategy):
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
+        """Close the round with these replies; clients without one are lost.
+
+        Args:
+            server_round: Flower's number of the round.
+            replies: the clients' replies, in any order.
+
+        Returns:
+            The model, and the metrics of the round.
+
+        Raises:
+            NothingAccepted: no upload was accepted in `max_empty_rounds` rounds in a row.
+            Diverged: most uploads of the last rounds were refused.
+        """
         server = self.server
         for reply in replies:
             self.take(reply)
@@ -531,7 +641,7 @@ class Federation(LegacyRounds, Strategy):
         self.committed()
         self.monitor.check(report)
         self._returned = self.arrays()
-        return self._returned, _metrics(report, server)
+        return self._returned, train_record(report, server)
 
     def configure_evaluate(
         self,
@@ -539,8 +649,17 @@ class Federation(LegacyRounds, Strategy):
         arrays: ArrayRecord | None = None,
         config: ConfigRecord | None = None,
         grid: Grid | None = None,
-        **legacy: Any,  # of a server_fn's strategy: evaluations are part of our rounds there
+        **legacy: Any,
     ) -> Iterable[Message]:
+        """Return the messages that ask clients for an evaluation; empty if none evaluates.
+
+        Args:
+            server_round: Flower's number of the round.
+            arrays: not used: the server has the model.
+            config: settings for the clients' own evaluation; None: those of before.
+            grid: not used.
+            **legacy: arguments from a `server_fn`, whose evaluations are part of our rounds; then none is asked for here.
+        """
         if legacy:
             return []
         if config is not None:
@@ -555,24 +674,30 @@ class Federation(LegacyRounds, Strategy):
         return self._send(tasks, Broadcast(server.round, server.epoch, server.x, {}), MessageType.EVALUATE)
 
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
-        """Means over the examples of all that answered; a metric that half of them or fewer have is left out."""
+        """Return means over the examples of all that answered; a metric that half of them or fewer have is left out.
+
+        Args:
+            server_round: Flower's number of the round.
+            replies: the clients' replies, in any order.
+        """
         answers: dict[int, Evaluation] = {}
         for reply in replies:
-            task = self._task_of(reply)
+            task = self._questions.answered(reply)
             if task is None:
-                log.warning("an evaluation came that answers no open question: passed over")
+                log.warning("an evaluation is ignored: it answers no open question")
                 continue
             try:
                 answers[task.client] = self._evaluation(reply, task.client)
             except Exception as error:  # a client's message must never end the run
                 log.warning("client %d did not evaluate: %s", task.client, shorten(str(error)))
         means = means_over_clients([(answer.examples, answer.metrics) for _, answer in sorted(answers.items())])
-        if self._sent:
-            silent = ", ".join(str(task.client) for _, task in list(self._sent.values())[:20])
-            log.warning("%d clients did not answer to the evaluation: %s", len(self._sent), silent)
+        if left := self._questions.close():
+            silent = ", ".join(str(question.task.client) for question in left[:20])
+            log.warning("evaluation: no answer from %d clients: %s", len(left), silent)
         return MetricRecord(dict(means)) if means else None
 
     def _evaluation(self, reply: Message, client: int) -> Evaluation:
+        """Read a client's evaluation; its examples are limited to what it registered."""
         if reply.has_error():
             raise Malformed(f"Flower reports: {shorten(reply.error.reason)}")
         of_app = self.roster.trains[client] == APP
@@ -586,48 +711,13 @@ class Federation(LegacyRounds, Strategy):
             found = wire.read_evaluation(reply.content)
         most = self.roster.most["test_examples"].get(client)
         if most is None:
-            raise Malformed("it has not said how many test examples it has")
+            raise Malformed("it did not say how many test examples it has when it first came")
         return found.model_copy(update={"examples": min(found.examples, most)})
 
     def summary(self) -> None:
+        """Log what the strategy is; Flower calls it when a run begins."""
         refuse_wrapper(self, sys._getframe(1))
         log.info(
             "%s: d = %s, N = %d, mean upload %.4f d", self.algorithm.name, f"{self.layout.dim:,}", self.layout.blocks,
             self.algorithm.upload_d(self.layout),
         )  # fmt: skip
-
-
-def _put(records: dict[int, MetricRecord], round: int, values: Mapping[str, Any] | None) -> None:
-    """Add values to the record of a round."""
-    if values:
-        records[round] = MetricRecord({**records.get(round, {}), **values})
-
-
-def _metrics(report: RoundReport, server: Server) -> MetricRecord:
-    return MetricRecord(
-        {
-            **train_columns(report),  # as in the rows, and under their own names, as Flower's strategies have them
-            **report.metrics,
-            "accepted": report.accepted,
-            "refused": len(report.refused),
-            "lost": len(report.lost),
-            "upload_d": server.ledger.upload_d,
-            "upload_bytes": server.ledger.upload_bytes,
-            "wire_bytes": server.ledger.wire_bytes,
-        }
-    )
-
-
-def _listed(values: Mapping[str, Any]) -> str:
-    return ", ".join(f"{name} {value:.4f}" for name, value in values.items() if isinstance(value, (int, float)))
-
-
-def _line(row: Row | None, values: Mapping[str, Any], report: RoundReport, server: Server) -> str:
-    """Return the log's line for a round: its row, the values of `evaluate_fn`, and what became of the uploads."""
-    row = row or {}
-    shown = {name: value for name, value in row.items() if name.endswith(("accuracy", "loss"))}
-    more = {name: values[name] for name, column in evaluate_fn_names(values, row).items() if column not in shown}
-    parts = [_listed({**shown, **more})] if shown or more else []
-    parts.append(f"{report.accepted} uploads, {len(report.refused)} refused, {len(report.lost)} lost")
-    parts.append(f"{server.ledger.upload_d:.2f} d")
-    return ", ".join(parts)

@@ -11,6 +11,7 @@ from fedbcgd.errors import UserError
 
 log = logging.getLogger("flwr.fedbcgd")  # shown where Flower shows its own
 
+_MAIN = "which needs a ServerApp with @app.main()"  # one with server_fn has no call of its own
 # What is refused, and what to say instead.
 _INSTEAD = {
     "fraction_fit": "say fraction_train=…",
@@ -21,10 +22,10 @@ _INSTEAD = {
     "evaluate_metrics_aggr_fn": "metrics are means weighted by examples; leave it out",
     "fit_metrics_aggregation_fn": "metrics are means weighted by examples; leave it out",
     "evaluate_metrics_aggregation_fn": "metrics are means weighted by examples; leave it out",
-    "evaluate_fn": "pass it to start: strategy.start(grid, evaluate_fn=…)",
-    "on_fit_config_fn": "pass the settings to start: strategy.start(grid, train_config=…)",
-    "on_evaluate_config_fn": "pass the settings to start: strategy.start(grid, evaluate_config=…)",
-    "initial_parameters": "the model itself is given; other weights go to strategy.start(grid, initial_arrays=…)",
+    "evaluate_fn": f"pass it to start: strategy.start(grid, evaluate_fn=…), {_MAIN}",
+    "on_fit_config_fn": f"pass the settings to start: strategy.start(grid, train_config=…), {_MAIN}",
+    "on_evaluate_config_fn": f"pass the settings to start: strategy.start(grid, evaluate_config=…), {_MAIN}",
+    "initial_parameters": f"the model itself is given; other weights go to strategy.start(grid, initial_arrays=…), {_MAIN}",
     "accept_failures": "a failed client is lost for its round, and the round goes on; leave it out",
     "eta": "say server_lr=…",
     "eta_l": "the rate of the clients is lr=…, or a setting of your own in train_config",
@@ -83,7 +84,9 @@ class FlowerOptions:
         """
         for name in options:
             if name in _INSTEAD:
-                raise UserError(f"{name}: not an option of fedbcgd's strategy; {_INSTEAD[name]}")
+                raise UserError(
+                    f"{name}: expected an option of fedbcgd's strategy, got one of Flower's; {_INSTEAD[name]}"
+                )
         given = cls(**{f.name: options.pop(f.name) for f in fields(cls) if f.name in options})
         least = {n: getattr(given, n) for n in ("min_available_nodes", "min_train_nodes")}
         for name, ours in (
@@ -92,7 +95,7 @@ class FlowerOptions:
             ("fraction_evaluate", "evaluate_clients"),
         ):
             if getattr(given, name) is not None and options.get(ours) is not None:
-                raise UserError(f"{name}, {ours}: both say the same; give one of them")
+                raise UserError(f"{name}, {ours}: expected one of them, got both, which mean the same; leave one out")
         if any(least.values()):
             options["min_clients"] = max([options.get("min_clients", 1), *(n for n in least.values() if n)])
         if given.fraction_evaluate is not None:
@@ -114,7 +117,12 @@ class FlowerOptions:
         return min(clients, max(share, self.min_train_nodes or 1))
 
     def evaluating(self, share: float, online: int) -> int:
-        """Return how many of those online evaluate."""
+        """Return how many of those online evaluate.
+
+        Args:
+            share: the share that is asked for; 0: none evaluates.
+            online: how many are online.
+        """
         if not share:
             return 0
         return min(online, max(round(share * online), self.min_evaluate_nodes or 1))
@@ -124,19 +132,53 @@ def check_train_config(config: Mapping[str, Any], algorithm: Algorithm) -> None:
     """Check settings for clients that train by the algorithm's own rule: they read nothing but the algorithm's options.
 
     Raises:
-        UserError: a setting says something else than the algorithm.
+        UserError: a setting contradicts the algorithm's option of that name.
     """
     for name, value in config.items():
         option = name.replace("-", "_")
         if name == ROUND:
             continue
         if option not in type(algorithm.local).options():
-            log.warning("train_config: %r reaches nobody: the clients train by the rule of %s", name, algorithm.name)
+            log.warning(
+                "train_config: %r has no effect, since the clients train by the rule of %s, which has no such option",
+                name, algorithm.name
+            )  # fmt: skip
         elif value != (ours := getattr(algorithm.local, option)):
             raise UserError(
-                f"train_config: {name} = {value!r}, but the clients train by the rule of {algorithm.name} with "
-                f"{option} = {ours!r}: say fedbcgd.flower.strategy(…, {option}={value!r}), or train by your own function"
+                f"train_config: expected {name} = {ours!r}, since the clients train by the rule of {algorithm.name}, got "
+                f"{value!r}; say fedbcgd.flower.strategy(…, {option}={value!r}), or train by a function of your own"
             )
+
+
+def check_counts(*, or_none: bool = False, **counts: Any) -> None:
+    """Refuse options that are no counts.
+
+    Args:
+        or_none: whether None is possible, too.
+        **counts: the options by name.
+
+    Raises:
+        UserError: one is no integer, or below 1.
+    """
+    for name, value in counts.items():
+        if value is None and or_none:
+            continue
+        if not isinstance(value, int) or value < 1:
+            raise UserError(f"{name}: expected an integer ≥ 1, got {value!r}")
+
+
+def check_shares(evaluate_clients: float, close_at: float, oversample: float) -> None:
+    """Refuse shares of the clients that are not possible; the arguments are options of `fedbcgd.flower.strategy`.
+
+    Raises:
+        UserError: one is not possible.
+    """
+    if not 0 <= evaluate_clients <= 1:
+        raise UserError(f"evaluate_clients: expected a share from 0 to 1, got {evaluate_clients!r}")
+    if not 0 < close_at <= 1:
+        raise UserError(f"close_at: expected a share above 0 and at most 1, got {close_at!r}")
+    if not 1 <= oversample <= 100:
+        raise UserError(f"oversample: expected a number from 1 to 100, got {oversample!r}")
 
 
 def _is_number(value: Any) -> bool:

@@ -3,21 +3,59 @@
 import contextlib
 import json
 import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from fedbcgd.core.algorithm import Algorithm
 from fedbcgd.display import plots
 from fedbcgd.engine.assemble import Run
 from fedbcgd.engine.checkpoint import Checkpoints
-from fedbcgd.engine.loop import Callback, Outcome, RoundInfo
+from fedbcgd.engine.loop import Callback, Outcome, RoundInfo, Row
 from fedbcgd.engine.run_folder import JsonlFile, RunFolder, exclusive_lock, remove_temporary_files
 from fedbcgd.errors import UserError
 from fedbcgd.files import add_checksum, as_json, make_folder, refuse_link, remove, write_tensors, write_text
-
-log = logging.getLogger("flwr.fedbcgd")
+from fedbcgd.models.stored import ModelInfo
 
 if TYPE_CHECKING:
     from fedbcgd.backends.flower.federation import Federation
+
+log = logging.getLogger("flwr.fedbcgd")  # shown where Flower shows its own
+
+
+@dataclass(frozen=True)
+class Begun:
+    """What must be known of the run in a folder before its clients are counted.
+
+    Attributes:
+        clients: M.
+        blocks: N; None if the algorithm has no blocks.
+        roster: the `Roster.snapshot` of its last checkpoint.
+        resets: the `ControlResets.snapshot`.
+    """
+
+    clients: int
+    blocks: int | None
+    roster: Mapping[str, Any]
+    resets: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Restored:
+    """Where the run in a folder goes on.
+
+    Attributes:
+        rows: its metrics so far.
+        seconds: the time that it took so far.
+        run_id: its id; None if there is no checkpoint, and a run begins.
+        accepted: the round of each client's last accepted upload in the current control epoch.
+    """
+
+    rows: Sequence[Row]
+    seconds: float = 0.0
+    run_id: str | None = None
+    accepted: Mapping[int, int] = field(default_factory=dict)
 
 
 class ServerFolder:
@@ -33,7 +71,9 @@ class ServerFolder:
         self._every = every
         self._stack = contextlib.ExitStack()
         self._checkpoints = Checkpoints(self._folder.checkpoint, every)
-        self._traffic: JsonlFile | None = None
+        self._run: Run
+        self._metrics: JsonlFile
+        self._traffic: JsonlFile | None = None  # None in a folder of an earlier version, which wrote none
 
     def __enter__(self) -> "ServerFolder":
         make_folder(self._folder.path)
@@ -46,78 +86,78 @@ class ServerFolder:
     def __exit__(self, *_: object) -> None:
         self._stack.close()
 
-    def peek(self, federation: "Federation") -> tuple[int | None, int | None]:
-        """Restore what is needed before the clients are counted: which node is which, and how often state was lost.
-
-        Returns:
-            How many clients and how many blocks the run in the folder has; None if there is no run, or no blocks.
-        """
+    def peek(self) -> Begun | None:
+        """Return what the last checkpoint says of the run, without restoring it; None if there is none."""
         saved = self._checkpoints.load()
         if saved is None:
-            return None, None
+            return None
         values = saved[1]
-        federation.roster.restore(values.get("roster", {}))
-        federation.claims = {int(client): (last, times) for client, (last, times) in values.get("claims", {}).items()}
-        return int(values["clients_in_all"]), json.loads(values["algorithm"]).get("blocks")
+        blocks = json.loads(values["algorithm"]).get("blocks")
+        return Begun(int(values["clients_in_all"]), blocks, values.get("roster", {}), values.get("claims", {}))
 
-    def restore(self, federation: "Federation", run: Run) -> float:
-        """Put the federation back to its last checkpoint, if there is one.
+    def restore(self, run: Run, model_digest: str, close_at: float) -> Restored:
+        """Put a run back to its last checkpoint, if there is one, and open the files of its rows.
 
-        Returns:
-            The seconds that the run took until then.
+        Args:
+            run: the run, just made.
+            model_digest: see `Definition.digest`.
+            close_at: see `fedbcgd.flower.strategy`; it is written down for `report` and `hours`.
 
         Raises:
-            UserError: the run in the folder has another algorithm, another precision or another number of clients.
+            UserError: the run in the folder has another algorithm, precision, model or number of clients.
         """
         self._run, server = run, run.server
         before = self._checkpoints.load()
         if before is not None:
-            values = before[1]
-            if values["algorithm"] != self._options(federation) or values["clients_in_all"] != server.clients:
-                raise UserError(
-                    f"{self._folder.path} was begun with another algorithm, other options or another number of clients "
-                    f"({values['clients_in_all']}): it cannot go on with these; another folder begins a new run"
-                )
-            before_precision, precision = values.get("precision", "fp32"), federation.job.objective.precision
-            if before_precision != precision:
-                raise UserError(
-                    f"{self._folder.path} was begun with precision = {before_precision!r}: it cannot go on with "
-                    f"{precision!r}; another folder begins a new run"
-                )
-            if values.get("model", federation.definition.digest) != federation.definition.digest:
-                raise UserError(
-                    f"{self._folder.path} was begun with another model: its frozen weights, names, shapes or types are "
-                    "not those of this one; another folder begins a new run"
-                )
+            self._refuse_another(before[1], model_digest)
         saved = run.restore(self._checkpoints)
-        if saved is not None:
-            log.info("going on after round %d, from %s", server.round, self._folder.path)
-            federation.run_id = saved["run"]
-            federation.accepted = {int(client): round for client, round in saved["accepted"].items()}
-            if (saved["every"] > 1 or self._checkpoints.fallen_back) and server.controls:
-                # Rounds after the checkpoint may have moved the clients' c_i on; c no longer fits them.
-                server.reset_controls()
-                federation.accepted = {}
         self._metrics = self._stack.enter_context(JsonlFile.resumed(self._folder.metrics, saved))
-        if saved is None or "traffic" in saved:  # earlier versions wrote none: it must begin with round 1
+        if saved is None or "traffic" in saved:  # without its first rounds the file is of no use
             self._traffic = self._stack.enter_context(JsonlFile.resumed(self._folder.traffic, saved))
-        self._write_conditions(federation)
-        federation.rows[:] = self._metrics.rows
-        remove(self._folder.summary)
-        return 0.0 if saved is None else float(saved["seconds"])
+        self._write_conditions(close_at)
+        remove(self._folder.summary)  # a summary says that a run is finished
+        if saved is None:
+            return Restored(self._metrics.rows)
+        log.info("going on after round %d, from %s", server.round, self._folder.path)
+        accepted = {int(client): round for client, round in saved["accepted"].items()}
+        if (saved["every"] > 1 or self._checkpoints.fallen_back) and server.controls:
+            # Rounds after the checkpoint may have moved the clients' c_i on; c no longer fits them.
+            server.reset_controls()
+            accepted = {}
+        return Restored(self._metrics.rows, float(saved["seconds"]), saved["run"], accepted)
 
-    def _write_conditions(self, federation: "Federation") -> None:
+    def _refuse_another(self, values: Mapping[str, Any], model_digest: str) -> None:
+        """Refuse to go on with a run that was begun with other options or another model."""
+        job, clients = self._run.job, self._run.server.clients
+        before = json.loads(values["algorithm"])
+        before |= {"precision": values.get("precision", "fp32"), "clients": values["clients_in_all"]}
+        now = json.loads(_options(job.algorithm)) | {"precision": job.objective.precision, "clients": clients}
+        for option in {**now, **before}:
+            label = "algorithm" if option == "name" else option
+            ours, theirs = (f"{label} = {v[option]!r}" if option in v else f"no {label}" for v in (now, before))
+            if ours != theirs:
+                raise UserError(
+                    f"folder: expected a run with {ours} in {self._folder.path}, got one that was begun with {theirs}; "
+                    "set the same, or choose another folder for a new run"
+                )
+        if values.get("model", model_digest) != model_digest:
+            raise UserError(
+                f"folder: expected a run of the same model in {self._folder.path}, got one that was begun with another "
+                "(its frozen weights, names, shapes or types differ); choose another folder for a new run"
+            )
+
+    def _write_conditions(self, close_at: float) -> None:
         """Write what `report` and `hours` must know of the run, while it goes on too."""
-        server = federation.server
+        server = self._run.server
         values = {
-            "algorithm": federation.algorithm.options(),
+            "algorithm": server.algorithm.options(),
             "data": {"clients": server.clients},
-            "run": {"backend": "flower", "seed": server.seed, "cohort": server.cohort, "close_at": federation.close_at},
+            "run": {"backend": "flower", "seed": server.seed, "cohort": server.cohort, "close_at": close_at},
         }
         write_text(self._folder.federation, add_checksum(as_json(values, indent=1)) + "\n")
 
     def after(self, federation: "Federation") -> Callback:
-        """Return a callback that writes metrics and checkpoints."""
+        """Return a callback that writes a round's metrics, traffic and checkpoint."""
 
         def write(info: RoundInfo) -> None:
             if self._traffic is not None and federation.traffic is not None:
@@ -125,48 +165,45 @@ class ServerFolder:
             if info.row and len(federation.rows) > self._metrics.written:
                 self._metrics.append(info.row)
             if info.reason or self._checkpoints.due(info.server):
-                self._save(federation, info.seconds)
+                self._save(federation.snapshot(), info.seconds)
 
         return write
 
-    @staticmethod
-    def _options(federation: "Federation") -> str:
-        return as_json(federation.algorithm.options())
-
-    def _save(self, federation: "Federation", seconds: float) -> None:
-        store = self._run.store
+    def _save(self, snapshot: Mapping[str, Any], seconds: float) -> None:
+        run, store = self._run, self._run.store
         assert store is not None
         more = {
             **self._metrics.kept(),
             **({} if self._traffic is None else self._traffic.kept()),
+            **snapshot,
             "seconds": seconds,
-            "run": federation.run_id,
-            "accepted": {str(client): round for client, round in federation.accepted.items()},
-            "claims": {str(client): claim for client, claim in federation.claims.items()},
-            "roster": federation.roster.snapshot(),
-            "algorithm": self._options(federation),
-            "precision": federation.job.objective.precision,
-            "model": federation.definition.digest,
-            "clients_in_all": federation.server.clients,
+            "algorithm": _options(run.job.algorithm),
+            "precision": run.job.objective.precision,
+            "clients_in_all": run.server.clients,
             "every": self._every,
         }
         self._metrics.sync()
         if self._traffic is not None:
             self._traffic.sync()
-        self._checkpoints.save(federation.server, store, more)
+        self._checkpoints.save(run.server, store, more)
 
-    def finish(self, federation: "Federation", outcome: Outcome) -> None:
+    def finish(self, outcome: Outcome) -> None:
         """Write the model, the summary and the figure."""
-        server = federation.server
-        write_tensors(self._folder.model, federation.state_dict())
+        run, server = self._run, self._run.server
+        info = ModelInfo.of_module(run.job.module, precision=run.job.objective.precision)
+        write_tensors(self._folder.model, run.state_dict(), info.metadata())
         summary: dict[str, Any] = outcome.summary() | {
             "backend": "flower",
             "clients": server.clients,
             "cohort": server.cohort,
             "seed": server.seed,
-            "options": federation.algorithm.options(),
-            "precision": federation.job.objective.precision,
+            "options": server.algorithm.options(),
+            "precision": run.job.objective.precision,
         }
         write_text(self._folder.summary, add_checksum(as_json(summary, indent=1)) + "\n")
         if outcome.rows:
-            plots.curves({federation.algorithm.name: outcome.rows}, self._folder.path / "curve.png")
+            plots.curves({server.algorithm.name: outcome.rows}, self._folder.path / "curve.png")
+
+
+def _options(algorithm: Algorithm) -> str:
+    return as_json(algorithm.options())

@@ -15,24 +15,26 @@ DAY = 24 * 3600  # seconds that Flower itself waits for a first client
 
 
 class LegacyRounds:
-    """What `flwr.server.Server` calls on a strategy: each of its rounds is a whole round of ours, messages included."""
+    """What `flwr.server.Server` calls on a strategy. In each of its rounds the strategy does a whole round by itself."""
 
     def initialize_parameters(self, client_manager: "ClientManager") -> Parameters:
-        """Return no parameters, so that no client is asked for some: the strategy has its model."""
+        """Return an empty model, so that Flower does not ask a client for one: the strategy has its own."""
         caller = sys._getframe(1)
         refuse_wrapper(self, caller)
         refuse_workflow(caller)
         return Parameters(tensors=[], tensor_type="numpy.ndarray")
 
     def configure_fit(self, server_round: int, parameters: Parameters, client_manager: "ClientManager") -> list[Any]:
-        """Go on to the end of this round; nothing is left for Flower's server to send."""
+        """Run the strategy to the end of this round, and return no messages for Flower's server to send."""
         caller = sys._getframe(1)
         refuse_wrapper(self, caller)
         refuse_workflow(caller)
         client_manager.wait_for(1, timeout=DAY)
         proxy: Any = next(iter(client_manager.all().values()))
-        self.start(proxy.grid, num_rounds=server_round)  # type: ignore[attr-defined]
+        timeout = caller.f_locals.get("timeout")  # round_timeout of the ServerConfig, which Flower does not pass on
+        given = {} if timeout is None else {"timeout": float(timeout)}
+        self.start(proxy.grid, num_rounds=server_round, **given)  # type: ignore[attr-defined]
         return []
 
     def evaluate(self, server_round: int, parameters: Parameters) -> None:
-        """Return nothing: evaluations are part of our rounds."""
+        """Return nothing: the strategy evaluates in its own rounds."""

@@ -1,7 +1,7 @@
-"""A client's state between rounds: kept by Flower in its context, or in a folder, which survives a restart.
+"""A client's state between rounds: in Flower's context, or in a folder, where it survives a restart.
 
-New state is pending until the server has said, with the client's next task, that it accepted the upload it goes with;
-otherwise it is dropped.
+New state is pending until the client's next task says whether the upload that it goes with was accepted; if not, it is
+dropped.
 """
 
 import json
@@ -21,7 +21,7 @@ from fedbcgd.files import make_folder, read_tensors, write_tensors
 
 log = logging.getLogger("flwr.fedbcgd")
 
-NEVER = -1  # the version of state that no accepted upload has touched
+NEVER = -1  # the version of state before the client's first accepted upload
 RECORD = "fedbcgd-state"
 
 Pieces = Sequence[tuple[slice, Tensor]]
@@ -29,17 +29,35 @@ Pieces = Sequence[tuple[slice, Tensor]]
 
 @dataclass
 class ClientMemory:
-    """The vectors of one client in one federation."""
+    """The state of one client in one run.
+
+    Attributes:
+        run: the id of the run.
+        epoch: the control epoch.
+        version: the round of the last accepted upload.
+        vectors: control variates and residuals, by name.
+        pending_round: the round of an upload that is not known to be accepted.
+        pending: the new values that go with it.
+    """
 
     run: str = ""
     epoch: int = 0
-    version: int = NEVER  # the round of the last accepted upload
+    version: int = NEVER
     vectors: dict[str, Tensor] = field(default_factory=dict)
     pending_round: int = NEVER
     pending: dict[str, Pieces] = field(default_factory=dict)
 
     def settle(self, order: Order, dim: int, dtype: torch.dtype) -> bool:
-        """Apply or drop the pending state; return whether the version is then the one that the server expects."""
+        """Apply or drop the pending state, as the server's order says.
+
+        Args:
+            order: of the client's next task.
+            dim: the length of a vector.
+            dtype: the type of its values.
+
+        Returns:
+            Whether the version is then the one that the server expects.
+        """
         if self.run != order.run:
             self.run, self.vectors, self.version = order.run, {}, NEVER
         elif self.epoch == order.epoch and self.pending and self.pending_round == order.accepted:
@@ -58,11 +76,13 @@ class ClientMemory:
         self.vectors, self.version = {}, order.accepted
 
     def wait_for(self, round: int, update: StateUpdate) -> None:
+        """Keep new state as pending, until it is known whether the upload of this round was accepted."""
         self.pending_round, self.pending = round, dict(update.values)
 
-    # -- as tensors under names, whoever keeps them -------------------------------------------------------------------
+    # -- to be kept ---------------------------------------------------------------------------------------------------
 
     def dump(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """Return all of it as tensors by name and plain values, which `parse` reads."""
         tensors = dict(self.vectors)
         for name, pieces in self.pending.items():
             for s, t in pieces:
@@ -77,6 +97,7 @@ class ClientMemory:
 
     @classmethod
     def parse(cls, tensors: Mapping[str, Tensor], values: Mapping[str, Any]) -> "ClientMemory":
+        """Read what `dump` returned."""
         memory = cls(str(values["run"]), int(values["epoch"]), int(values["version"]))
         memory.pending_round = int(values["pending"])
         pending: dict[str, list[tuple[slice, Tensor]]] = {}
@@ -91,19 +112,26 @@ class ClientMemory:
 
 
 class InContext:
-    """In Flower's context: it lives as long as the SuperNode and the run."""
+    """Keeps a client's state in Flower's context, as long as the SuperNode and the run live.
+
+    Args:
+        state: that of the context.
+        dtype: the type of the vectors' values.
+    """
 
     def __init__(self, state: RecordDict, dtype: torch.dtype):
         self._state = state
         self._dtype = dtype
 
     def load(self) -> ClientMemory:
+        """Return the state; empty if none is kept."""
         arrays, values = self._state.get(RECORD), self._state.get(f"{RECORD}-values")
         if not isinstance(arrays, ArrayRecord) or not isinstance(values, ConfigRecord):
             return ClientMemory()
         return ClientMemory.parse({k: tensor(a, self._dtype) for k, a in arrays.items()}, values)
 
     def save(self, memory: ClientMemory) -> None:
+        """Keep the state."""
         tensors, values = memory.dump()
         arrays: dict[str, Array] = {k: array(t) for k, t in tensors.items()}
         self._state[RECORD] = ArrayRecord(arrays)
@@ -111,12 +139,18 @@ class InContext:
 
 
 class InFolder:
-    """In a file of the client's own, written whole: a restarted SuperNode, or another run of the app, finds it."""
+    """Keeps a client's state in a file of its own, where a restarted SuperNode finds it.
+
+    Args:
+        folder: for the files; it is made if it is not there.
+        client: the index.
+    """
 
     def __init__(self, folder: Path, client: int):
         self._path = make_folder(folder) / f"client-{client}.safetensors"
 
     def load(self) -> ClientMemory:
+        """Return the state; empty if there is no file, or it is damaged."""
         try:
             tensors, metadata, _ = read_tensors(self._path)
             return ClientMemory.parse({key: t.clone() for key, t in tensors.items()}, json.loads(metadata["fedbcgd"]))
@@ -127,6 +161,7 @@ class InFolder:
             return ClientMemory()
 
     def save(self, memory: ClientMemory) -> None:
+        """Keep the state; the file is replaced whole."""
         tensors, values = memory.dump()
         write_tensors(
             self._path, {k: t.contiguous().clone() for k, t in tensors.items()}, {"fedbcgd": json.dumps(values)}

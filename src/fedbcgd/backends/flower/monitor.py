@@ -1,4 +1,4 @@
-"""What an operator sees of a run on Flower: who is missing and why, how far a round is, and when nothing works any more."""
+"""What an operator sees of a run on Flower: which clients are lost and why, how far a round is, and why a run failed."""
 
 import logging
 import math
@@ -19,7 +19,7 @@ MOST_NAMED = 5  # reasons that the last message of a run names
 
 
 class Monitor:
-    """Watches the rounds of a run, and tells the operator in the log and in a file.
+    """Logs how the rounds of a run go, writes it to a metrics file, and ends a run in which no upload is accepted.
 
     Args:
         max_empty_rounds: rounds in a row without an accepted upload after which the run stops; None: it never does.
@@ -34,17 +34,7 @@ class Monitor:
         self._empty = 0  # rounds in a row without an accepted upload
         self._accepted = 0  # uploads, since this process began
         self._row: Row = {}  # the newest metrics
-        self._begin(0, 0)
-
-    def _begin(self, round: int, asked: int) -> None:
-        self._round, self._asked = round, asked
-        self._answers, self._bytes, self._lost = 0, 0, 0
-        self._start = self._told = time.monotonic()
-
-    @property
-    def elapsed(self) -> float:
-        """Seconds since the open round began."""
-        return time.monotonic() - self._start
+        self.opened(0, 0)
 
     def opened(self, round: int, asked: int) -> None:
         """Take note that a round begins.
@@ -53,36 +43,45 @@ class Monitor:
             round: its number, from 1 on.
             asked: clients that are asked.
         """
-        self._begin(round, asked)
+        self._round, self._asked = round, asked
+        self._answers, self._bytes, self._lost = 0, 0, 0
+        self._start = self._logged = time.monotonic()
+
+    @property
+    def elapsed(self) -> float:
+        """Seconds since the open round began."""
+        return time.monotonic() - self._start
 
     def answered(self, nbytes: int) -> None:
-        """Take note of a reply, and tell how far the round is, if it is time to."""
+        """Count a reply of this many bytes, and log how far the round is, if it is time for that."""
         self._answers += 1
         self._bytes += nbytes
         self.waiting()
 
     def waiting(self) -> None:
-        """Tell how far the round is, if it is time to."""
-        if time.monotonic() - self._told >= self._interval:
-            self._told = time.monotonic()
+        """Log how far the round is, if it is time for that."""
+        if time.monotonic() - self._logged >= self._interval:
+            self._logged = time.monotonic()
             size = f"{self._bytes / 1e6:.1f} MB"
-            log.info("round %d: %d of %d in, %s, %.0f s", self._round, self._answers, self._asked, size, self.elapsed)
+            log.info(
+                "round %d: %d of %d replies, %s, %.0f s", self._round, self._answers, self._asked, size, self.elapsed
+            )
 
     def lost(self, task: Task, why: str) -> None:
-        """Tell that a client is lost for this round."""
+        """Log that a client is lost for this round."""
         self._lost += 1
         if self._lost <= MOST_LOGGED:
             log.warning("round %d: client %d is lost: %s", task.round + 1, task.client, why)
 
     def closed(self, report: RoundReport) -> None:
-        """Take note of what became of a round."""
+        """Take note of how a round went."""
         if self._lost > MOST_LOGGED:
             log.warning("round %d: and %d more clients are lost", self._round, self._lost - MOST_LOGGED)
         self._accepted += report.accepted
         self._empty = 0 if report.accepted else self._empty + 1
 
     def check(self, report: RoundReport) -> None:
-        """End a run in which nothing works any more.
+        """End a run in which no upload was accepted for several rounds in a row.
 
         Raises:
             NothingAccepted: no upload was accepted in the last rounds; the message has the reasons.
@@ -100,7 +99,12 @@ class Monitor:
     # -- OpenMetrics --------------------------------------------------------------------------------------------------
 
     def write(self, info: RoundInfo, online: int) -> None:
-        """Write the metrics file, if there is one: whole or not at all. A full disk does not end the run."""
+        """Write the metrics file, if there is one: whole or not at all. A full disk does not end the run.
+
+        Args:
+            info: of the round.
+            online: how many clients are connected.
+        """
         self._row = info.row or self._row
         if self._file is None:
             return
@@ -110,7 +114,14 @@ class Monitor:
             log.warning("metrics_file: %s", error)
 
     def text(self, server: Server, online: int, report: RoundReport, seconds: float) -> str:
-        """Return the state of the run as OpenMetrics text."""
+        """Return the state of the run as OpenMetrics text.
+
+        Args:
+            server: the server of the run.
+            online: how many clients are connected.
+            report: of the last round.
+            seconds: the duration of the last round.
+        """
         ledger, label = server.ledger, {"algorithm": server.algorithm.name}
         uploads = {"accepted": self._accepted, "refused": ledger.refused, "lost": ledger.lost}
         gauges: dict[str, tuple[str, float]] = {

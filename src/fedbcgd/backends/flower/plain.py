@@ -1,8 +1,8 @@
-"""Ordinary Flower messages: what the clients of an existing app get and send, and what ours adds to them.
+"""Ordinary Flower messages, which an existing app gets and sends, and the two records that we add to them.
 
 A client whose app trains by itself gets the whole model as an `ArrayRecord` and the settings as a `ConfigRecord`, under
-the names that Flower's own strategies use. Beside them stand two records of ours: the task, and the form of the messages.
-The form has the layout, so that a client can cut out its block without knowing the module.
+the names that Flower's own strategies use. Our two records are the task and the form of the messages. The form has the
+layout, so that a client can cut out its block without knowing the module.
 """
 
 import json
@@ -27,7 +27,16 @@ _MOST_RECORDS = 8  # of a client's evaluation
 
 @dataclass(frozen=True)
 class Form:
-    """The names under which an app finds the model and the settings, and by which its examples are counted."""
+    """Names in the messages to an app.
+
+    Attributes:
+        arrays: of the record with the model.
+        config: of the record with the settings.
+        weighted_by: of the metric that says how many examples the client has.
+
+    Raises:
+        UserError: two records have one name.
+    """
 
     arrays: str = "arrays"
     config: str = "config"
@@ -74,7 +83,10 @@ def read_layout(content: RecordDict, digest: str) -> Layout:
     values: Any = content[FORM]
     layout = _unpack_layout(values["layout"])
     if layout.digest != digest:
-        raise UserError("the layout that came with the task is not the server's: are both of one version of fedbcgd?")
+        raise UserError(
+            f"layout: expected the server's ({digest}), got another one ({layout.digest}) with the task; install the same "
+            "version of fedbcgd on both"
+        )
     return layout
 
 
@@ -100,9 +112,11 @@ def _unpack_layout(data: bytes) -> Layout:
 
 
 def read_evaluation(content: Any, weighted_by: str) -> Evaluation:
-    """Read what an app's own evaluation says: one record of metrics, with the number of examples among them.
+    """Read the reply of an app's own evaluation: one record of metrics, with the number of examples among them.
 
-    Metrics that are lists are left out.
+    Args:
+        content: of the reply. Metrics that are lists are left out.
+        weighted_by: the name of the number of examples.
 
     Raises:
         Malformed: it has another form.
@@ -110,15 +124,17 @@ def read_evaluation(content: Any, weighted_by: str) -> Evaluation:
     if not isinstance(content, RecordDict):
         raise Malformed(f"expected records, got {type(content).__name__}")
     if len(content) > _MOST_RECORDS:
-        raise Malformed(f"it has {len(content):,} records, at most {_MOST_RECORDS} are expected")
+        raise Malformed(f"expected at most {_MOST_RECORDS} records, got {len(content):,}")
     records = [record for record in content.values() if isinstance(record, MetricRecord)]
     if len(records) != 1:
         raise Malformed(f"expected one MetricRecord, got {len(records)}")
     if len(records[0]) > MOST_METRICS + 1:
-        raise Malformed(f"it has {len(records[0]):,} metrics, at most {MOST_METRICS} are expected")
+        raise Malformed(f"expected at most {MOST_METRICS} metrics, got {len(records[0]):,}")
     metrics: dict[str, Any] = dict(records[0])
     if weighted_by not in metrics:
-        raise Malformed(f"its metrics lack {shorten(weighted_by, 60)!r}, the number of examples (weighted_by_key)")
+        raise Malformed(
+            f"metrics: expected {shorten(weighted_by, 60)!r} among them, the number of examples (weighted_by_key), got none"
+        )
     return read(
         Evaluation,
         {

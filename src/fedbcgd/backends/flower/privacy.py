@@ -1,4 +1,4 @@
-"""Flower's differential privacy and secure aggregation work on whole models: they are refused, not passed over."""
+"""Flower's differential privacy and secure aggregation need whole models: with uploads of blocks they are refused."""
 
 from collections.abc import Iterable
 from types import FrameType
@@ -17,9 +17,9 @@ _SECURE = {"secagg_mod", "secaggplus_mod"}
 def refuse_wrapper(strategy: Any, caller: FrameType | None) -> None:
     """Refuse to be called by one of Flower's strategies for differential privacy.
 
-    They wrap a strategy, and clip and add noise to whole models on the way between the clients and the strategy. Ours
-    keeps its model in its own server and reads uploads of blocks, so the noise would be lost without a word. A wrapper
-    tells the strategy nothing of itself, so it is known by the frame of its method that calls.
+    They wrap a strategy, and clip and add noise to whole models between the clients and the strategy. Ours keeps its model
+    in its own server and reads uploads of blocks, so the noise would have no effect, and nobody would notice. The wrapped
+    strategy cannot see its wrapper but by the frame that calls it.
 
     Args:
         strategy: the strategy that is called.
@@ -32,9 +32,9 @@ def refuse_wrapper(strategy: Any, caller: FrameType | None) -> None:
     names = [kind.__name__ for kind in type(wrapper).__mro__ if kind.__module__.startswith("flwr.")]
     if wrapper is not strategy and any(name.startswith("DifferentialPrivacy") for name in names):
         raise UserError(
-            f"{type(wrapper).__name__} around fedbcgd's strategy: it changes whole models between the clients and the "
-            "strategy, while clients upload encoded blocks and the server keeps the model itself, so that nothing of it "
-            "would take effect. Start the strategy itself; docs/flower.md says what privacy means with blocks"
+            f"strategy: expected nothing around fedbcgd's strategy, got {type(wrapper).__name__}: it changes whole models "
+            "between the clients and the strategy, while clients upload encoded blocks and the server keeps the model, so "
+            "it would have no effect; start the strategy itself (docs/flower.md says what privacy means with blocks)"
         )
 
 
@@ -52,8 +52,8 @@ def refuse_changed(returned: ArrayRecord | None, arrays: ArrayRecord | None) -> 
         return
     if {name: a.data for name, a in arrays.items()} != {name: a.data for name, a in returned.items()}:
         raise UserError(
-            "arrays: expected the model that aggregate_train returned, got another one. Something changes it between the "
-            "rounds, such as a strategy around this one, and the server would go on from its own model"
+            "arrays: expected the model that aggregate_train returned, got another one; take out what changes it between "
+            "the rounds, such as a strategy around this one, since the server goes on from its own model"
         )
 
 
@@ -65,8 +65,8 @@ def refuse_workflow(caller: FrameType | None) -> None:
     """
     if caller is not None and str(caller.f_globals.get("__name__", "")).startswith("flwr.server.workflow"):
         raise UserError(
-            "a workflow of Flower's (secure aggregation, DefaultWorkflow) cannot run fedbcgd's strategy: clients upload "
-            "encoded blocks, which it neither masks nor sums. Call strategy.start(grid=grid, …) in @app.main()"
+            "strategy: expected to be started by itself, got a workflow of Flower's (secure aggregation, DefaultWorkflow), "
+            "which can neither mask nor sum encoded blocks; call strategy.start(grid=grid, …) in @app.main()"
         )
 
 
@@ -84,13 +84,17 @@ def refuse_mods(mods: Iterable[Any], *, sees_whole_models: bool) -> None:
     for mod in mods:
         name = getattr(mod, "__name__", type(mod).__name__)
         if name in _SECURE:
-            raise UserError(f"mods: {name} masks whole models, while clients upload encoded blocks: leave it out")
+            raise UserError(
+                f"mods: expected none for secure aggregation, got {name}, which masks whole models, while clients upload "
+                "encoded blocks; leave it out"
+            )
         if name in _CENTRAL:
             raise UserError(
-                f"mods: {name} clips for a strategy that adds the noise, and fedbcgd's strategy adds none: leave it out"
+                f"mods: expected none for central differential privacy, got {name}, which clips for a strategy that adds "
+                "noise, while fedbcgd's adds none; leave it out"
             )
         if name == _LOCAL and not sees_whole_models:
             raise UserError(
-                "mods: LocalDpMod adds noise to whole models, while these messages hold encoded blocks: put it around the "
-                "training function, @fedbcgd.flower.train(app, mods=[…])"
+                "mods: expected none here that changes whole models, got LocalDpMod, while these messages hold encoded "
+                "blocks; put it around the training function, @fedbcgd.flower.train(app, mods=[…])"
             )

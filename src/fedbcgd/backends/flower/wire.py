@@ -1,4 +1,4 @@
-"""What crosses a Flower network: one flat array of bytes per vector, or per channel and slice, and a few plain values."""
+"""The messages between server and clients: vectors as flat arrays of bytes, and a few plain values."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -30,16 +30,16 @@ from fedbcgd.errors import UserError
 from fedbcgd.version import __version__
 
 FORMAT = 2  # of all messages; server and clients must have the same. 1: versions that did not say it
-# Names of the records of a message. TOLD holds the plain values of a client's reply.
-BROADCAST, TASK, UPLOAD, TOLD, METRICS = "broadcast", "task", "upload", "told", "metrics"
+# Names of the records of a message; that of VALUES holds the plain values of a client's reply.
+BROADCAST, TASK, UPLOAD, VALUES, METRICS = "broadcast", "task", "upload", "told", "metrics"
 CONFIG = "config"  # the record of `train_config`, for clients that train by a function of their own
 HELLO_ACTION = "fedbcgd"
 HELLO = f"query.{HELLO_ACTION}"  # the message type by which a client says who it is
 MODEL = "fedbcgd-model"  # the record with the definition of the server's model
 X = "x"
 STYPE = "fedbcgd"  # how the bytes of our arrays came about, in Flower's terms
-# Each question has a random token that its reply returns: the sender that a reply names in Flower's metadata is the
-# client's own word, while nobody but the node that was asked knows the token.
+# Each message has a random token that its reply must return. Only the node that was asked knows it, while any node can
+# name any sender in the metadata of its reply.
 TOKEN = "token"
 TRAIN_LOSS = "train_loss"  # left out by clients that do not know it
 _UPLOAD_VALUES = set(UploadValues.model_fields) - {TRAIN_LOSS, METRICS}
@@ -48,20 +48,34 @@ MOST_RECORDS, MOST_VALUES = 3, 16  # of a client's message, and of a record's pl
 
 @dataclass(frozen=True)
 class Order:
-    """All that a client must know to serve a task, beside the vectors."""
+    """All that a client must know to do a task, beside the vectors.
+
+    Attributes:
+        task: what to do.
+        epoch: the control epoch of the server.
+        accepted: the round of this client's last accepted upload in this epoch; −1: none.
+        run: the id of the federation's run; a client drops state that it kept from another run.
+        seed: of every draw.
+        layout: the digest of the server's layout.
+        channels_last: whether to compute in that memory format.
+        algorithm: the four choices.
+        precision: of the forward and backward passes.
+        model: the packed definition of the server's model; in a record of its own, which Flower stores once.
+    """
 
     task: Task
     epoch: int
-    accepted: int  # the round of this client's last accepted upload in this epoch; −1: none
-    run: str  # id of the federation's run; a client drops state that it kept from another run
+    accepted: int
+    run: str
     seed: int
-    layout: str  # the digest of the server's
+    layout: str
     channels_last: bool
     algorithm: Algorithm
     precision: Precision = "fp32"
-    model: bytes = b""  # the definition of the server's, packed; in a record of its own, which Flower stores once
+    model: bytes = b""
 
     def record(self) -> ConfigRecord:
+        """Return the values of the order, without the model's definition, as a record of a message."""
         t = self.task
         return ConfigRecord(
             {
@@ -74,8 +88,9 @@ class Order:
 
     @classmethod
     def read(cls, content: RecordDict) -> "Order":
+        """Read the order in a message of the server."""
         r: Any = content[TASK]
-        model: Any = content.get(MODEL, {"definition": b""})  # apps of their own get the whole model instead
+        model: Any = content.get(MODEL, {"definition": b""})  # clients' own apps get the whole model instead
         return cls(
             Task(r["round"], r["client"], r["block"]),
             r["epoch"],
@@ -91,12 +106,18 @@ class Order:
 
 
 def versions() -> dict[str, int | str]:
-    """Return the values by which server and client tell each other what they speak."""
+    """Return the values by which server and client tell each other their wire format and their version of fedbcgd."""
     return {"wire_format": FORMAT, "version": __version__}
 
 
 def format_problem(theirs: int, version: str, whose: str) -> str:
-    """Say why two that speak these formats do not understand each other; empty if they do."""
+    """Say why this side and the other cannot work together; empty if they can.
+
+    Args:
+        theirs: the wire format of the other.
+        version: its version of fedbcgd; empty if it did not say.
+        whose: "the server", or which client.
+    """
     if theirs == FORMAT:
         return ""
     release = f" (fedbcgd {shorten(version, 60)})" if version else " (an earlier fedbcgd)"
@@ -107,10 +128,10 @@ def format_problem(theirs: int, version: str, whose: str) -> str:
 
 
 def check_server(content: RecordDict) -> None:
-    """Refuse a server that speaks another format.
+    """Refuse a server that has another wire format.
 
     Raises:
-        UserError: it does; the message names both versions.
+        UserError: it has; the message names both versions.
     """
     task: Any = content[TASK]
     if problem := format_problem(task.get("wire_format", 1), task.get("version", ""), "the server"):
@@ -118,45 +139,64 @@ def check_server(content: RecordDict) -> None:
 
 
 def array(t: Tensor) -> Array:
+    """Return the bytes of a tensor as Flower's array."""
     data = t.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes() if t.numel() else b""
     return Array(dtype="uint8", shape=(len(data),), stype=STYPE, data=data)
 
 
 def tensor(a: Array, dtype: torch.dtype = torch.uint8) -> Tensor:
-    """A copy: what came over the network is read-only."""
+    """Return the bytes of Flower's array as a tensor of this type. It is a copy: what came in is read-only."""
     return torch.frombuffer(bytearray(a.data), dtype=dtype) if a.data else torch.empty(0, dtype=dtype)
 
 
 def vectors(broadcast: Broadcast) -> ArrayRecord:
-    """x and the controls; one record for all messages of a round, which Flower then stores once."""
+    """Return x and the controls: one record for all messages of a round, which Flower then stores once."""
     return ArrayRecord({X: array(broadcast.x), **{name: array(t) for name, t in broadcast.controls.items()}})
 
 
 def read_broadcast(content: RecordDict, order: Order, layout: Layout) -> Broadcast:
+    """Read the vectors in a message of the server.
+
+    Args:
+        content: of the message.
+        order: in the same message.
+        layout: that of the client's model.
+
+    Raises:
+        ValueError: they are not of the layout's length.
+    """
     arrays: Any = content[BROADCAST]
-    found = {name: tensor(a, layout.dtype) for name, a in arrays.items()}
-    x = found.pop(X)
-    if x.numel() != layout.size or any(c.numel() != layout.dim for c in found.values()):
-        raise ValueError("the broadcast does not fit the model's layout")
-    return Broadcast(order.task.round, order.epoch, x, found)
+    controls = {name: tensor(a, layout.dtype) for name, a in arrays.items()}
+    x = controls.pop(X)
+    if x.numel() != layout.size or any(c.numel() != layout.dim for c in controls.values()):
+        raise ValueError(f"broadcast: expected a model of {layout.size:,} values, got {x.numel():,}")
+    return Broadcast(order.task.round, order.epoch, x, controls)
 
 
 def reply(upload: Upload) -> RecordDict:
+    """Return the content of a reply that has an upload."""
     arrays = {f"{channel}.{k}": array(t) for channel, parts in upload.payload.items() for k, t in enumerate(parts)}
-    told = {name: getattr(upload, name) for name in _UPLOAD_VALUES}
+    values = {name: getattr(upload, name) for name in _UPLOAD_VALUES}
     if upload.train_loss is not None:
-        told[TRAIN_LOSS] = float(upload.train_loss)
-    content = RecordDict({UPLOAD: ArrayRecord(arrays), TOLD: ConfigRecord(told)})
+        values[TRAIN_LOSS] = float(upload.train_loss)
+    content = RecordDict({UPLOAD: ArrayRecord(arrays), VALUES: ConfigRecord(values)})
     if upload.metrics:
         content[METRICS] = MetricRecord(dict(upload.metrics))
     return content
 
 
 def failure(text: str, state_lost: bool = False) -> RecordDict:
-    return RecordDict({TOLD: ConfigRecord({"failed": shorten(text) or "unknown", "state_lost": state_lost})})
+    """Return the content of a reply that says why the task could not be done.
+
+    Args:
+        text: why.
+        state_lost: whether the client's control variates are lost, so that all must begin again.
+    """
+    return RecordDict({VALUES: ConfigRecord({"failed": shorten(text) or "unknown", "state_lost": state_lost})})
 
 
 def evaluation(examples: int, metrics: Mapping[str, float]) -> RecordDict:
+    """Return the content of a reply that has an evaluation."""
     return RecordDict({METRICS: MetricRecord({**metrics, "examples": examples})})
 
 
@@ -164,103 +204,110 @@ def evaluation(examples: int, metrics: Mapping[str, float]) -> RecordDict:
 
 
 def token(message: Message) -> str | None:
-    """The token that a reply returns; None where it has none."""
+    """Return the token in a reply; None if there is none."""
     content = message.content if message.has_content() else None
-    told = content.get(TOLD) if isinstance(content, RecordDict) else None
-    found = told.get(TOKEN) if isinstance(told, ConfigRecord) else None
+    values = content.get(VALUES) if isinstance(content, RecordDict) else None
+    found = values.get(TOKEN) if isinstance(values, ConfigRecord) else None
     return found if isinstance(found, str) else None
 
 
 def read_failure(content: RecordDict) -> Failure | None:
-    """The client's own words if it could not do its task, cut to a bounded length; None if the reply is no failure."""
-    if set(_heads(content)) != {TOLD}:
+    """Read why a client could not do its task, cut to a bounded length; None if the reply is no failure."""
+    if set(_record_names(content)) != {VALUES}:
         return None
-    failure = read(Failure, _told(content))
+    failure = read(Failure, _values(content))
     return failure.model_copy(update={"failed": shorten(failure.failed)})
 
 
 def read_hello(content: RecordDict) -> Hello:
-    _expect(content, {TOLD: ConfigRecord})
-    return read(Hello, _told(content))
+    """Read which client a node says it is."""
+    _expect(content, {VALUES: ConfigRecord})
+    return read(Hello, _values(content))
 
 
 def read_evaluation(content: RecordDict) -> Evaluation:
-    _expect(content, {TOLD: ConfigRecord, METRICS: MetricRecord})
-    if extra := set(_told(content)):
-        raise Malformed(f"{TOLD}: unexpected field {shorten(min(extra), 60)!r}")
+    """Read the metrics of a client's evaluation."""
+    _expect(content, {VALUES: ConfigRecord, METRICS: MetricRecord})
+    if extra := set(_values(content)):
+        raise Malformed(f"{VALUES}: expected no fields but the token, got {shorten(min(extra), 60)!r}")
     metrics: dict[str, Any] = _bounded(content[METRICS], MOST_METRICS + 1)
     values = {"examples": metrics.pop("examples")} if "examples" in metrics else {}
     return read(Evaluation, {**values, "metrics": metrics})
 
 
 def read_upload(content: RecordDict, lengths: Mapping[str, Sequence[int]]) -> Upload:
-    """Read an upload; its plain values are as they came, for the server to check.
+    """Read an upload. Its plain values are returned as they came: the server checks them.
 
     Args:
         content: what the client sent.
         lengths: the most bytes that each slice of each channel may have. No array is copied before all fit.
+
+    Raises:
+        Malformed: the content is no upload of these lengths.
     """
-    measured = {METRICS: MetricRecord} if METRICS in _heads(content) else {}
-    _expect(content, {TOLD: ConfigRecord, UPLOAD: ArrayRecord, **measured})
+    measured = {METRICS: MetricRecord} if METRICS in _record_names(content) else {}
+    _expect(content, {VALUES: ConfigRecord, UPLOAD: ArrayRecord, **measured})
     metrics = _bounded(content[METRICS], MOST_TRAIN_METRICS) if measured else {}
-    values = _told(content)
+    values = _values(content)
     if wrong := (set(values) - {TRAIN_LOSS}) ^ _UPLOAD_VALUES:
-        raise Malformed(f"{TOLD}: unexpected or missing field {shorten(min(wrong), 60)!r}")
+        raise Malformed(f"{VALUES}: unexpected or missing field {shorten(min(wrong), 60)!r}")
     arrays: Any = content[UPLOAD]
     wanted = {f"{channel}.{k}": most for channel, parts in lengths.items() for k, most in enumerate(parts)}
     if len(arrays) != len(wanted) or set(arrays) != set(wanted):
         some = ", ".join(shorten(name, 60) for name in islice(arrays, len(wanted)))
-        raise Malformed(f"it has {len(arrays):,} arrays ({some}), expected were {', '.join(wanted)}")
+        raise Malformed(f"{UPLOAD}: expected the arrays {', '.join(wanted)}, got {len(arrays):,} ({some})")
     for name, most in wanted.items():
         a = arrays[name]
         if not isinstance(a, Array) or not isinstance(a.data, bytes):
-            raise Malformed(f"array {name} is no array")
+            raise Malformed(f"array {name}: expected an array, got {type(a).__name__}")
         if a.dtype != "uint8" or a.stype != STYPE or tuple(a.shape) != (len(a.data),):
-            raise Malformed(f"array {name} is not a flat array of bytes")
+            raise Malformed(f"array {name}: expected a flat array of bytes, got one of another shape or type")
         if len(a.data) > most:
-            raise Malformed(f"array {name} has {len(a.data):,} bytes, at most {most:,} were expected")
+            raise Malformed(f"array {name}: expected at most {most:,} bytes, got {len(a.data):,}")
     payload = {
         channel: [tensor(arrays[f"{channel}.{k}"]) for k in range(len(parts))] for channel, parts in lengths.items()
     }
     return Upload(payload=payload, **({TRAIN_LOSS: None} | values), metrics=metrics)
 
 
-def _heads(content: Any) -> list[str]:
-    """The names of the records, if they are few."""
+def _record_names(content: Any) -> list[str]:
+    """Return the names of the records, if they are few."""
     if not isinstance(content, RecordDict):
         raise Malformed(f"expected records, got {type(content).__name__}")
     if len(content) > MOST_RECORDS:
-        raise Malformed(f"it has {len(content):,} records, at most {MOST_RECORDS} are expected")
+        raise Malformed(f"expected at most {MOST_RECORDS} records, got {len(content):,}")
     return list(content)
 
 
 def _expect(content: Any, kinds: Mapping[str, type]) -> None:
-    names = _heads(content)
+    """Refuse content that has other records than these."""
+    names = _record_names(content)
     if set(names) != set(kinds):
         given = ", ".join(shorten(name, 60) for name in names) or "none"
-        raise Malformed(f"it has the records {given}; expected were {', '.join(kinds)}")
+        raise Malformed(f"expected the records {', '.join(kinds)}, got {given}")
     for name, kind in kinds.items():
         if not isinstance(content[name], kind):
             raise Malformed(f"record {name}: expected {kind.__name__}, got {type(content[name]).__name__}")
 
 
-def _told(content: RecordDict) -> dict[str, Any]:
-    """The plain values, without the token."""
-    values = _bounded(content.get(TOLD), MOST_VALUES)
+def _values(content: RecordDict) -> dict[str, Any]:
+    """Return the plain values, without the token."""
+    values = _bounded(content.get(VALUES), MOST_VALUES)
     values.pop(TOKEN, None)
     return values
 
 
 def _bounded(record: Any, most: int) -> dict[str, Any]:
+    """Return the values of a record, if they are not too many."""
     if not isinstance(record, (ConfigRecord, MetricRecord)):
         raise Malformed(f"expected plain values, got {type(record).__name__}")
     if len(record) > most:
-        raise Malformed(f"it has {len(record):,} values, at most {most} are expected")
+        raise Malformed(f"expected at most {most} values, got {len(record):,}")
     return dict(record)
 
 
 def counted(message: Message) -> int:
-    """The bytes of a message's content by Flower's own count; 0 where it cannot count them."""
+    """Return the bytes of a message's content by Flower's own count; 0 if it cannot count them."""
     try:
         return sum(record.count_bytes() for record in message.content.values())
     except (ValueError, TypeError, LookupError, AttributeError):  # an empty list or text among the values

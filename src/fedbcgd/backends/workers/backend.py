@@ -1,9 +1,9 @@
 """Worker processes on this machine: the default backend. One per core, one thread each.
 
 A worker that becomes free gets the longest of the next few tasks of the plan, so that no core is idle for long at the end of
-a round. No task is handed out for which there is no upload slot. If tasks are short, a worker gets its next one before it
-has finished the last, so that it need not wait for a message. A worker that dies is replaced and its task run again: every
-draw comes from (seed, round, client), so the result is the same.
+a round. No task is handed out for which there is no upload slot. If tasks are short, a worker gets several at a time, and
+the next before it has finished the last, so that it need not wait for a message. A worker that dies is replaced and its
+tasks run again: every draw comes from (seed, round, client), so the result is the same.
 """
 
 import contextlib
@@ -16,6 +16,7 @@ import select
 from bisect import bisect_left
 from collections import Counter, deque
 from collections.abc import Callable, Iterable
+from heapq import heappop, heappush
 from typing import Any, Protocol
 
 from torch import Tensor
@@ -50,7 +51,7 @@ MAX_WAITING_BYTES = 1 << 28  # of memory for upload slots; more if the workers a
 MAX_ATTEMPTS = 3  # the run ends when this many workers were lost with one task
 # A request for more clients is not sent ahead: request and reply must fit into the socket's buffers, or both ends block.
 MAX_QUEUED_CLIENTS = 256
-SHORT_TASK = 0.02  # seconds: if tasks take less, a worker gets its next one early
+SHORT_TASK = 0.02  # seconds: if tasks take less, a worker gets its next one early, and several up to this time at once
 
 
 def _waiting_bytes(job: Job) -> int:
@@ -61,8 +62,8 @@ def _waiting_bytes(job: Job) -> int:
 class _Queue(Protocol):
     """Requests for workers."""
 
-    def next(self) -> Request | None:
-        """Return the next request; None if there is none at present."""
+    def next(self, workers: int) -> Request | None:
+        """Return the next request, of those that this many workers share; None if there is none at present."""
 
     def hands_out_early(self, workers: int) -> bool:
         """Return whether a worker may get a request before it has finished the last one."""
@@ -90,8 +91,10 @@ class _Round:
         self._rank = {p: k for k, p in enumerate(self._positions)}
         self._left = len(units)
         self._later = deque(units)
-        self._next: set[tuple[int, ...]] = set()  # the next units, of which the longest is handed out
-        self._examples = {unit: sum(backend.job.examples(plan.tasks[p].client) for p in unit) for unit in units}
+        self._next: list[tuple[int, tuple[int, ...]]] = []  # a heap of (−examples, unit)
+        self._examples = {unit: sum(backend.job.examples(plan.tasks[p].client) or 1 for p in unit) for unit in units}
+        self._examples_left = sum(self._examples.values())  # of the units that no worker has
+        self._one_by_one = False  # since a worker died: if one dies again, its task is known
         self._window = slots
         self._free_slots = list(range(slots))
         self._used_slots: dict[int, int] = {}  # position → its upload slot, which the server may still read
@@ -103,19 +106,37 @@ class _Round:
 
     def hands_out_early(self, workers: int) -> bool:
         # The last units only go to idle workers: queued behind another unit they would prolong the round.
-        small = (self._backend.job.batch_clients or 1) <= MAX_QUEUED_CLIENTS
-        return small and self._backend.last_seconds < SHORT_TASK and len(self._later) + len(self._next) >= workers
+        return self._are_short and len(self._later) + len(self._next) >= workers
 
-    def next(self) -> FitRequest | None:
+    @property
+    def _are_short(self) -> bool:
+        small = (self._backend.job.batch_clients or 1) <= MAX_QUEUED_CLIENTS
+        return small and self._backend.last_seconds < SHORT_TASK
+
+    def next(self, workers: int) -> FitRequest | None:
         # A slot is in use until all earlier uploads of the plan are settled, so within this window each task has one.
         end = bisect_left(self._positions, self._inbox.settled) + self._window
         while self._later and self._rank[self._later[0][-1]] < end:
-            self._next.add(self._later.popleft())
-        if not self._next:
-            return None
-        unit = max(self._next, key=lambda u: (self._examples[u], -u[0]))
-        self._next.remove(unit)
-        return FitRequest(self._epoch, tuple(self._assign(position) for position in unit))
+            self._push(self._later.popleft())
+        chosen: list[tuple[int, ...]] = []
+        # A share of what is left, so ever less; not all at once, so that uploads are checked while others are computed.
+        share = self._examples_left / (workers + 1)
+        while self._next and (not chosen or (share > 0 and self._fits(chosen))):
+            _, unit = heappop(self._next)
+            chosen.append(unit)
+            share -= self._examples[unit]
+            self._examples_left -= self._examples[unit]
+        return FitRequest(self._epoch, tuple(tuple(map(self._assign, unit)) for unit in chosen)) if chosen else None
+
+    def _fits(self, chosen: list[tuple[int, ...]]) -> bool:
+        """Whether a request may hold another unit."""
+        if self._one_by_one or not self._are_short:
+            return False
+        seconds = (len(chosen) + 1) * self._backend.last_seconds
+        return seconds < SHORT_TASK and (len(chosen) + 1) * (self._backend.job.batch_clients or 1) <= MAX_QUEUED_CLIENTS
+
+    def _push(self, unit: tuple[int, ...]) -> None:
+        heappush(self._next, (-self._examples[unit], unit))
 
     def _assign(self, position: int) -> Assignment:
         task = self._plan.tasks[position]
@@ -125,18 +146,22 @@ class _Round:
         return Assignment(position, task, self._free_slots.pop(), state.old, state.new)
 
     def requeue(self, request: FitRequest) -> None:
-        self._next.add(tuple(a.position for a in request.assignments))
+        self._one_by_one = True
+        for assignments in request.units:
+            unit = tuple(a.position for a in assignments)
+            self._push(unit)
+            self._examples_left += self._examples[unit]
         self._free_slots.extend(a.upload_slot for a in request.assignments)
 
     def done(self, request: FitRequest, reply: FitReply) -> None:
         backend, inbox = self._backend, self._inbox
-        for assignment, stored in zip(request.assignments, reply.uploads, strict=True):
-            with backend.clock.timing("sums"):
+        with backend.clock.timing("sums"):
+            for assignment, stored in zip(request.assignments, reply.uploads, strict=True):
                 self._new_states[assignment.position].hand_in(inbox, backend.upload(stored))
-            self._used_slots[assignment.position] = assignment.upload_slot
+                self._used_slots[assignment.position] = assignment.upload_slot
         self._free_slots.extend(self._used_slots.pop(p) for p in list(self._used_slots) if p < inbox.settled)
-        self._left -= 1
-        backend.last_seconds = sum(reply.seconds.values())
+        self._left -= len(request.units)
+        backend.last_seconds = sum(reply.seconds.values()) / len(request.units)
         backend.clock.add(reply.seconds)
 
 
@@ -154,7 +179,7 @@ class _Evaluation:
     def hands_out_early(self, workers: int) -> bool:
         return False
 
-    def next(self) -> EvaluateRequest | None:
+    def next(self, workers: int) -> EvaluateRequest | None:
         if not self._todo:
             return None
         index, (start, stop) = self._todo.popleft()
@@ -191,7 +216,7 @@ class Workers:
         self.job = job
         self.store = store
         self.clock = Clock()
-        self.last_seconds = math.inf  # of the last task
+        self.last_seconds = math.inf  # of the last unit of tasks
         self._slots = max(4 * workers * (job.batch_clients or 1), min(cohort, MAX_WAITING_BYTES // _waiting_bytes(job)))
         self._fds: list[int] = []
         self._workers: list[Worker] = []
@@ -316,18 +341,20 @@ class Workers:
                     self._replace(k, queues, reason)
 
     def _hand_out(self, queues: _Queues) -> None:
+        workers = len(self._workers)
         for busy in (0, 1):  # idle workers first, then those with one request
-            for worker in self._workers:
-                pending = worker.pending
-                if worker.ready and len(pending) == busy and not (busy and isinstance(pending[0], EvaluateRequest)):
-                    usable = (
-                        queue
-                        for queue in queues.values()
-                        if queue is not None and (not busy or queue.hands_out_early(len(self._workers)))
-                    )
-                    request = next((request for queue in usable if (request := queue.next())), None)
-                    if request is not None:
-                        worker.send(request)
+            free = [worker for worker in self._workers if worker.ready and len(worker.pending) == busy]
+            for worker in sorted(free, key=_pending_units):
+                if busy and isinstance(worker.pending[0], EvaluateRequest):
+                    continue
+                usable = (
+                    queue
+                    for queue in queues.values()
+                    if queue is not None and (not busy or queue.hands_out_early(workers))
+                )
+                request = next((request for queue in usable if (request := queue.next(workers))), None)
+                if request is not None:
+                    worker.send(request)
 
     def _register(self, descriptors: Iterable[int]) -> None:
         """Poll these descriptors from now on."""
@@ -348,7 +375,7 @@ class Workers:
             case None:
                 cause = activity = "while idle" if worker.ready else "while starting"
             case FitRequest():
-                cause = tuple(a.task for a in current.assignments)
+                cause = tuple([a.task for a in current.assignments])
                 activity = f"while client {', '.join(str(task.client) for task in cause)} trained"
             case EvaluateRequest():
                 cause, activity = current, "while evaluating"
@@ -376,3 +403,7 @@ class Workers:
             for fd in self._fds:
                 os.close(fd)
             self._fds = []
+
+
+def _pending_units(worker: Worker) -> int:
+    return sum(len(request.units) for request in worker.pending if isinstance(request, FitRequest))

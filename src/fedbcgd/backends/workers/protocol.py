@@ -90,12 +90,20 @@ class Assignment:
     new_state: int | None  # slot of its state after the task; None: the algorithm keeps none
 
 
+Unit = tuple[Assignment, ...]  # one client, or several that are trained in one batch
+
+
 @dataclass(frozen=True)
 class FitRequest:
-    """Train these clients: one, or several in one batch."""
+    """Train these clients, unit by unit: several units where tasks are as short as a message takes."""
 
     epoch: int
-    assignments: tuple[Assignment, ...]
+    units: tuple[Unit, ...]
+
+    @property
+    def assignments(self) -> list[Assignment]:
+        """Those of all units."""
+        return [assignment for unit in self.units for assignment in unit]
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,8 @@ import signal
 import socket
 import sys
 import time
-from typing import assert_never
+from collections import Counter
+from typing import TYPE_CHECKING, assert_never
 
 from fedbcgd.backends.workers.processes import Line
 from fedbcgd.backends.workers.protocol import (
@@ -29,9 +30,13 @@ from fedbcgd.backends.workers.protocol import (
     Ready,
     Reply,
     Request,
+    Unit,
 )
 from fedbcgd.errors import shortage
 from fedbcgd.outputs import protect_streams
+
+if TYPE_CHECKING:
+    from fedbcgd.backends.workers.memory import StoredUpload
 
 
 def main() -> None:
@@ -166,19 +171,27 @@ class JobServer:
             return Failed.of(error)
 
     def _fit(self, request: FitRequest) -> FitReply:
-        """Train the clients, and write their uploads and new states into their slots."""
-        assignments, file = request.assignments, self.state
-        tasks = [a.task for a in assignments]
-        slots = [self.memory.slot(a.upload_slot) for a in assignments]
-        states = [file.open(a.old_state) if file is not None and a.old_state is not None else {} for a in assignments]
-        broadcast = self.memory.broadcast(tasks[0].round, request.epoch)
+        uploads: list[StoredUpload] = []
+        seconds: Counter[str] = Counter()
+        for unit in request.units:
+            uploads += self._fit_unit(unit, request.epoch)
+            seconds.update(self.job.client.seconds)
+        return FitReply(tuple(uploads), dict(seconds))
+
+    def _fit_unit(self, unit: Unit, epoch: int) -> "list[StoredUpload]":
+        """Train the clients of a unit, and write their uploads and new states into their slots."""
+        file = self.state
+        tasks = [a.task for a in unit]
+        slots = [self.memory.slot(a.upload_slot) for a in unit]
+        states = [file.open(a.old_state) if file is not None and a.old_state is not None else {} for a in unit]
+        broadcast = self.memory.broadcast(tasks[0].round, epoch)
         results = self.job.fit_unit(broadcast, tasks, states, [slot.allocate for slot in slots])
-        uploads = []
-        for assignment, slot, (upload, update) in zip(assignments, slots, results, strict=True):
+        stored = []
+        for assignment, slot, (upload, update) in zip(unit, slots, results, strict=True):
             if file is not None and assignment.new_state is not None:
                 file.write(assignment.new_state, assignment.old_state, update)
-            uploads.append(slot.put(upload))
-        return FitReply(tuple(uploads), dict(self.job.client.seconds))
+            stored.append(slot.put(upload))
+        return stored
 
 
 def _exit_with_parent(parent: int) -> None:

@@ -7,7 +7,12 @@ let DATA = JSON.parse(document.getElementById("data").textContent);
 const state = {
   task: 0,
   axis: "upload_d",
+  network: "own", // of the axis of hours
   metric: "",
+  smooth: 1, // evaluations in a mean
+  zoom: {}, // by chart: {label, from, to}
+  sort: {}, // by table: {column, down}
+  filter: "", // of the table of runs
   logX: false,
   logY: false,
   seeds: false,
@@ -127,8 +132,9 @@ function copyButton(id, label, what, text) {
   return button;
 }
 
-function save(name, type, text) {
-  const link = el("a", { href: URL.createObjectURL(new Blob([text], { type })), download: name });
+/* Offers a text or a Blob as a file. */
+function save(name, type, content) {
+  const link = el("a", { href: URL.createObjectURL(new Blob([content], { type })), download: name });
   document.body.append(link);
   link.click();
   link.remove();

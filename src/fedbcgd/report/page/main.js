@@ -65,7 +65,7 @@ function guarded(name, make) {
 
 /* The field that the user is changing: redrawing does not touch its value. */
 let busy = null;
-document.addEventListener("input", (event) => (busy = ["number", "range"].includes(event.target.type) ? event.target : null), true);
+document.addEventListener("input", (event) => (busy = ["number", "range", "search"].includes(event.target.type) ? event.target : null), true);
 document.addEventListener("change", () => (busy = null), true);
 document.addEventListener("focusout", () => (busy = null), true);
 
@@ -74,7 +74,7 @@ document.addEventListener("focusout", () => (busy = null), true);
 function replaceContent(container, parts) {
   const fresh = el("div", {}, ...parts);
   const focused = document.activeElement;
-  const twin = focused && focused.id && container.contains(focused) && ["number", "range", "select-one"].includes(focused.type) ? fresh.querySelector("#" + CSS.escape(focused.id)) : null;
+  const twin = focused && focused.id && container.contains(focused) && ["number", "range", "search", "select-one"].includes(focused.type) ? fresh.querySelector("#" + CSS.escape(focused.id)) : null;
   if (twin && focused.type === twin.type) graft(container, fresh, focused, twin);
   else container.replaceChildren(...fresh.childNodes);
 }
@@ -109,7 +109,7 @@ function draw() {
   const choice = () => choose("task", "Task", DATA.tasks.map((t, k) => [k, t]), state.task, (k) => ((state.task = Number(k)), (state.target = null), draw()));
   replaceContent(byId("task-choice"), DATA.tasks.length > 1 ? [el("div", { class: "controls" }, choice())] : []);
   const width = Math.max(280, Math.floor(byId("sections").clientWidth - (innerWidth < 560 ? 26 : 42)));
-  const sections = { runs: legend, curves: () => curves(width), time: timeToTarget, outcomes, traffic, labels: () => labelsCard(width), configuration };
+  const sections = { runs: legend, curves: () => curves(width), metrics: () => otherMetrics(width), clients: () => clientsCard(width), time: timeToTarget, outcomes, "each-run": runsTable, traffic, labels: () => labelsCard(width), configuration };
   replaceContent(byId("sections"), DATA.runs.length ? Object.entries(sections).map(([name, make]) => guarded(name, make)) : []);
   for (const [label, x, y] of scrolled) {
     const box = [...document.querySelectorAll(".scroll")].find((s) => s.getAttribute("aria-label") === label);

@@ -28,14 +28,35 @@ function settled(group) {
 const unsettled = (group) => runsOf(group).filter((run) => !settled(group).includes(run));
 const seedsOf = (group) => settled(group).length + diverged(group).length;
 const divergedText = (group) => (diverged(group).length ? `${diverged(group).length} of ${seedsOf(group)} diverged` : "");
-const falls = (metric) => /loss|gap|error|mse/.test(metric);
+const CLIENTS = "clients_"; // begins the columns of measurements on each client's own part
+
+/* True of a metric that should fall: as the runs say of theirs, else by its name. */
+function falls(name) {
+  const said = DATA.runs.find((run) => run.facts.goal && isOf(run.facts.metric, name));
+  return said ? said.facts.goal === "min" : /loss|gap|error|mae|mse|mape|perplexity|nll|deviation|_std$/.test(name);
+}
+const isOf = (metric, name) => metric !== undefined && (name === metric || name.endsWith("_" + metric));
 const rowsOf = (run) => (run.columns.round || []).length;
 
 function metricsOfTask() {
   const names = new Set();
-  for (const g of groupsOfTask()) for (const k of g.runs) for (const name of Object.keys(DATA.runs[k].columns)) if (!COSTS.has(name)) names.add(name);
-  const first = ["test_accuracy", "validation_accuracy"];
-  return [...names].sort((a, b) => first.indexOf(b) - first.indexOf(a));
+  const runs = groupsOfTask().flatMap((g) => g.runs.map((k) => DATA.runs[k]));
+  for (const run of runs) for (const name of Object.keys(run.columns)) if (!COSTS.has(name) && !name.startsWith(CLIENTS)) names.add(name);
+  const kinds = ["test_", "validation_", ""];
+  const rank = (name) => {
+    const main = runs.some((run) => isOf(run.facts.metric, name)) ? 0 : name.endsWith("accuracy") ? 1 : 2;
+    return 3 * main + kinds.findIndex((kind) => name.startsWith(kind));
+  };
+  return [...names].sort((a, b) => rank(a) - rank(b));
+}
+
+/* The columns about clients, by metric: {accuracy: [clients_accuracy_mean, …]}. */
+function clientMetrics() {
+  const out = {};
+  const runs = shownGroups().flatMap(runsOf);
+  const names = new Set(runs.flatMap((run) => Object.keys(run.columns)).filter((name) => name.startsWith(CLIENTS)));
+  for (const name of names) (out[name.slice(CLIENTS.length).replace(/_(mean|std|worst_tenth|lowest_quarter)$/, "")] ||= []).push(name);
+  return out;
 }
 
 function metric() {
@@ -68,11 +89,12 @@ function uploadsNothing(group) {
 const estimated = (run) => !run.columns.upload_wait_bytes || run.columns.upload_wait_bytes.some((v) => v === null);
 
 const AXES = {
-  upload_d: { name: "Upload", label: "upload of a client, in d", of: (run) => run.columns.upload_d },
+  upload_d: { name: "Upload, d", label: "upload of a client, in d", of: (run) => run.columns.upload_d },
+  upload_mb: { name: "MB", label: "upload of all clients, in MB", of: (run) => run.columns.upload_bytes && run.columns.upload_bytes.map((b) => (b === null ? null : b / 1e6)) },
   round: { name: "Rounds", label: "rounds", of: (run) => run.columns.round },
   gradient_evaluations: { name: "Gradients", label: "gradient evaluations (minibatches)", of: (run) => run.columns.gradient_evaluations },
   time: { name: "Time", get label() { return timeUnit("time").name + " on the chosen uplink"; }, of: (run) => inUnit(secondsOf(run), "time") },
-  hours: { name: "Network", get label() { return timeUnit("hours").name + " on the run's own network"; }, of: (run) => inUnit(networkSeconds(run), "hours") },
+  hours: { name: "Hours", get label() { return `${timeUnit("hours").name} on ${network() === OWN ? "the run's own network" : network()}`; }, of: (run) => inUnit(networkSeconds(run), "hours") },
 };
 
 const UNITS = [
@@ -85,7 +107,19 @@ const UNITS = [
 
 /* The unit in which to show a time: seconds up to two minutes, and so on. */
 const unitFor = (seconds) => UNITS.filter((u) => u.seconds < 1 || seconds >= (u.seconds > 1 ? 2 : 1) * u.seconds).pop();
-const networkSeconds = (run) => run.columns.hours && run.columns.hours.map((h) => (h === null ? null : h * 3600));
+const OWN = "own"; // the network that a run itself was on
+const hoursOn = (run, name) => (name === OWN ? run.columns.hours : (run.profiles || {})[name]);
+function networkSeconds(run) {
+  const hours = hoursOn(run, network());
+  return hours && hours.map((h) => (h === null ? null : h * 3600));
+}
+
+/* The networks on which some run of the task has hours, and the chosen one of them. */
+function networks() {
+  const runs = groupsOfTask().flatMap((g) => g.runs.map((k) => DATA.runs[k]));
+  return [OWN, ...new Set(runs.flatMap((run) => Object.keys(run.profiles || {})))].filter((name) => runs.some((run) => hoursOn(run, name)));
+}
+const network = () => (networks().includes(state.network) ? state.network : networks()[0]);
 
 /* One unit for all lines of the chart. */
 function timeUnit(axis) {
@@ -99,8 +133,7 @@ function inUnit(seconds, axis) {
 }
 
 function axesOfTask() {
-  const runs = groupsOfTask().flatMap((g) => g.runs.map((k) => DATA.runs[k]));
-  return Object.keys(AXES).filter((axis) => axis !== "hours" || runs.some((run) => run.columns.hours));
+  return Object.keys(AXES).filter((axis) => axis !== "hours" || networks().length);
 }
 
 /* Mean and deviation over the seeds of a group, at the rounds that all of them have. */
@@ -119,6 +152,16 @@ function series(group, axis, name, among = settled(group)) {
     points.push({ round: r, x: mean(pairs.map((p) => p[0])), y: mean(y), sd: deviation(y), n: y.length });
   }
   return points;
+}
+
+/* Each point as the mean of `count` evaluations around it, fewer at the ends; `raw` is the value itself. */
+function smoothed(points, count) {
+  if (count < 2) return points;
+  return points.map((p, i) => {
+    const reach = Math.min(Math.floor(count / 2), i, points.length - 1 - i);
+    const near = points.slice(i - reach, i + reach + 1);
+    return { ...p, raw: p.y, sdRaw: p.sd, y: mean(near.map((q) => q.y)), sd: mean(near.map((q) => q.sd)) };
+  });
 }
 
 const lastOf = (values) => (values || []).reduce((last, v) => (v === null ? last : v), NaN);
@@ -141,7 +184,7 @@ function target() {
   const ends = (done.length ? done : runs).map((run) => lastTenth(run, name)).filter(Number.isFinite);
   if (!ends.length) return NaN;
   if (falls(name)) return most(ends.filter((v) => v <= 2 * least(ends) || least(ends) <= 0));
-  return Math.floor(least(ends.filter((v) => v >= most(ends) / 2)) * 1000) / 1000;
+  return Math.floor(least(ends.filter((v) => v >= most(ends) / 2 || most(ends) <= 0)) * 1000) / 1000;
 }
 
 /* What each seed of a group had spent when it first reached the target; null for seeds that did not. */
@@ -153,7 +196,8 @@ function reached(group) {
     const i = (run.columns[name] || []).findIndex((v) => v !== null && (falls(name) ? v <= goal : v >= goal));
     if (i < 0) return null;
     const onProfiles = Object.entries(run.profiles || {}).map(([profile, hours]) => ["on " + profile, silent ? NaN : hours[i] * 3600]);
-    return { round: run.columns.round[i], upload_d: orNaN(cell(run, "upload_d", i)), seconds: silent ? NaN : secondsOf(run)[i], ...Object.fromEntries(onProfiles) };
+    const spent = Object.fromEntries(["upload_d", "upload_bytes", "gradient_evaluations"].map((key) => [key, orNaN(cell(run, key, i))]));
+    return { round: run.columns.round[i], ...spent, seconds: silent ? NaN : secondsOf(run)[i], ...Object.fromEntries(onProfiles) };
   });
   return [...costs, ...diverged(group).map(() => null)];
 }

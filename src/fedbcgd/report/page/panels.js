@@ -1,7 +1,8 @@
-/* The sections above the tables: runs, curves, time to target, traffic, labels. */
+/* The sections above the tables: runs to show, curves, clients, time to target, traffic, labels. */
 
-function card(id, heading, lead, ...children) {
-  return el("section", { class: "card", "aria-labelledby": id + "-heading" }, el("h2", { id: id + "-heading" }, heading), lead ? el("p", { class: "lead" }, lead) : null, ...children);
+/* A section with one short explanation. */
+function card(id, heading, explanation, ...children) {
+  return el("section", { class: "card", "aria-labelledby": id + "-heading" }, el("h2", { id: id + "-heading" }, heading), explanation ? el("p", { class: "explanation" }, explanation) : null, ...children);
 }
 
 function toggle(runs, show) {
@@ -48,14 +49,54 @@ function legend() {
   );
 }
 
+const SMOOTHINGS = [1, 3, 5, 9, 15, 31, 61];
 const metricText = (name) => name.replace(/_/g, " ");
+
+const chosenAxis = () => (axesOfTask().includes(state.axis) ? state.axis : "upload_d");
+
+/* The lines of a metric: each group's mean, and thin ones for its seeds and, behind smoothed lines, for what they are made of. */
+function linesOf(name) {
+  const axis = chosenAxis();
+  const groups = shownGroups();
+  const own = groups.map((group) => ({ group, points: series(group, axis, name) }));
+  const seeds = groups.flatMap((group) => (state.seeds ? runsOf(group) : unsettled(group)).map((run) => ({ group, thin: true, alone: !settled(group).length, points: series(group, axis, name, [run]) })));
+  const unsmoothed = state.smooth > 1 && !state.seeds ? own.map((line) => ({ ...line, thin: true, points: line.points.map((p) => ({ ...p, sd: NaN })) })) : [];
+  return { thin: [...unsmoothed, ...seeds], own: own.map((line) => ({ ...line, points: smoothed(line.points, state.smooth) })) };
+}
+
+/* Small charts of several metrics, side by side. */
+function smallCharts(id, names, width, heading = metricText) {
+  const columns = width < 620 ? 1 : width < 1000 || names.length === 2 ? 2 : names.length === 4 && width < 1300 ? 2 : Math.min(4, Math.max(1, Math.floor(width / 380)));
+  const each = Math.floor((width - 24 * (columns - 1)) / columns);
+  const panels = names.map((name) => {
+    const { thin, own } = linesOf(name);
+    const chart = lineChart(`${id}-${name}`.replace(/[^A-Za-z0-9_-]/g, "_"), [...thin, ...own], { xLabel: AXES[chosenAxis()].label, yLabel: metricText(name), logX: state.logX, logY: state.logY && !falls(CLIENTS + name), goal: NaN, width: each, small: true });
+    return el("li", {}, el("h3", {}, capital(heading(name))), chart);
+  });
+  return el("ul", { class: "panels", css: { "--columns": columns } }, panels);
+}
+
+const MOST_PANELS = 24;
+
+function otherMetrics(width) {
+  const names = metricsOfTask().filter((name) => name !== metric());
+  if (!names.length || !shownGroups().length) return null;
+  const more = names.length > MOST_PANELS ? ` The first ${MOST_PANELS} of ${names.length}.` : "";
+  return card("metrics", "Other metrics", "Every other metric of these runs, on the axis chosen above." + more, smallCharts("metrics", names.slice(0, MOST_PANELS), width));
+}
+
+function clientsCard(width) {
+  const measured = Object.entries(clientMetrics());
+  if (!measured.length) return null;
+  const parts = measured.map(([, columns]) => smallCharts("clients", columns, width, (column) => metricText(column.slice(CLIENTS.length))));
+  return card("clients", "Clients", "Each client is measured on its own part: the mean, the spread, the worst tenth, and the mean of the lowest quarter.", parts);
+}
 
 function curves(width) {
   const name = metric();
-  const axis = axesOfTask().includes(state.axis) ? state.axis : "upload_d";
+  const axis = chosenAxis();
   const groups = shownGroups();
-  const lines = groups.map((group) => ({ group, points: series(group, axis, name) }));
-  const thin = groups.flatMap((group) => (state.seeds ? runsOf(group) : unsettled(group)).map((run) => ({ group, thin: true, alone: !settled(group).length, points: series(group, axis, name, [run]) })));
+  const { thin, own: lines } = linesOf(name);
   const controls = el(
     "div",
     { class: "controls" },
@@ -64,11 +105,13 @@ function curves(width) {
       draw();
       announce("against " + AXES[a].label);
     }),
+    axis === "hours" && networks().length > 1 ? choose("network", "On network", networks().map((n) => [n, n === OWN ? "the run's own" : n]), network(), (n) => ((state.network = n), draw())) : null,
     choose("metric", "Metric", metricsOfTask().map((m) => [m, metricText(m)]), name, (m) => {
       state.metric = m;
       state.target = null;
       draw();
     }),
+    choose("smooth", "Smoothing", SMOOTHINGS.map((n) => [n, n > 1 ? `mean of ${n} evaluations` : "none"]), state.smooth, (n) => ((state.smooth = Number(n)), draw())),
     el(
       "div",
       { class: "ticks" },
@@ -80,13 +123,13 @@ function curves(width) {
   const chart = lineChart("curves-chart", [...thin, ...lines], {
     xLabel: AXES[axis].label, yLabel: metricText(name), logX: state.logX, logY: state.logY, goal: groups.length > 1 || state.target !== null ? target() : NaN, width,
   });
-  const banded = lines.some((l) => l.points.some((p) => p.n > 1));
+  const said = [lines.some((l) => l.points.some((p) => p.n > 1)) ? "mean over seeds, band ± one standard deviation" : "", groups.some((g) => unsettled(g).length) ? "thin lines diverged or go on, and are in no mean" : ""].filter(Boolean);
   return card(
     "curves",
     name ? capital(metricText(name)) : "Curves",
-    null,
+    capital([...said, "drag over a part to enlarge it"].join("; ") + "."),
     controls,
-    el("figure", {}, chart, el("figcaption", {}, "Against " + AXES[axis].label + ((banded ? "; mean over seeds, band ± one standard deviation" : "") + (groups.some((g) => unsettled(g).length) ? "; thin lines are runs that diverged or are not finished; they are in no mean." : ".")), axis === "time" ? " " + assumptions() : "")),
+    chart,
     unfold("curves-numbers", "The numbers as a table", pointsTable(lines, AXES[axis].label, metricText(name))),
   );
 }
@@ -102,7 +145,17 @@ function pointsTable(lines, xLabel, yLabel) {
   return table(`${yLabel} over ${xLabel}`, ["run", "round", xLabel, yLabel], rows);
 }
 
-function table(caption, head, rows, mark) {
+/* A table. With an `id` its headings are buttons that sort it. */
+function table(caption, head, rows, { mark, id, left = [] } = {}) {
+  const order = (id && state.sort[id]) || {};
+  const heading = (text, k) => {
+    const side = left.includes(text) ? "left" : null;
+    if (!id) return el("th", { scope: "col", class: side }, text);
+    const down = order.column === text && !order.down;
+    const onclick = () => ((state.sort[id] = { column: text, down }), draw(), announce(`sorted by ${text}, ${down ? "falling" : "rising"}`));
+    const sign = order.column !== text ? "" : order.down ? " ↓" : " ↑";
+    return el("th", { scope: "col", class: side, "aria-sort": sign && (order.down ? "descending" : "ascending") }, el("button", { type: "button", id: `${id}-sort-${k}`, class: "sort", onclick }, text + sign));
+  };
   return el(
     "div",
     { class: "scroll", tabindex: 0, role: "region", "aria-label": caption },
@@ -110,18 +163,20 @@ function table(caption, head, rows, mark) {
       "table",
       {},
       el("caption", { class: "unseen" }, caption),
-      el("thead", {}, el("tr", {}, head.map((h) => el("th", { scope: "col" }, h)))),
-      el("tbody", {}, rows.map((row) => el("tr", {}, row.map((cell, k) => (k ? el("td", { class: mark && mark(row, k) }, cell) : el("th", { scope: "row" }, cell)))))),
+      el("thead", {}, el("tr", {}, head.map(heading))),
+      el("tbody", {}, rows.map((row) => el("tr", {}, row.map((cell, k) => (k ? el("td", { class: left.includes(head[k]) ? "left" : mark && mark(row, k) }, cell) : el("th", { scope: "row" }, cell)))))),
     ),
   );
 }
 
-function assumptions() {
-  const parts = [`every client uploads at ${short(state.uplink)} Mbit/s and a round lasts as long as its largest upload`];
-  parts.push(state.latency ? `plus ${short(state.latency)} s a round` : "no latency");
-  parts.push(state.minibatch ? `plus ${short(state.minibatch)} ms for each minibatch of a client` : "no time for computing");
-  const rough = shownGroups().some((g) => runsOf(g).some((run) => rowsOf(run) && estimated(run)));
-  return `Assumed: ${parts.join(", ")}, none for downloads.` + (rough ? " For some older runs only the largest upload of all rounds is known: each of their rounds is assumed to have it, so their times may be too long." : "");
+/* Items in the order that the user chose for a table; `value` gives what an item has under a heading. What is unknown comes last. */
+function inOrder(id, items, value) {
+  const { column, down } = state.sort[id] || {};
+  if (column === undefined) return items;
+  const known = (v) => v !== undefined && v !== null && v !== "" && !Number.isNaN(v);
+  const compare = (a, b) => (typeof a === "number" && typeof b === "number" ? a - b || 0 : String(a).localeCompare(String(b), "en", { numeric: true }));
+  const keyed = items.map((item) => [value(item, column), item]);
+  return keyed.sort(([a], [b]) => known(b) - known(a) || (known(a) ? compare(a, b) * (down ? -1 : 1) : 0)).map(([, item]) => item);
 }
 
 /* The range of the target's slider. */
@@ -168,23 +223,27 @@ function timeToTarget() {
   }).sort((a, b) => (Number.isFinite(a.seconds) ? a.seconds : Infinity) - (Number.isFinite(b.seconds) ? b.seconds : Infinity) || 0);
   const longest = most(times.map((t) => (Number.isFinite(t.seconds) ? t.seconds : 0))) || 1;
   const bars = times.map(({ group, seeds, costs, seconds }) => {
-    const ok = Number.isFinite(seconds);
     const all = seeds.length > 0 && costs.length === seeds.length;
     const some = costs.length ? `reached by ${costs.length} of ${seeds.length} seeds` : diverged(group).length === seeds.length && seeds.length ? "" : "not reached";
-    const text = ok ? duration(costs.map((r) => r.seconds)) : all ? "–" : [some, divergedText(group)].filter(Boolean).join(", ");
-    return el(
+    const ok = Number.isFinite(seconds);
+    return { group, name: group.name, share: ok ? Math.max(0.006, seconds / longest) : 0, text: ok ? duration(costs.map((r) => r.seconds)) : all ? "–" : [some, divergedText(group)].filter(Boolean).join(", "), note: all ? spent(costs) : "" };
+  });
+  const bar = ({ group, name, share, text, note }) =>
+    el(
       "li",
       {},
-      el("div", { class: "bar-words" }, el("span", { class: "bar-name" }, swatch(group), group.name), el("strong", {}, text), all ? el("span", { class: "note" }, spent(costs)) : null),
-      el("div", { class: "bar", "aria-hidden": "true" }, ok ? el("span", { class: "look", css: { ...look(group), width: Math.max(0.6, (100 * seconds) / longest) + "%" } }) : null),
+      el("div", { class: "bar-words" }, el("span", { class: "bar-name" }, swatch(group), name), el("strong", {}, text), note ? el("span", { class: "note" }, note) : null),
+      el("div", { class: "bar", "aria-hidden": "true" }, share ? el("span", { class: "look", css: { ...look(group), width: 100 * share + "%" } }) : null),
     );
-  });
   const positive = (v) => Number.isFinite(v) && v > 0;
   const notNegative = (v) => Number.isFinite(v) && v >= 0;
+  const rough = shownGroups().some((g) => runsOf(g).some((run) => rowsOf(run) && estimated(run)));
+  const heading = `Time to ${metricText(name)} ${short(goal)}`;
+  const barsCsv = () => csvText([["run", "seconds", "seeds", "reached"], ...times.map((t) => [notFormula(t.group.name), Number.isFinite(t.seconds) ? t.seconds : "inf", t.seeds.length, t.costs.length])]);
   return card(
     "time",
     "Time to target",
-    null,
+    "Until the first evaluation at the target; a round lasts as long as its largest upload, downloads cost nothing." + (rough ? " For some older runs only the largest upload of all rounds is known." : ""),
     el(
       "div",
       { class: "controls wide" },
@@ -193,13 +252,13 @@ function timeToTarget() {
       numberField("latency", "Latency a round, s", "latency", notNegative, state.latency),
       numberField("minibatch", "A minibatch, ms", "minibatch", notNegative, state.minibatch),
     ),
-    times.length ? el("ol", { class: "bars", "aria-label": "Time to target, shortest first" }, bars) : el("p", { class: "empty" }, shownGroups().length ? "No run that is shown uploads anything." : "No run is shown."),
+    times.length ? [el("ol", { class: "bars", "aria-label": "Time to target, shortest first" }, bars.map(bar)), downloads("time", heading, () => barPicture(heading, bars), barsCsv)] : el("p", { class: "empty" }, shownGroups().length ? "No run that is shown uploads anything." : "No run is shown."),
     shownGroups().filter(uploadsNothing).map((group) => {
       const costs = reached(group).filter((r) => r !== null);
       const rounds = costs.length ? `the target after ${spread(costs.map((r) => r.round), 3)} rounds` : "the target not reached";
       return el("p", { class: "bar-words aside" }, el("span", { class: "bar-name" }, swatch(group), group.name), el("span", { class: "note" }, `uploads nothing, so no uplink ranks it; ${[rounds, divergedText(group)].filter(Boolean).join(", ")}`));
     }),
-    el("p", { class: "note" }, "The first evaluation that meets the target counts, even if the run falls below it later. " + (state.target === null ? "This target is the value that every finished run that is shown ends with, except those that end less than half as well as the best. " : "") + assumptions()),
+    shownGroups().length ? groupTable("target-table", heading, targetColumns()) : null,
   );
 }
 
@@ -227,11 +286,14 @@ function traffic() {
     return el("li", {}, el("p", { class: "bar-name" }, swatch(group), group.name), picture, el("p", { class: "note" }, total ? `${text}; ${bytes(total)} in all` + (n === 1 ? "" : ", shared block included") : "uploads nothing"));
   });
   const rows = groups.flatMap(({ group, run }) => run.ledger.block_bytes.map((b, k) => [group.name, k + 1, run.blocks[k] === undefined ? "–" : short(run.blocks[k]), bytes(b)]));
+  const blocks = groups.flatMap(({ group, run }) => run.ledger.block_bytes.map((sent, k) => ({ group, name: `${group.name}, block ${k + 1}`, share: sent / highest, text: bytes(sent), sent, block: k + 1 })));
+  const blocksCsv = () => csvText([["run", "block", "bytes"], ...blocks.map((b) => [notFormula(b.group.name), b.block, b.sent])]);
   return card(
     "traffic",
     "Traffic per block",
-    "Bytes that all clients together uploaded for each block, so far if a run goes on; all charts have the same scale. Of several seeds, the first is shown.",
+    "Bytes that all clients together uploaded for each block, on one scale; of several seeds, the first.",
     el("ul", { class: "multiples" }, cards),
+    downloads("traffic", "Traffic per block", () => barPicture("Traffic per block", blocks.slice(0, 600)), blocksCsv),
     unfold("traffic-numbers", "The numbers as a table", table("Traffic per block", ["run", "block", "parameters", "uploaded"], rows)),
   );
 }
@@ -243,7 +305,7 @@ function labelsCard(width) {
   const { classes, counts } = DATA.label_counts[which];
   const sizes = counts.map((c) => c.reduce((a, b) => a + b, 0));
   const held = counts.map((c) => c.filter((n) => n > 0).length);
-  const text = `${counts.length} clients, ${classes.length} labels; ${fromTo(sizes, short)} examples a client, who holds ${short(mean(held), 3)} labels on average.`;
+  const text = `${counts.length} clients from left to right, with ${fromTo(sizes, short)} examples and ${short(mean(held), 3)} of ${classes.length} labels on average; deeper: more examples.`;
   const height = Math.max(120, Math.min(420, classes.length * (classes.length > 20 ? 5 : 18)));
   const left = classes.length <= 30 ? Math.min(110, 14 + 6.4 * most(classes.map((c) => c.length))) : 40;
   const canvas = el("canvas", { width: counts.length, height: classes.length, class: "map", css: { height: height + "px" }, "aria-hidden": "true" });
@@ -259,7 +321,7 @@ function labelsCard(width) {
     image.data[at + 3] = 255;
   }));
   pen.putImageData(image, 0, 0);
-  const readout = el("p", { class: "note readout" }, "Point at a cell to read it.");
+  const readout = el("p", { class: "note readout" }, "");
   canvas.addEventListener("pointermove", (event) => {
     const rect = canvas.getBoundingClientRect();
     const x = Math.min(counts.length - 1, Math.max(0, Math.floor(((event.clientX - rect.left) / rect.width) * counts.length)));
@@ -276,8 +338,8 @@ function labelsCard(width) {
     text,
     used.length > 1 ? el("div", { class: "controls" }, choose("label-counts", "Partition", used.map((k) => [k, "seed " + seedOf(k)]), which, (k) => ((state.labelCounts = Number(k)), draw()))) : null,
     el("div", { class: "heat" }, names, canvas),
-    el("p", { class: "note centre" }, "clients, from left to right; the deeper the colour, the more examples"),
     readout,
+    downloads("labels", "Labels of the clients", () => mapPicture("Labels of the clients", canvas, classes), () => csvText([["client", ...classes.map(notFormula)], ...counts.map((c, k) => [k, ...c])])),
     unfold("labels-numbers", "The numbers as a table", table("Labels of the clients" + (counts.length > 300 ? ", the first 300" : ""), ["client", "examples", "labels", "most of"], rows)),
   );
 }

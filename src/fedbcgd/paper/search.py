@@ -1,0 +1,222 @@
+"""The search for a contender's hyper-parameters on held-out data: what is tried, for how long, and who goes on.
+
+Either all points of a grid are trained alike, or by successive halving (`Halving`): then a trial is one run that is
+extended from rung to rung, so nothing is computed twice, and an interrupted search goes on like any run.
+"""
+
+import itertools
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from fedbcgd.algorithms.registry import make_algorithm
+from fedbcgd.engine.loop import Row
+from fedbcgd.engine.run_folder import MAX_READ_BYTES, RunFolder, read_rows
+from fedbcgd.errors import UserError
+from fedbcgd.files import read_regular
+from fedbcgd.paper import plan
+from fedbcgd.paper.measures import last_share
+from fedbcgd.paper.plan import DataFacts, Machine
+from fedbcgd.paper.results import Trial
+from fedbcgd.paper.spec import Contender, Panel
+from fedbcgd.rng import stream
+from fedbcgd.runs import config as configuration
+from fedbcgd.runs import folder as run_folder
+from fedbcgd.runs.batch import Planned
+from fedbcgd.runs.config import Config
+
+SEED = 0  # the repetitions have seeds 1, 2, …
+SCORED = {False: 0.1, True: 0.25}  # share of a trial's rounds whose mean is its score: of a whole grid, of a rung
+
+Point = Mapping[str, float]
+
+
+@dataclass(frozen=True)
+class Rung:
+    """A stage of the search: so many candidates are trained up to this round."""
+
+    candidates: int
+    rounds: int
+
+
+@dataclass(frozen=True)
+class Search:
+    """How far the search for a contender is.
+
+    Attributes:
+        trials: what was tried in each finished rung, in order.
+        due: the runs of the current rung that are not finished; empty at the end of the search.
+        chosen: the winner, if the search is at its end.
+        folders: of all finished runs; with halving only at the end of the search, as a trial may still be extended.
+    """
+
+    trials: tuple[Trial, ...] = ()
+    due: tuple[Planned, ...] = ()
+    chosen: Point | None = None
+    folders: frozenset[str] = frozenset()
+
+
+def candidates(panel: Panel, contender: Contender) -> list[dict[str, float]]:
+    """Return the option values that the search tries for a contender; none if it is tuned as another."""
+    if contender.tuned_as is not None:
+        return []
+    grid = panel.effort.grid
+    axes = [name for name in contender.grid if name not in contender.algorithm]
+    points = [dict(zip(axes, values, strict=True)) for values in itertools.product(*(grid[a] for a in axes))]
+    most = len(points) if panel.effort.halving is None else panel.effort.halving.candidates
+    return points if len(points) <= most else _draw(points, most)
+
+
+def _draw(points: Sequence[dict[str, float]], count: int) -> list[dict[str, float]]:
+    """Draw points so that every value of every option occurs about equally often, in the order of the grid."""
+    left = [int(k) for k in stream(SEED, "search", len(points)).permutation(len(points))]
+    used: Counter[tuple[str, float]] = Counter()
+    drawn = []
+    for _ in range(count):
+        best = min(left, key=lambda k: sorted((used[item] for item in points[k].items()), reverse=True))
+        left.remove(best)
+        drawn.append(best)
+        used.update(points[best].items())
+    return [points[k] for k in sorted(drawn)]
+
+
+def rungs(panel: Panel, contender: Contender, facts: DataFacts | None = None) -> list[Rung]:
+    """Return the stages of the search for a contender; none if it needs no search.
+
+    Args:
+        panel: The setting.
+        contender: One of its contenders.
+        facts: Facts of the data set; by default it is loaded.
+    """
+    left = len(candidates(panel, contender))
+    if left < 2:
+        return []
+    whole = plan.count_rounds(panel, contender, facts)
+    halving = panel.effort.halving
+    if halving is None:
+        return [Rung(left, plan.count_search_rounds(panel, whole))]
+    budget = halving.rounds / gradients(panel, contender, facts)
+    out: list[Rung] = []
+    rounds, spent = 0, 0
+    for number in range(1, halving.rungs + 1):
+        more = max(1, math.floor((budget * number / halving.rungs - spent) / left + 1e-9))
+        rounds, spent = min(whole, rounds + more), spent + more * left
+        out.append(Rung(left, rounds))
+        left = (left + 1) // 2
+        if left < 2 or rounds == whole:
+            break
+    return out
+
+
+def gradients(panel: Panel, contender: Contender, facts: DataFacts | None = None) -> float:
+    """Return a contender's gradient evaluations in a round as a multiple of those of plain SGD."""
+    facts = facts or plan.data_facts(panel)
+    if contender.rounds_of is not None:  # as many minibatches as a cohort
+        return 1.0
+    rule = make_algorithm(**{**panel.local, **contender.algorithm}).local
+    examples = facts.train // panel.data["clients"]
+    nbytes = sum(p.nbytes for p in plan.network_shapes(panel, facts).parameters())
+    return rule.evaluations(examples, nbytes) / rule.steps(examples)
+
+
+def trial(panel: Panel, contender: Contender, point: Point, rung: Rung, machine: Machine) -> Planned:
+    """Plan the run of a candidate up to the end of a rung, evaluated on held-out training data."""
+    every = max(1, rung.rounds * 5 // (panel.effort.evaluations * 2))
+    stop = {"rounds": rung.rounds, "evaluate_every": 1 if panel.effort.halving else every}
+    text = ", ".join(f"{k} {v:g}" for k, v in point.items())
+    label = f"search: {panel.title}, {contender.title}, {text}"
+    extended = ("rounds",) if panel.effort.halving else ()
+    if extended:
+        label += f", to round {rung.rounds}"
+    held_out = {"validation": panel.effort.validation}
+    return plan.planned(panel, contender, point, SEED, stop, held_out, label, machine, extended)
+
+
+def first_trials(panel: Panel, machine: Machine) -> list[Planned]:
+    """Plan the first rung of every contender's search."""
+    return [
+        trial(panel, contender, point, stages[0], machine)
+        for contender in panel.contenders
+        if (stages := rungs(panel, contender))
+        for point in candidates(panel, contender)
+    ]
+
+
+def state(panel: Panel, contender: Contender, runs: Path, machine: Machine) -> Search:
+    """Read how far the search for a contender is from the folder of all runs."""
+    left: list[dict[str, float]] = candidates(panel, contender)
+    if contender.tuned_as is not None:
+        return Search()
+    stages = rungs(panel, contender)
+    if not stages:
+        return Search(chosen=left[0])
+    trials: list[Trial] = []
+    folders: set[str] = set()
+    for number, rung in enumerate(stages):
+        planned = [trial(panel, contender, point, rung, machine) for point in left]
+        reached = [_reached(p, rung.rounds, [r.rounds for r in stages[number:]], runs) for p in planned]
+        folders |= {p.folder for p, rows in zip(planned, reached, strict=True) if rows is not None}
+        due = tuple(p for p, rows in zip(planned, reached, strict=True) if rows is None)
+        if due:
+            kept_folders = frozenset(folders) if panel.effort.halving is None else frozenset()
+            return Search(tuple(trials), due, None, kept_folders)
+        scores = [_score(rows, panel) for rows in reached if rows is not None]
+        ranked = _rank(scores, panel.metric == "accuracy")
+        most = stages[number + 1].candidates if number + 1 < len(stages) else 0
+        kept = [k for k in ranked if not math.isnan(scores[k])][:most]
+        last = len(kept) < 2
+        trials += [
+            Trial(contender.key, point, score, rung.rounds, last and k == ranked[0], number + 1)
+            for k, (point, score) in enumerate(zip(left, scores, strict=True))
+        ]
+        if last:
+            return Search(tuple(trials), (), left[ranked[0]], frozenset(folders))
+        left = [left[k] for k in sorted(kept)]
+    raise AssertionError("the last rung chooses")
+
+
+def _reached(planned: Planned, rounds: int, later: Sequence[int], runs: Path) -> list[Row] | None:
+    """Return the evaluations of a trial up to a round: none if it diverged before; None if it has not got there.
+
+    Args:
+        planned: The trial, up to this round.
+        rounds: The round.
+        later: This round and those of the rungs that follow: it may have been extended since.
+        runs: The folder of all runs.
+    """
+    folder = RunFolder(runs / planned.folder)
+    config = configuration.complete(planned.config)
+    for goal in later:
+        extended = config.model_copy(update={"run": config.run.model_copy(update={"rounds": goal})})
+        outcome = run_folder.finished(folder, extended)
+        if outcome is not None:
+            return [] if outcome.diverged and outcome.rounds <= rounds else _up_to(outcome.rows, rounds)
+    rows = _rows_so_far(folder, config)  # its extension was begun
+    return _up_to(rows, rounds) if rows and rows[-1]["round"] > rounds else None
+
+
+def _rows_so_far(folder: RunFolder, config: Config) -> list[Row]:
+    """Return the evaluations of an unfinished run; none if it is another run, or damaged."""
+    try:
+        if configuration.differences(run_folder.read_configuration(folder), config):
+            return []
+        return read_rows(read_regular(folder.metrics, MAX_READ_BYTES))[0]
+    except (UserError, OSError):
+        return []
+
+
+def _up_to(rows: Sequence[Row], rounds: int) -> list[Row]:
+    return [row for row in rows if row["round"] <= rounds]
+
+
+def _score(rows: Sequence[Row], panel: Panel) -> float:
+    """Return the score of a trial with these evaluations; NaN without any."""
+    return last_share(rows, f"validation_{panel.metric}", SCORED[panel.effort.halving is not None])
+
+
+def _rank(scores: Sequence[float], higher_is_better: bool) -> list[int]:
+    """Return the indices from the best score to the worst: NaN (diverged) last, of equal ones the first first."""
+    sign = -1.0 if higher_is_better else 1.0
+    return sorted(range(len(scores)), key=lambda k: math.inf if math.isnan(scores[k]) else sign * scores[k])

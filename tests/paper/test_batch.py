@@ -1,0 +1,258 @@
+"""Runs that go on: their order, several processes in one folder, what is kept, and a kill in the middle."""
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from fedbcgd.cli import app
+from fedbcgd.cli import paper as _registered  # noqa: F401
+from fedbcgd.engine.run_folder import exclusive_lock
+from fedbcgd.files import make_folder
+from fedbcgd.paper import batch, command, costs, packs, pages, plan
+from fedbcgd.paper.engine import Request
+from fedbcgd.paper.items import ITEMS
+from fedbcgd.paper.plan import DataFacts, Machine
+from fedbcgd.paper.results import ENDED_EARLY, format_final
+from fedbcgd.paper.spec import Contender, Halving
+from tests.paper.invented import outcome, result
+from tests.paper.small import Shown, item, small
+
+AVG = Contender("fedavg", "FedAvg", {"name": "fedavg"})
+BLOCKS = Contender("fedbcgd", "FedBCGD", {"name": "fedbcgd", "blocks": 5}, ("lr", "momentum"))
+TWIN = Contender("twin", "Twin", {"name": "fedpaq"}, tuned_as="fedavg")
+
+
+def halved(*contenders, seeds=1):
+    panel = small(*(contenders or (AVG,)), rates=(0.003, 0.01, 0.03, 0.1), seeds=seeds)
+    return replace(panel, budget=4.0, effort=replace(panel.effort, halving=Halving(8, candidates=4, rungs=2)))
+
+
+@pytest.fixture
+def only(monkeypatch):
+    """Make a panel the only one of an item."""
+
+    def use(panel):
+        monkeypatch.setitem(ITEMS, "item", item(panel, "item"))
+        return ["item"]
+
+    return use
+
+
+def work(names, out):
+    """Do all that is left; return the labels of the runs that were begun, and the results after each that was kept."""
+    begun, written = [], []
+
+    def display(labels):
+        begun.extend(labels)
+        return Shown().display(labels)
+
+    request = Request("smoke", out)
+    batch.Batch(names, request).run(display, lambda line: None, lambda name, results: written.append(results))
+    return begun, written
+
+
+@pytest.fixture
+def described(monkeypatch):
+    monkeypatch.setattr(plan, "data_facts", lambda panel: DataFacts((3, 32, 32), 10, 50_000))
+
+
+def test_who_decides_most_comes_first_and_no_run_comes_twice(tmp_path):
+    names = command.item_names("all", "desk")
+    steps = batch.steps(names, command.make_request("desk", tmp_path))
+    first = [(step.panel.key, step.contender.key, step.seed) for step in steps]
+    assert first[:7] == [("cifar10-lenet5", key, 1) for key in batch.LEADERS]
+    assert first.count(("cifar10-lenet5", "fedavg", 1)) == 1  # Table 3 has the runs of Table 6
+    order = list(dict.fromkeys(step.group for step in steps))
+    assert order == [group.title for group in batch.GROUPS]
+    everything = {
+        (panel.key, contender.key)
+        for name in names
+        for panel in ITEMS[name].panels["desk"]
+        for contender in panel.contenders
+    }
+    assert {(step.panel.key, step.contender.key) for step in steps} == everything  # no group forgets one
+
+
+def test_a_search_goes_before_its_run_and_a_second_start_does_nothing(only, tmp_path):
+    names = only(halved(AVG, BLOCKS, TWIN, seeds=2))
+    begun, written = work(names, tmp_path)
+    kinds = ["search" if label.startswith("search") else label.split("EMNIST, ")[1] for label in begun]
+    assert kinds == [
+        *["search"] * 6,
+        "FedAvg, seed 1",
+        *["search"] * 6,
+        "FedBCGD, seed 1",
+        "Twin, seed 1",  # tuned as FedAvg: no search of its own
+        *[f"{name}, seed 2" for name in ("FedAvg", "FedBCGD", "Twin")],
+    ]
+    assert work(names, tmp_path)[0] == []
+    (last,) = written[-1]
+    assert {key: list(runs) for key, runs in last.outcomes.items()} == {
+        key: [1, 2] for key in ("fedavg", "fedbcgd", "twin")
+    }
+
+
+def test_what_is_finished_is_packed_at_once_and_goes_on_from_the_pack(only, tmp_path):
+    names = only(halved(seeds=2))
+    request = Request("smoke", tmp_path)
+    kept = []
+    batch.Batch(names, request).run(
+        Shown().display,
+        lambda line: None,
+        lambda name, results: kept.append(set(packs.read(tmp_path / "item" / packs.NAME))),
+    )
+    assert [len(folders) for folders in kept] == [4, 5, 6]  # the search, then each seed
+    shutil.rmtree(tmp_path / "runs")
+    assert batch.Batch(names, request).steps == []
+    assert len(list((tmp_path / "runs").iterdir())) == 6
+
+
+def test_two_processes_share_a_folder(only, tmp_path, monkeypatch):
+    """Another one is at work on a trial: the rest goes on, and the run that waits for it is done when it is released."""
+    monkeypatch.setattr(batch, "WAIT", 0.05)
+    names = only(halved(AVG, BLOCKS))
+    request = Request("smoke", tmp_path)
+    (taken, *_) = batch.Batch(names, request).due(batch.steps(names, request)[0])
+    release = threading.Event()
+
+    def hold():
+        with exclusive_lock(make_folder(request.runs / taken.folder)):
+            held.set()
+            release.wait(60)
+
+    held = threading.Event()
+    other = threading.Thread(target=hold)
+    other.start()
+    held.wait(60)
+    begun = []
+
+    def display(labels):
+        begun.extend(labels)
+        if "FedBCGD, seed 1" in labels[0]:
+            release.set()
+        return Shown().display(labels)
+
+    batch.Batch(names, request).run(display, lambda line: None, lambda name, results: None)
+    other.join()
+    position = {label: k for k, label in enumerate(begun)}
+    assert begun.count(taken.label) == 1
+    (fedavg,) = [label for label in begun if label.endswith("FedAvg, seed 1")]
+    (fedbcgd,) = [label for label in begun if label.endswith("FedBCGD, seed 1")]
+    assert position[fedbcgd] < position[taken.label] < position[fedavg]
+
+
+SCRIPT = """
+import sys
+from pathlib import Path
+from tests.paper import test_batch as t
+t.ITEMS["item"] = t.item(t.halved(t.AVG, t.BLOCKS), "item")
+t.work(["item"], Path(sys.argv[1]))
+"""
+
+
+def test_killed_in_the_middle_it_goes_on_and_repeats_nothing(only, tmp_path):
+    root = Path(__file__).parents[2]
+    process = subprocess.Popen([sys.executable, "-c", SCRIPT, str(tmp_path)], cwd=root)
+    deadline = time.monotonic() + 120
+    while len(list(tmp_path.glob("runs/*/summary.json"))) < 5:
+        assert process.poll() is None, "it ended before it could be killed"
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    os.kill(process.pid, signal.SIGKILL)
+    process.wait()
+    before = {p: p.stat().st_mtime_ns for p in tmp_path.glob("runs/*/summary.json")}
+    begun, written = work(only(halved(AVG, BLOCKS)), tmp_path)
+    unchanged = [p for p, then in before.items() if p.stat().st_mtime_ns == then]
+    assert len(unchanged) >= 3  # a trial of the second rung is extended
+    assert 1 <= len(begun) <= 14 - 5
+    assert {key: list(runs) for key, runs in written[-1][0].outcomes.items()} == {"fedavg": [1], "fedbcgd": [1]}
+
+
+def test_a_run_to_the_target_can_be_extended_later(described):
+    panel = ITEMS["table6"].panels["desk"][0]
+    contender = panel.contender("qsgd+fedbcgd")
+    chosen = {contender.key: {"lr": 0.1, "momentum": 0.5}}
+    ((_, ended),) = plan.seed_runs(replace(panel, contenders=(contender,)), chosen, 1, Machine())
+    whole = replace(panel, contenders=(replace(contender, until_target=False),))
+    ((_, unlimited),) = plan.seed_runs(whole, chosen, 1, Machine())
+    assert (ended.config.run.target, unlimited.config.run.target) == (0.7, None)
+    assert ended.folder == unlimited.folder
+
+
+def test_a_run_that_ended_at_the_target_has_no_final_value():
+    r = result(a=[outcome(0.5, 0.8)], b=[outcome(0.5, 0.7, stopped="target")])
+    assert format_final(r, "b") == ENDED_EARLY
+    assert (r.has_final("a"), r.has_final("b")) == (True, False)
+    from fedbcgd.paper.comparisons import ends_better, reaches_sooner
+
+    assert "B" in ends_better("a", ["b"])({"p": r}).missing[0]
+    assert reaches_sooner("a", ["b"])({"p": r}).missing == ()
+    assert [row["accuracy"] for row in pages.scores([r])] == [pytest.approx(80.0), None]
+
+
+def test_from_the_command_line_costs_come_first_and_the_page_says_what_is_missing(only, tmp_path):
+    """What is printed before the first run, and the page after a start that was stopped."""
+    panel = halved(seeds=2)
+    only(panel)
+    ran = CliRunner().invoke(
+        app, ["reproduce", "item", "--scale", "desk", "--out", str(tmp_path), "--quiet", "--seeds", "1"]
+    )
+    assert ran.exit_code == 0, ran.output
+    head, _, rest = ran.output.partition("search: ")
+    assert "what is left; hours with" in head
+    assert "hours, at most" in head
+    assert "FedAvg, seed 1" in rest
+    page = (tmp_path / "item" / "README.md").read_text()
+    assert "Not there yet: FedAvg, seed 2." in page
+    assert "1 rounds: " in page
+    assert ". Then 3 rounds: " in page
+    assert "η 0." in page
+
+
+def test_what_is_left_is_reckoned_by_hand(only, tmp_path, monkeypatch):
+    """One gradient step of 50 examples a client; 1 ms for an example, one worker. The search: 4 trials of 1 round and 2 of 2
+    more, evaluated in each round on a tenth of the training set, a third of a step for each; its own run has 4 rounds."""
+    monkeypatch.setattr(costs, "seconds_per_example", lambda panel, facts, machine: 1e-3)
+    monkeypatch.setattr(costs, "RUN_SECONDS", 0.0)
+    names = only(halved())
+    panel = ITEMS["item"].panels["smoke"][0]
+    assert panel.local["local_steps"] == 1
+    left = batch.Batch(names, Request("smoke", tmp_path)).costs()
+    ((searches, runs),) = left.values()
+    a_round = panel.run["cohort"] * panel.local["batch_size"] * 1e-3
+    assert (searches.runs, runs.runs) == (4, 1)
+    assert searches.hours * 3600 == pytest.approx(8 * (a_round + 1000 / 3 * 1e-3))
+    assert runs.hours * 3600 == pytest.approx(4 * (a_round + 2000 / 3 * 1e-3))
+    work(names, tmp_path)
+    assert batch.Batch(names, Request("smoke", tmp_path)).costs() == {}
+
+
+def test_a_timing_of_a_network_is_positive_and_made_once():
+    panel = halved()
+    facts, _ = costs.catalogue_facts(panel)
+    seconds = costs.seconds_per_example(panel, facts, Machine(0))
+    assert 0 < seconds < 0.1
+    assert costs.seconds_per_example(panel, facts, Machine(0)) == seconds
+
+
+def test_precision_at_the_desk_is_what_the_processor_has_and_stays_that_of_the_folder(only, tmp_path, monkeypatch):
+    monkeypatch.setattr(command, "native_bf16", lambda device: "avx512_bf16")
+    assert command.make_request("desk", tmp_path).machine.precision == "bf16"
+    assert command.make_request("cpu", tmp_path).machine.precision == "fp32"
+    only(halved())
+    monkeypatch.setattr(command, "native_bf16", lambda device: "")
+    command.reproduce(
+        "item", command.make_request("desk", tmp_path), Shown().display, command.Console(quiet=True), run=False
+    )
+    monkeypatch.setattr(command, "native_bf16", lambda device: "avx512_bf16")
+    assert command.make_request("desk", tmp_path).machine.precision == "fp32"
+    assert command.make_request("desk", tmp_path, precision="bf16").machine.precision == "bf16"
