@@ -98,7 +98,7 @@ def test_of_all_items_those_with_the_panel():
         "figure7",
     ]
     assert command.item_names("all") == list(ITEMS)
-    with pytest.raises(UserError, match=r"--only: expected part of one of .*; got lenet6"):
+    with pytest.raises(UserError, match=r"--only: expected part of one of .*, got 'lenet6'"):
         command.item_names("all", "cpu", "lenet6")
 
 
@@ -173,7 +173,7 @@ def test_a_damaged_page_is_named(copy, text):
 
 
 def test_table_1_has_no_panels(tmp_path):
-    with pytest.raises(UserError, match="--only lenet5: table1 has no panels"):
+    with pytest.raises(UserError, match="--only: expected none with table1, which has no panels, got 'lenet5'"):
         command.check(["table1"], command.make_request("cpu", tmp_path, only="lenet5"))
 
 
