@@ -367,7 +367,13 @@ def test_hours_to_a_target_under_each_profile(place):
     assert "expected the folder of a run" in fedbcgd("hours", f"{run}/metrics.jsonl", cwd=place, check=2).stderr
     wrong = fedbcgd("hours", run, "--network", "5g", cwd=place, check=2)
     assert "Did you mean '4g'" in wrong.stderr
-    assert "expected the folder of a run" in fedbcgd("hours", "out", cwd=place, check=2).stderr
+    several = fedbcgd("hours", "out", "--network", "4g", cwd=place).stdout
+    assert "to test accuracy" in several
+    assert "fedavg" in several
+    found = [json.loads(line) for line in fedbcgd("hours", "out", "--json", cwd=place).stdout.splitlines()]
+    assert {row["run"] for row in found} == {"fedavg/seed-0", "fedbcgd/seed-0"}
+    (place / "empty").mkdir()
+    assert "not the folder of a run" in fedbcgd("hours", "empty", cwd=place, check=2).stderr
 
 
 def test_sweep_never_looks_at_the_test_set(place):

@@ -173,7 +173,7 @@ def runs_table(rows: Sequence[Mapping[str, Any]]) -> Table:
     networks = list(dict.fromkeys(row["network"] for row in rows if row["network"] is not None))
     title = "whole run"
     if aimed is not None:
-        title += f" / to {aimed['metric'].replace('_', ' ')} {aimed['target']:.4g}"
+        title += f", and below it to {aimed['metric'].replace('_', ' ')} {aimed['target']:.4g}"
     out = Table(title=f"{title} (mean over seeds)", title_justify="left")
     out.add_column("run", no_wrap=True)
     for name in networks:
@@ -188,7 +188,7 @@ def runs_table(rows: Sequence[Mapping[str, Any]]) -> Table:
 
 
 def _both(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Return the mean hours of the whole run and, if there is a target, those to the target."""
+    """Return the mean hours of the whole run and, if there is a target, those to the target on a second line."""
     timed = [row for row in rows if row["hours"] is not None]
     if not timed:
         return "–"
@@ -197,8 +197,8 @@ def _both(rows: Sequence[Mapping[str, Any]]) -> str:
         return whole
     reached = [row["hours_to_target"] for row in timed if row["hours_to_target"] is not None]
     if len(reached) < len(timed):
-        return f"{whole} / {len(reached)} of {len(timed)} reached"
-    return f"{whole} / {format_hours(statistics.fmean(reached))}"
+        return f"{whole}\n{len(reached)} of {len(timed)} reached"
+    return f"{whole}\n{format_hours(statistics.fmean(reached))}"
 
 
 def hours_table(rows: Sequence[dict[str, Any]]) -> Table:
