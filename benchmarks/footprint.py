@@ -1,5 +1,6 @@
-"""Peak memory, the cost of a checkpoint, and start-up time."""
+"""Memory, the cost of a checkpoint, and start-up time."""
 
+import json
 import os
 import re
 import resource
@@ -8,10 +9,16 @@ import subprocess
 import sys
 import tempfile
 import time
+from contextlib import ExitStack
 from pathlib import Path
 
+import flower_peer
+import pfl_peer
+import psutil
 from machinery import Federation, one_round
+from peers import federation
 from rich.console import Console
+from workloads import WORKLOADS
 
 from fedbcgd.engine.checkpoint import Checkpoints
 
@@ -59,6 +66,59 @@ def _peak(pid: int) -> float:
 
 def _shared(pid: int) -> float:
     return int(re.search(r"RssShmem:\s+(\d+)", Path(f"/proc/{pid}/status").read_text())[1]) / 1024  # type: ignore[index]
+
+
+def resident(console: Console, repeats: int = 1) -> list[dict]:
+    """Return the memory of all processes after some rounds of each workload, shared pages divided among them (PSS)."""
+    console.print("resident memory of all processes", highlight=False)
+    rows = []
+    for name in ("logistic", "lenet5", "cnn"):
+        for way in (
+            "fedbcgd",
+            *(["pfl"] if pfl_peer.installed() else []),
+            *(["flower"] if flower_peer.installed() else []),
+        ):
+            out = subprocess.run(
+                [sys.executable, __file__, "resident", name, way], capture_output=True, text=True, check=True
+            )
+            rows.append({"workload": name, "way": way} | json.loads(out.stdout.splitlines()[-1]))
+    return rows
+
+
+def _resident(name: str, way: str) -> dict[str, float | str]:
+    """Train in this process and its children, and return their memory in MiB."""
+    with ExitStack() as stack:
+        if way == "fedbcgd":
+            turn = stack.enter_context(federation(WORKLOADS[name]))
+            workers = turn.loop.backend.pids()  # type: ignore[attr-defined]
+        else:
+            peer = flower_peer.Flower(name, 4) if way == "flower" else pfl_peer.Pfl(name)
+            stack.callback(peer.close)
+            turn, workers = peer.turn, []
+        for _ in range(2):
+            turn()
+        own = [os.getpid()] if way == "fedbcgd" else []
+        pids = own + [process.pid for process in psutil.Process().children(recursive=True)]
+        pss = {pid: _mapped(pid, "Pss") for pid in pids}
+        each = {
+            "processes": len(pids),
+            "all, MiB": sum(pss.values()),
+            "shared in each": sum(_mapped(pid, "Rss") for pid in pids),
+            "a worker": max(pss[pid] for pid in workers) if workers else "–",
+            "of it its own": max(_mapped(pid, "Private_Dirty") for pid in workers) if workers else "–",
+            "main process": pss[os.getpid()] if own else "–",
+        }
+    return each
+
+
+def _mapped(pid: int, kind: str) -> float:
+    """Return the memory of a process of one kind in MiB; 0 where it has ended."""
+    try:
+        text = Path(f"/proc/{pid}/smaps_rollup").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return 0.0
+    found = re.search(rf"^{kind}:\s+(\d+)", text, re.MULTILINE)
+    return int(found[1]) / 1024 if found else 0.0
 
 
 def checkpoints(console: Console, repeats: int = 7) -> list[dict]:
@@ -121,4 +181,7 @@ def _first(command: list[str], trace: Path | None = None) -> tuple[float, float]
 
 
 if __name__ == "__main__":
-    _one_case(*map(int, sys.argv[1:]))
+    if sys.argv[1] == "resident":
+        print(json.dumps(_resident(*sys.argv[2:])))
+    else:
+        _one_case(*map(int, sys.argv[1:]))

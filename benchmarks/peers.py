@@ -5,6 +5,7 @@ import statistics
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
+from functools import cache
 
 import flower_peer
 import pfl_peer
@@ -74,14 +75,17 @@ def work_of(workload: Workload) -> float:
     return counter.get_total_flops() * workload.images / workload.batch
 
 
+@cache
+def matrices() -> list[torch.Tensor]:
+    return [torch.randn(2048, 2048) for _ in range(3)]
+
+
 def multiply() -> None:
     """Multiply matrices on all cores, to measure the peak."""
+    a, b, out = matrices()
     with threads(cores()):
         for _ in range(4):
-            torch.mm(*MATRICES[:2], out=MATRICES[2])
-
-
-MATRICES = [torch.randn(2048, 2048) for _ in range(3)]
+            torch.mm(a, b, out=out)
 
 
 def measure(console: Console, repeats: int = 5, names: tuple[str, ...] = tuple(WORKLOADS)) -> list[dict]:

@@ -100,6 +100,9 @@ class Children:
             assert process.stdout is not None
             process.stdout.readline()
 
+    def pids(self) -> list[int]:
+        return [process.pid for process in self._processes]
+
     def close(self) -> None:
         for process in self._processes:
             process.kill()

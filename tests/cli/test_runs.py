@@ -373,7 +373,7 @@ def test_hours_to_a_target_under_each_profile(place):
     found = [json.loads(line) for line in fedbcgd("hours", "out", "--json", cwd=place).stdout.splitlines()]
     assert {row["run"] for row in found} == {"fedavg/seed-0", "fedbcgd/seed-0"}
     (place / "empty").mkdir()
-    assert "not the folder of a run" in fedbcgd("hours", "empty", cwd=place, check=2).stderr
+    assert "expected the folder of a run" in fedbcgd("hours", "empty", cwd=place, check=2).stderr
 
 
 def test_sweep_never_looks_at_the_test_set(place):

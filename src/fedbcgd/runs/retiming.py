@@ -191,7 +191,7 @@ def conditions_of(run: RunFolder) -> RunConditions:
         config = configuration.check(configuration.read_table(run.config), str(run.config))
     except FileNotFoundError:
         raise UserError(
-            f"{run.path} is not the folder of a run: it has no {run.config.name} or {run.federation.name}"
+            f"{run.path}: expected the folder of a run, got one without {run.config.name} or {run.federation.name}"
         ) from None
     except OSError as error:
         raise UserError(f"{run.config} cannot be read: {error.strerror}") from None
