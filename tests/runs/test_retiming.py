@@ -118,7 +118,7 @@ def test_damaged_records_are_explained(run, tmp_path, damage):
         "cut": "expected 4 rounds as in the metrics, got 3",
         "nonsense": "line 4: expected the record",
         "out of order": "line 1: expected round 1, got round 4",
-        "no run": "is not the folder of a run",
+        "no run": "expected the folder of a run",
     }
     with pytest.raises(UserError, match=messages[damage]):
         hours(path, "4g")
