@@ -290,7 +290,7 @@ def test_a_users_own_model_may_offer_it():
         ({"name": "fedbcgd+", "damping": "adaptive"}, "adaptive damping"),
         ({"batch_clients": 0}, "batch_clients: expected an integer ≥ 1"),
         ({"batch_clients": "many"}, "batch_clients: expected an integer"),
-        ({"backend": "ray"}, "got 'ray'"),
+        ({"backend": "ray"}, "backend = 'ray', got 3"),
     ],
 )
 def test_refused_with_a_reason(change, says):

@@ -132,7 +132,9 @@ def test_a_factory_that_is_not_there_is_named(nets, tmp_path_factory, monkeypatc
     tensors = run(nets / "run", {"name": "travel_nets.py:make"})
     module = fedbcgd.models.make.make_model("travel_nets.py:make", (1, 28, 28), 10).module
     monkeypatch.chdir(tmp_path_factory.mktemp("other"))
-    with pytest.raises(UserError, match=r"travel_nets.py does not exist; load it from a folder where .* or pass"):
+    with pytest.raises(
+        UserError, match=r"travel_nets.py, which does not exist; load it from a folder where .* or pass"
+    ):
         load_model(nets / "run", trust=True)
     assert load_model(nets / "run", model=module) is module
     assert equal(module, tensors)
@@ -198,7 +200,7 @@ def test_a_module_without_a_name_is_loaded_into_its_like(tmp_path):
         load_model(tmp_path, trust=True)
     fresh = nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3))
     assert equal(load_model(tmp_path, model=fresh), state)
-    with pytest.raises(UserError, match=r"does not fit Linear: .* is missing"):
+    with pytest.raises(UserError, match=r"expected weights of Linear, got others: .* is missing"):
         load_model(tmp_path, model=nn.Linear(2, 3))
 
 
@@ -263,13 +265,13 @@ HOSTILE = {
     "an import": ({"name": "os:system", "options": {"command": "touch imported"}}, "os:system, which is not part"),
     "no model": ({"name": "evil"}, "evil, which is not part"),
     "too wide": ({"options": {"width": 1e9}}, "expected options of at most 4096"),
-    "too large": ({"options": {"width": 16}}, "does not fit LeNet5"),
-    "another shape": ({"shape": [3, 4096, 4096]}, "does not fit LeNet5"),
-    "too many classes": ({"classes": 1 << 24}, "does not fit LeNet5"),
+    "too large": ({"options": {"width": 16}}, "expected weights of LeNet5, got others"),
+    "another shape": ({"shape": [3, 4096, 4096]}, "expected weights of LeNet5, got others"),
+    "too many classes": ({"classes": 1 << 24}, "expected weights of LeNet5, got others"),
     "classes beyond": ({"classes": 1 << 60}, "is damaged: classes"),
     "negative": ({"shape": [1, -28, 28]}, "images of at least"),
     "a wrong type": ({"options": {"width": [1]}}, "is damaged: its options build no lenet5"),
-    "an unknown option": ({"options": {"device": "cuda"}}, "lenet5 has no such option"),
+    "an unknown option": ({"options": {"device": "cuda"}}, "expected an option of lenet5"),
     "another form": ({"shape": "1,28,28"}, "is damaged: shape"),
     "a wrong input": ({"inputs": {"": ["load", [1]]}}, "is damaged: inputs"),
 }

@@ -118,7 +118,7 @@ def test_another_data_set_can_stand_in(tmp_path):
 
 
 def test_a_panel_that_is_not_there_is_named():
-    with pytest.raises(UserError, match="--only: expected part of one of logistic; got lenet"):
+    with pytest.raises(UserError, match="--only: expected part of one of logistic, got 'lenet'"):
         engine.select_panels([small()], "lenet")
 
 

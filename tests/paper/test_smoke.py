@@ -210,5 +210,5 @@ def test_mistakes_are_named():
         command.item_names("tabel3")
     with pytest.raises(UserError, match="expected one of cpu, desk, paper, smoke"):
         command.check_scale("gpu")
-    with pytest.raises(UserError, match=r"--data: expected NAME=OTHER, such as .*, got emnist"):
+    with pytest.raises(UserError, match=r"--data: expected NAME=OTHER, such as .*, got 'emnist'"):
         command.make_request("cpu", None, data=["emnist"])

@@ -33,7 +33,7 @@ LOOKS = {
     "fedprox": Look("#5a5a7c", "#8088b8", DOTTED, "o"),
     "central": Look("#5c0a14", "#c25a5a", MIXED, "o"),
     "fedadam": Look(*_GREY, SOLID, "v"),
-    "fedyogi": Look("#4a5200", "#9aa83a", DASHED, "v"),
+    "fedyogi": Look("#4a5200", "#8f9c36", DASHED, "v"),
     "fedbcgd": Look("#d55e00", "#ff8a3d", SOLID, "s"),
     "qsgd+fedbcgd": Look("#b38600", "#ffd84d", DASHED, "s"),
     "fedbcgd-frozen": Look("#c00014", "#ff4d4d", DOTTED, "s"),

@@ -2,6 +2,7 @@
 
 import io
 from collections.abc import Mapping
+from dataclasses import replace
 from html import escape
 from typing import Any
 
@@ -9,7 +10,7 @@ import matplotlib
 from matplotlib.figure import Figure
 from rich.console import Console
 
-from fedbcgd.display.looks import look
+from fedbcgd.display.looks import Look, look
 from fedbcgd.display.metrics import main_metric
 from fedbcgd.display.plots import AXES, STYLE, draw_band
 from fedbcgd.display.progress import ProgressDisplay, in_notebook
@@ -88,7 +89,8 @@ def curve(outcome: Outcome, metric: str | None = None, against: str = "upload_d"
         figure = Figure(figsize=(4.0, 2.5), layout="constrained") if axes is None else axes.figure
         panel = figure.subplots() if axes is None else axes
         position = len(panel.lines)
-        draw_band(panel, [rows], against, metric, outcome.algorithm, look(outcome.algorithm, position))
+        drawn = _for_any_page(look(outcome.algorithm, position))
+        draw_band(panel, [rows], against, metric, outcome.algorithm, drawn)
         panel.set_xlabel(AXES.get(against, against.replace("_", " ")))
         panel.set_ylabel(metric.replace("_", " "))
         panel.grid(True)
@@ -96,6 +98,20 @@ def curve(outcome: Outcome, metric: str | None = None, against: str = "upload_d"
             panel.legend()
     _show_figures()
     return figure
+
+
+def _for_any_page(drawn: Look) -> Look:
+    """Return a look whose colour is seen on white and on a dark page: that for white, or that for dark."""
+    if drawn.colour == _BLACK:
+        return drawn  # becomes the colour of the text
+    return replace(drawn, colour=max(drawn.colour, drawn.dark, key=_least_contrast))
+
+
+def _least_contrast(colour: str) -> float:
+    """Return the contrast with white or with nearly black, whichever is less."""
+    parts = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in matplotlib.colors.to_rgb(colour)]
+    luminance = 0.2126 * parts[0] + 0.7152 * parts[1] + 0.0722 * parts[2]
+    return min(1.05 / (luminance + 0.05), (luminance + 0.05) / (0.0056 + 0.05))
 
 
 def _show_figures() -> None:

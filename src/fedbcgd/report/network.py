@@ -228,7 +228,7 @@ def format_hours(hours: float) -> str:
 
 def bias_table(biases: Sequence[BlockBias], name: str) -> Table:
     """Return a table of which clients served each block, by the speed of their uplinks."""
-    whose = "the own network" if name == OWN else name
+    whose = "the run's own network" if name == OWN else name
     out = Table(title=printable(f"who served each block ({whose})"), title_justify="left")
     for column in ("block", "uploads", "different\nclients", "mean rank of uplinks\n(0 slowest, fair 0.5)"):
         out.add_column(column, justify="right")

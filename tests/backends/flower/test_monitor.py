@@ -81,7 +81,7 @@ def test_lines_about_lost_and_refused_clients_are_bounded(caplog, monkeypatch):
 def test_refusals_are_logged_one_by_one_up_to_a_bound(caplog, monkeypatch):
     from fedbcgd.core import refusals
 
-    monkeypatch.setattr(refusals, "MOST_LOGGED", 2)
+    monkeypatch.setattr(refusals, "MAX_LOGGED", 2)
     book = refusals.Refusals()
     book.open_round()
     for client in range(5):

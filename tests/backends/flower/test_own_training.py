@@ -116,7 +116,7 @@ def test_failures_tell_the_server_the_line_or_the_reason(caplog):
     assert "ZeroDivisionError: mine" in federation.server.last.lost[0]
     assert "test_own_training.py, line" in federation.server.last.lost[0]
     federation, _ = start("scaffold", own_optimizer, rounds=1)
-    assert "train: expected steps of config.optimizer(model.parameters())" in federation.server.last.lost[0]
+    assert "expected steps of config.optimizer(…)" in federation.server.last.lost[0]
     assert float(federation.server.controls["c"].abs().sum()) == 0
 
 
