@@ -195,7 +195,7 @@ def test_parts_kept_in_evaluation_mode_stay_so(toys):
 
 
 def test_batchnorm_on_a_minibatch_of_one_is_explained(toys):
-    with pytest.raises(UserError, match=r"one example \(batch_size = 3\).*GroupNorm"):
+    with pytest.raises(UserError, match=r"batch_size: expected .*got 3 with client.*GroupNorm"):
         simulate(norm_net(), toys((4, 4)), "fedavg", rounds=1, batch_size=3, workers=0)
 
 
@@ -227,7 +227,7 @@ def test_a_parameter_replaced_in_forward_is_still_trained(toys):
 
 def test_a_loss_that_does_not_reach_the_model_is_said_so(net, toys):
     outer = net()
-    with pytest.raises(UserError, match="loss: expected one that depends on trainable parameters"):
+    with pytest.raises(UserError, match="loss: expected one that depends on the trainable parameters"):
         simulate(net(), toys(), rounds=1, workers=0, loss=lambda m, b: F.cross_entropy(outer(b[0]), b[1]))
     with pytest.raises(UserError, match="loss: expected one that depends"):
         simulate(net(), toys(), rounds=1, workers=0, loss=lambda m, b: torch.zeros(()))

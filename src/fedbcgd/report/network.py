@@ -43,7 +43,7 @@ def select_networks(folder: Path, names: str | None, csv: Path | None) -> Networ
         chosen = [name.strip() for name in names.split(",") if name.strip()]
         chosen.sort(key=lambda name: name != OWN)
     if not chosen and csv is None:
-        raise UserError(f"--network: expected names with commas, of {', '.join((*PROFILES, OWN))}; got none")
+        raise UserError(f"--network: expected names separated by commas, of {', '.join((*PROFILES, OWN))}; got none")
     measured: Networks = {} if csv is None else {str(csv): Network(csv=str(csv))}
     return measured | {name: None if name == OWN else name for name in chosen}
 
