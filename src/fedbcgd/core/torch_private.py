@@ -70,12 +70,13 @@ def differentiate(loss: Tensor, parameters: tuple[Tensor, ...]) -> tuple[Tensor 
 
 
 def plain_differentiate(loss: Tensor, parameters: tuple[Tensor, ...]) -> tuple[Tensor | None, ...]:
-    """Do the same with public functions."""
+    """Like `differentiate`, with public functions."""
     return torch.autograd.grad(loss, parameters, allow_unused=True)
 
 
 def _run_engine(loss: Tensor, parameters: tuple[Tensor, ...]) -> tuple[Tensor | None, ...]:
-    one = _one(loss.shape, loss.dtype).fill_(1)  # gradients that are, or share, its memory are used at once
+    # The cached tensor may itself be returned as a gradient: callers are done with the gradients before the next call.
+    one = _one(loss.shape, loss.dtype).fill_(1)
     return torch.autograd.Variable._execution_engine.run_backward(
         (loss,), (one,), False, False, parameters, allow_unreachable=True, accumulate_grad=False
     )
@@ -88,7 +89,7 @@ def _one(shape: torch.Size, dtype: torch.dtype) -> Tensor:
 
 @cache
 def _has_engine() -> bool:
-    """Return whether PyTorch's engine can be called, and does what `plain_differentiate` does."""
+    """Return whether PyTorch's engine can be called directly, and gives what `plain_differentiate` gives."""
     used, unused = (torch.arange(3.0, requires_grad=True) for _ in range(2))
     try:
         fast = _run_engine(used.square().sum(), (used, unused))
