@@ -195,7 +195,7 @@ class JobServer:
 
 
 def _exit_with_parent(parent: int) -> None:
-    """Have Linux kill this process when its parent ends; on other systems the closed line ends it after its task."""
+    """Have Linux kill this process when its parent ends. On other systems it ends after its task, as the line is closed."""
     if sys.platform == "linux":
         import ctypes
 
