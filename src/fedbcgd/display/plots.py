@@ -81,12 +81,12 @@ def save(figure: Figure, path: Path) -> None:
 
 
 def curves(runs: Mapping[str, Sequence[Row]], path: Path, title: str = "") -> None:
-    """Draw one run of each name, as `bands` does."""
+    """Draw runs, one of each name, as `bands` does."""
     bands({name: [rows] for name, rows in runs.items()}, path, title)
 
 
 def smoothed(values: np.ndarray, count: int) -> np.ndarray:
-    """Return each value as the mean of `count` around it along the last axis, of fewer near the ends."""
+    """Replace each value along the last axis by the mean of the `count` values around it, or of fewer near the ends."""
     last = values.shape[-1] - 1
     reach = [min(count // 2, k, last - k) for k in range(last + 1)]
     return np.stack([values[..., k - r : k + r + 1].mean(-1) for k, r in enumerate(reach)], -1)
@@ -103,7 +103,7 @@ def draw_band(
     smooth: int = 1,
     crowded: bool = False,
 ) -> None:
-    """Draw the mean of runs and, of several, a band of ± one standard deviation, at the rounds that all of them have.
+    """Draw the mean of runs at the rounds that all of them have and, if there are several, ± one standard deviation.
 
     Args:
         panel: Where to draw.
@@ -113,9 +113,9 @@ def draw_band(
         label: The name in the legend.
         look: Colour, dash and marker.
         clip: Whether the band ends at 0 and 1.
-        smooth: Of how many evaluations each point of a run is the mean; the mean of the runs as they were stays behind,
-            faintly, unless it is crowded.
-        crowded: Whether many lines share the panel: bands are fainter.
+        smooth: How many evaluations are averaged for each point of a run. The unsmoothed mean of the runs is drawn faintly
+            behind, unless the panel is crowded.
+        crowded: Whether many lines share the panel; bands are then fainter.
     """
     shared = set.intersection(*({row["round"] for row in rows if metric in row} for rows in runs))
     x = np.array([[row[axis] for row in rows if row["round"] in shared] for rows in runs]).mean(0)

@@ -20,7 +20,7 @@ Json = Annotated[bool, typer.Option("--json", help="Machine-readable: a line of 
 
 
 class JsonLines:
-    """Progress as lines of JSON on standard output."""
+    """Shows progress as lines of JSON on standard output."""
 
     def __init__(self, names: list[str]):
         self._names = names
