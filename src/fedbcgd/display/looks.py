@@ -92,7 +92,7 @@ def families(algorithms: Sequence[str]) -> list[Look]:
     `MAX_SHAPES` lines have the same dash and marker.
 
     Args:
-        algorithms: The algorithm of each line.
+        algorithms: the algorithm of each line.
     """
     if len(set(algorithms)) == 1 and len(algorithms) > 1:
         name = algorithms[0]

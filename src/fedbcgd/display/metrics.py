@@ -12,8 +12,8 @@ def main_metric(columns: Collection[str], stated: str | None = None) -> str | No
     """Return the most telling metric among these columns.
 
     Args:
-        columns: Names of columns.
-        stated: The metric that the run names, such as `mae`.
+        columns: names of columns.
+        stated: the metric that the run names, such as `mae`.
 
     Returns:
         The stated one, else an accuracy, else a loss; None if there is none of them.

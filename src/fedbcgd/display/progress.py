@@ -35,9 +35,9 @@ class ProgressDisplay:
     """Shows one or several runs, one after the other. The object itself is a callback of a run.
 
     Args:
-        names: The name of each run.
-        console: Where to print.
-        live: Whether to draw bars; otherwise lines are printed.
+        names: the name of each run.
+        console: where to print.
+        live: whether to draw bars; otherwise lines are printed.
     """
 
     plain_every = PLAIN_EVERY
@@ -155,8 +155,8 @@ def single_run_display(name: str, progress: bool | None) -> Iterator[ProgressDis
     """Show one run.
 
     Args:
-        name: Its name.
-        progress: Whether to show it; None: if standard error is a terminal, or in a notebook.
+        name: its name.
+        progress: whether to show it; None: if standard error is a terminal, or in a notebook.
     """
     if progress or (progress is None and (sys.stderr.isatty() or in_notebook())):
         with progress_display([name]) as shown:

@@ -113,8 +113,8 @@ class Batch:
     """The steps that are left of a request.
 
     Args:
-        names: Names of the items.
-        request: What was asked for.
+        names: names of the items.
+        request: what was asked for.
     """
 
     def __init__(self, names: Sequence[str], request: Request):
@@ -166,9 +166,9 @@ class Batch:
         """Do all that is left.
 
         Args:
-            display: Makes the progress display for a run with this label.
-            say: Called with a line when a run begins or ends.
-            write: Called with an item and its results when a run of it is finished.
+            display: makes the progress display for a run with this label.
+            say: called with a line when a run begins or ends.
+            write: called with an item and its results when a run of it is finished.
         """
         while self.steps:
             if not any(self._take(step, display, say, write) for step in list(self.steps)):

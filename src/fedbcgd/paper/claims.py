@@ -37,10 +37,10 @@ def judge(item: Item, claim: Claim, results: Results, scale: Scale) -> Verdict:
     """Test a claim at a scale.
 
     Args:
-        item: The item that makes the claim.
-        claim: The claim.
-        results: The results of the item's panels.
-        scale: The scale at which they were measured.
+        item: the item that makes the claim.
+        claim: the claim.
+        results: the results of the item's panels.
+        scale: the scale at which they were measured.
 
     Returns:
         The verdict. Where the scale cannot test the claim, it still has the measured numbers as evidence.
@@ -104,11 +104,11 @@ def over_panels(
     Contenders that were not run are named in the verdict, and a panel near chance decides nothing.
 
     Args:
-        needed: Contenders without which a panel is not observed.
-        others: Further contenders; if there are any, at least one must have been run.
-        observe: Gets the result of a panel and those of `others` that were run.
-        counted: Whether the evidence begins with the number of confirmed comparisons.
-        available_in: Whether a panel has what the test compares of a contender.
+        needed: contenders without which a panel is not observed.
+        others: further contenders; if there are any, at least one must have been run.
+        observe: gets the result of a panel and those of `others` that were run.
+        counted: whether the evidence begins with the number of confirmed comparisons.
+        available_in: whether a panel has what the test compares of a contender.
     """
 
     def test(results: Results) -> Verdict:

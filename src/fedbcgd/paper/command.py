@@ -40,9 +40,9 @@ def item_names(item: str, scale: str = "cpu", only: str = "") -> list[str]:
     """Return the names of the requested items.
 
     Args:
-        item: The name of an item, or "all".
-        scale: The scale.
-        only: With "all": leave out items without a panel whose key contains this.
+        item: the name of an item, or "all".
+        scale: the scale.
+        only: with "all": leave out items without a panel whose key contains this.
 
     Raises:
         UserError: there is no such item, scale or panel.
@@ -70,9 +70,9 @@ def check(names: Sequence[str], request: Request, run: bool = True) -> None:
     """Check a request before hours of work.
 
     Args:
-        names: Names of the items.
-        request: What was asked for.
-        run: Whether runs are to be computed, which needs their data sets.
+        names: names of the items.
+        request: what was asked for.
+        run: whether runs are to be computed, which needs their data sets.
 
     Raises:
         UserError: the folder has results of another scale, or a data set or panel is unknown or missing.
@@ -175,11 +175,11 @@ def reproduce(
     """Run an item, write its files and print its tables and verdicts.
 
     Args:
-        name: Name of the item.
-        request: What was asked for.
-        display: Makes the progress display.
-        console: Where to print.
-        run: Whether to run what is not finished.
+        name: name of the item.
+        request: what was asked for.
+        display: makes the progress display.
+        console: where to print.
+        run: whether to run what is not finished.
 
     Returns:
         Key, text, verdict and evidence of each claim.

@@ -100,10 +100,10 @@ def run(
     """Run all runs of an item that are not finished.
 
     Args:
-        item: The table or figure.
-        request: Scale, folder, panels and seeds.
-        display: Makes the progress display for runs with these labels.
-        write: Called with the results so far after each seed.
+        item: the table or figure.
+        request: scale, folder, panels and seeds.
+        display: makes the progress display for runs with these labels.
+        write: called with the results so far after each seed.
 
     Returns:
         The results of every panel at this scale, in order.
@@ -125,9 +125,9 @@ def gather(panels: Iterable[Panel], request: Request, needed: Sequence[Panel] = 
     """Collect the finished runs of these panels, also of seeds that are not requested.
 
     Args:
-        panels: The panels.
-        request: Scale and folders.
-        needed: Panels whose data set must be available. Without its data set, another panel's result is empty.
+        panels: the panels.
+        request: scale and folders.
+        needed: panels whose data set must be available. Without its data set, another panel's result is empty.
 
     Raises:
         UserError: the data set of a needed panel is missing.

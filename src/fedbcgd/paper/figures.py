@@ -23,9 +23,9 @@ def draw(results: list[PanelResult], folder: Path, title: str) -> list[str]:
     """Draw figure.png and figure.svg.
 
     Args:
-        results: The results of an item's panels.
-        folder: Where to put the files.
-        title: Title of the figure.
+        results: the results of an item's panels.
+        folder: where to put the files.
+        title: title of the figure.
 
     Returns:
         The names of the files; none if nothing was run.

@@ -30,8 +30,8 @@ class MeasurementCache:
     """Measurements in a folder, or none at all without a folder.
 
     Attributes:
-        seconds: What all requested measurements took, cached ones included.
-        commits: The commits that made them.
+        seconds: what all requested measurements took, cached ones included.
+        commits: the commits that made them.
     """
 
     def __init__(self, folder: Path | None = None, commit: str = ""):
@@ -49,8 +49,8 @@ class MeasurementCache:
         """Return the measurement with these settings, and make it if there is none or its file is damaged.
 
         Args:
-            settings: Everything the measurement depends on, as JSON values.
-            measure: Makes the measurement. Infinite numbers are written as null.
+            settings: everything the measurement depends on, as JSON values.
+            measure: makes the measurement. Infinite numbers are written as null.
         """
         plain: dict[str, Any] = json.loads(as_json(dict(settings)))
         path = None if self._folder is None else self._folder / f"{_digest(plain)}.json"

@@ -144,12 +144,12 @@ def markdown(
     """Return the README.md of an item.
 
     Args:
-        item: The item.
-        request: What was asked for.
-        results: The results of all its panels.
-        verdicts: From `judge_all`.
-        about: How it was run.
-        drawn: File names of its figure.
+        item: the item.
+        request: what was asked for.
+        results: the results of all its panels.
+        verdicts: from `judge_all`.
+        about: how it was run.
+        drawn: file names of its figure.
     """
     parts = [
         f"# {item.title}",

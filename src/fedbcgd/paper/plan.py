@@ -93,9 +93,9 @@ def upload_per_round(panel: Panel, contender: Contender, facts: DataFacts | None
     """Return the mean upload of a client in a round, in d.
 
     Args:
-        panel: The setting.
-        contender: One of its contenders.
-        facts: Facts of the data set; by default it is loaded.
+        panel: the setting.
+        contender: one of its contenders.
+        facts: facts of the data set; by default it is loaded.
     """
     algorithm = make_algorithm(**{**panel.local, **contender.algorithm})
     return algorithm.upload_d(algorithm.uplink.layout(network_shapes(panel, facts or data_facts(panel))))
@@ -145,15 +145,15 @@ def planned(
     """Plan a run.
 
     Args:
-        panel: The setting.
-        contender: One of its contenders.
-        chosen: Its hyper-parameters.
-        seed: Of the run.
-        stop: When it ends and is evaluated: options of `[run]`.
-        data: Further options of `[data]`.
-        label: For progress and messages.
-        machine: Where it is computed.
-        extended: Options of `[run]` that may change as the run goes on, and so are no part of its folder's name.
+        panel: the setting.
+        contender: one of its contenders.
+        chosen: its hyper-parameters.
+        seed: of the run.
+        stop: when it ends and is evaluated: options of `[run]`.
+        data: further options of `[data]`.
+        label: for progress and messages.
+        machine: where it is computed.
+        extended: options of `[run]` that may change as the run goes on, and so are no part of its folder's name.
     """
     run = {k: v for k, v in panel.run.items() if k != "workers"} | {"seed": seed, **stop}
     if machine.device != "cpu":

@@ -63,7 +63,7 @@ class StopAtEpsilon:
     """A callback that ends a run once it is at ε, or once its gap has stopped falling.
 
     Attributes:
-        reached: The first row of `WINDOW` rounds whose mean gap is at most ε; None if there is none.
+        reached: the first row of `WINDOW` rounds whose mean gap is at most ε; None if there is none.
     """
 
     def __init__(self, epsilon: float):
@@ -93,13 +93,13 @@ def floats_to_epsilon(
     """Run an algorithm until ε.
 
     Args:
-        size: Setting and limits.
-        problem: From `size.problem()`.
-        name: Name of the algorithm.
+        size: setting and limits.
+        problem: from `size.problem()`.
+        name: name of the algorithm.
         blocks: N; only for algorithms with blocks.
-        lr: Learning rate.
-        seed: Seed of the run.
-        budget: Upload in d after which to give up.
+        lr: learning rate.
+        seed: seed of the run.
+        budget: upload in d after which to give up.
 
     Returns:
         The arguments and `floats_d`, `rounds`, `gradient_evaluations` and `stopped`. `floats_d` is infinite if ε was not
@@ -159,9 +159,9 @@ def measure(size: Size, log: Callable[[str], None], cache: MeasurementCache | No
     """Measure the floats until ε of every algorithm and N.
 
     Args:
-        size: How much to measure.
-        log: Called with a line about each algorithm and N.
-        cache: Measurements that need not be repeated.
+        size: how much to measure.
+        log: called with a line about each algorithm and N.
+        cache: measurements that need not be repeated.
     """
     problem = size.problem()
     cache = cache or MeasurementCache()
@@ -234,8 +234,8 @@ def fit(rows: Sequence[Mapping[str, Any]], name: str) -> Fit | None:
     """Fit a + b/N to an algorithm's measured floats: least squares of the relative error, with a, b ≥ 0.
 
     Args:
-        rows: From `compare`.
-        name: Name of the algorithm.
+        rows: from `compare`.
+        name: name of the algorithm.
 
     Returns:
         None if fewer than three values of N were measured, or ε was not reached at one of them.

@@ -86,9 +86,9 @@ def rungs(panel: Panel, contender: Contender, facts: DataFacts | None = None) ->
     """Return the stages of the search for a contender; none if it needs no search.
 
     Args:
-        panel: The setting.
-        contender: One of its contenders.
-        facts: Facts of the data set; by default it is loaded.
+        panel: the setting.
+        contender: one of its contenders.
+        facts: facts of the data set; by default it is loaded.
     """
     left = len(candidates(panel, contender))
     if left < 2:
@@ -181,10 +181,10 @@ def _reached(planned: Planned, rounds: int, later: Sequence[int], runs: Path) ->
     """Return the evaluations of a trial up to a round: none if it diverged before; None if it has not got there.
 
     Args:
-        planned: The trial, up to this round.
-        rounds: The round.
-        later: This round and those of the rungs that follow: it may have been extended since.
-        runs: The folder of all runs.
+        planned: the trial, up to this round.
+        rounds: the round.
+        later: this round and those of the rungs that follow: it may have been extended since.
+        runs: the folder of all runs.
     """
     folder = RunFolder(runs / planned.folder)
     config = configuration.complete(planned.config)

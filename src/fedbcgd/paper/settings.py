@@ -97,8 +97,8 @@ def with_changes(panel: Panel, changes: Changes) -> Panel:
     """Return a panel with changed fields.
 
     Args:
-        panel: The panel.
-        changes: New values by field. A mapping updates the panel's, and None in it removes a key; other values replace
+        panel: the panel.
+        changes: new values by field. A mapping updates the panel's, and None in it removes a key; other values replace
             the panel's.
     """
     new: dict[str, Any] = {}
@@ -135,10 +135,10 @@ def at_all_scales(
     """Return the paper's panels at each scale.
 
     Args:
-        panels: The panels at scale `paper`. Scale `desk` leaves out the networks that it has no changes for, scale `cpu`
+        panels: the panels at scale `paper`. Scale `desk` leaves out the networks that it has no changes for, scale `cpu`
             leaves out Tiny ImageNet, scale `smoke` has one panel.
-        cpu: Further changes at scale `cpu`.
-        desk: Further changes at scale `desk`.
+        cpu: further changes at scale `cpu`.
+        desk: further changes at scale `desk`.
     """
     smoke = next(panel for panel in panels if panel.model["name"] in SMOKE_CHANGES)
     return {

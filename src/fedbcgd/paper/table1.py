@@ -60,9 +60,9 @@ def reproduce(request: Request, log: Callable[[str], None], run: bool = True) ->
     """Write the files of Table 1, measuring what was not measured before.
 
     Args:
-        request: What was asked for.
-        log: Called with a line about each measurement.
-        run: Whether to measure at all.
+        request: what was asked for.
+        log: called with a line about each measurement.
+        run: whether to measure at all.
 
     Returns:
         Key, text, verdict and evidence of each claim.
@@ -97,11 +97,11 @@ def measure(
     """Measure floats until ε, and write search.csv, runs.csv, measured.csv and measured.json.
 
     Args:
-        folder: For the files and, in `points`, for each measurement, so that an interruption costs one of them. None:
+        folder: for the files and, in `points`, for each measurement, so that an interruption costs one of them. None:
             nothing is written.
-        size: How much to measure.
-        log: Called with a line about each measurement.
-        about: Further values for measured.json.
+        size: how much to measure.
+        log: called with a line about each measurement.
+        about: further values for measured.json.
     """
     cache = MeasurementCache(None if folder is None else folder / "points", current_commit())
     measured = quadratics.measure(size, log, cache)
@@ -145,8 +145,8 @@ def judge(rows: Rows | None, scale: Scale) -> list[dict[str, str]]:
     effect of N.
 
     Args:
-        rows: From `quadratics.compare`; None if nothing was measured.
-        scale: The scale of the measurement.
+        rows: from `quadratics.compare`; None if nothing was measured.
+        scale: the scale of the measurement.
     """
     agreement = quadratics.verdicts(rows) if rows is not None else {}
     records = []

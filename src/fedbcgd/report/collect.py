@@ -68,7 +68,7 @@ class Collector:
     """Reads run folders repeatedly; a folder is read again only if its files have changed.
 
     Args:
-        folders: Folders of runs, or folders that contain some.
+        folders: folders of runs, or folders that contain some.
     """
 
     def __init__(self, folders: Sequence[Path]):
@@ -119,8 +119,8 @@ def read(folder: Path, problems: list[Problem]) -> RunData | None:
     """Read a run folder.
 
     Args:
-        folder: The folder.
-        problems: Problems are appended to it.
+        folder: the folder.
+        problems: problems are appended to it.
 
     Returns:
         None if not even the algorithm is known.

@@ -28,9 +28,9 @@ def select_networks(folder: Path, names: str | None, csv: Path | None) -> Networ
     """Return the networks to put a run on: measured links first, then the run's own network, then profiles.
 
     Args:
-        folder: The folder of the run.
-        names: Names with commas between them; by default the run's own network, if it has one, and every profile.
-        csv: A file of measured links.
+        folder: the folder of the run.
+        names: names with commas between them; by default the run's own network, if it has one, and every profile.
+        csv: a file of measured links.
 
     Raises:
         UserError: none is named.
@@ -101,9 +101,9 @@ def measure_hours(folder: Path, chosen: Networks, target: float | None) -> list[
     """Return a row for each network: hours of the whole run and to the target, or why there are none.
 
     Args:
-        folder: The folder of the run.
-        chosen: From `select_networks`.
-        target: Of the run's metric; by default the best that the run reached.
+        folder: the folder of the run.
+        chosen: from `select_networks`.
+        target: of the run's metric; by default the best that the run reached.
 
     Raises:
         UserError: the run has no metrics yet, or none for a target.
@@ -144,11 +144,11 @@ def measure_runs(
     """Return the rows of `measure_hours` for each run, with its name; a run without hours has the reason.
 
     Args:
-        folder: The folder that the runs are in.
-        runs: Their folders.
-        names: As for `select_networks`.
-        csv: As for `select_networks`.
-        target: By default the best value that every run reached.
+        folder: the folder that the runs are in.
+        runs: their folders.
+        names: as for `select_networks`.
+        csv: as for `select_networks`.
+        target: by default the best value that every run reached.
     """
     metrics = {run: RunFolder(run).rows() for run in runs}
     measured = [rows for rows in metrics.values() if rows]

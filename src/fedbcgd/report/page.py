@@ -38,8 +38,8 @@ def write(folders: Sequence[Path], path: Path) -> tuple[int, list[Problem]]:
     """Write the page of these folders.
 
     Args:
-        folders: Folders of runs, or folders that contain some.
-        path: The HTML file.
+        folders: folders of runs, or folders that contain some.
+        path: the HTML file.
 
     Returns:
         The number of runs on the page, and the problems with the others.
@@ -79,8 +79,8 @@ def document(data: dict[str, Any], watch: bool = False) -> str:
     """Return the page as HTML. Nothing in `data` is read as markup: it is JSON, and the script only sets text.
 
     Args:
-        data: From `content`.
-        watch: Whether the page asks its server for changes.
+        data: from `content`.
+        watch: whether the page asks its server for changes.
     """
     style, script = _part("page.css"), "\n".join(_part(name) for name in SCRIPTS)
     connect = "'self'" if watch else "'none'"

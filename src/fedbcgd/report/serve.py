@@ -27,8 +27,8 @@ class PageServer(ThreadingHTTPServer):
     """Serves `/`, the page, and `/data.json`, its current data, to this machine alone.
 
     Args:
-        folders: Folders of runs, or folders that contain some.
-        port: The port; 0 for a free one.
+        folders: folders of runs, or folders that contain some.
+        port: the port; 0 for a free one.
 
     Raises:
         UserError: the port cannot be used.

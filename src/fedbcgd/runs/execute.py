@@ -102,7 +102,7 @@ def execute(
 
 
 class _Prepared:
-    """The objects that a configuration describes. Making them writes no file, and finds every mistake in the configuration."""
+    """The objects that a configuration describes. Making them writes no file, and finds every mistake in it."""
 
     def __init__(self, config: Config):
         settings = config.run
