@@ -5,7 +5,7 @@ from rich.table import Table
 from fedbcgd.core.algorithm import Algorithm
 from fedbcgd.core.vector import Layout
 
-MAX_SHOWN = 100  # blocks; of more, the first and the last half of that
+MAX_SHOWN = 100  # blocks; if there are more, the first and the last MAX_SHOWN / 2 are shown
 
 
 def table(algorithm: Algorithm, layout: Layout, model: str) -> Table:

@@ -28,9 +28,9 @@ def rows(
     """Return a row for each run; a run that diverged reached nothing.
 
     Args:
-        outcomes: by algorithm and seed.
+        outcomes: the outcomes by algorithm and seed.
         folder: the folder of the comparison.
-        target: of the metric that all runs measured; by default the best that every run reached.
+        target: a value of the metric that all runs measured; None: the best that every run reached.
         say: called with the reason why a run has no hours.
     """
     run_folders = [folder / name / f"seed-{seed}" for name, group in outcomes.items() for seed in group]
