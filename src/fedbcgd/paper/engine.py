@@ -1,4 +1,4 @@
-"""Runs any item: the search chooses hyper-parameters on held-out data, then every seed is run; finished runs are kept."""
+"""Runs an item: a search chooses hyper-parameters on held-out data, then every seed is run; finished runs are kept."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -20,7 +20,7 @@ from fedbcgd.runs import config as configuration
 from fedbcgd.runs import folder as run_folder
 from fedbcgd.runs.batch import Planned, run_all
 
-MAX_SEEDS = 5  # finished runs of seeds up to this are shown, also where fewer are requested
+MAX_SEEDS = 5  # finished runs of seeds up to this one are shown, even if fewer seeds are requested
 
 Display = Callable[[list[str]], AbstractContextManager[Any]]
 Options = Mapping[str, Any]
@@ -127,7 +127,7 @@ def gather(panels: Iterable[Panel], request: Request, needed: Sequence[Panel] = 
     Args:
         panels: the panels.
         request: scale and folders.
-        needed: panels whose data set must be available. Without its data set, another panel's result is empty.
+        needed: panels whose data set must be available. The result of any other panel is empty if its data set is missing.
 
     Raises:
         UserError: the data set of a needed panel is missing.

@@ -1,4 +1,4 @@
-"""Table 1: the orders of rounds and floats with numbers, and the floats until ε measured on quadratics."""
+"""Table 1: the orders of rounds and floats in numbers, and the floats until ε measured on quadratics."""
 
 import csv
 import json
@@ -97,8 +97,8 @@ def measure(
     """Measure floats until ε, and write search.csv, runs.csv, measured.csv and measured.json.
 
     Args:
-        folder: for the files and, in `points`, for each measurement, so that an interruption costs one of them. None:
-            nothing is written.
+        folder: where to write the files and, in `points`, each measurement, so that an interruption loses at most one.
+            None: nothing is written.
         size: how much to measure.
         log: called with a line about each measurement.
         about: further values for measured.json.
@@ -145,7 +145,7 @@ def judge(rows: Rows | None, scale: Scale) -> list[dict[str, str]]:
     effect of N.
 
     Args:
-        rows: from `quadratics.compare`; None if nothing was measured.
+        rows: what `quadratics.compare` returned; None if nothing was measured.
         scale: the scale of the measurement.
     """
     agreement = quadratics.verdicts(rows) if rows is not None else {}
@@ -164,7 +164,7 @@ def judge(rows: Rows | None, scale: Scale) -> list[dict[str, str]]:
 
 
 def reductions(size: Size) -> list[str]:
-    """Return in what a size is smaller than that of scale `paper`: lines such as `seeds: 3 → 2`."""
+    """Return how a size is smaller than that of scale `paper`, as lines such as `seeds: 3 → 2`."""
     whole, own = ({**values.pop("setting"), **values} for values in (asdict(SIZES["paper"]), asdict(size)))
     return [f"{name}: {_format(whole[name])} → {_format(v)}" for name, v in own.items() if v != whole[name]]
 
