@@ -57,7 +57,7 @@ def options(algorithm: str | None = None) -> list[Option]:
     names = list(algorithm_names())
     own = None if algorithm is None else make_algorithm(algorithm).options()
     whole = [field.name for field in fields(Algorithm) if field.name != "name"]
-    found = [Option(n, _default_of(n, own), meaning_of(n), (), tuple(names), True) for n in whole]
+    listed = [Option(n, _default_of(n, own), meaning_of(n), (), tuple(names), True) for n in whole]
     rows: dict[tuple[str, str, str], list[str]] = {}
     for kind, part, name, default, meaning in _fields():
         rows.setdefault((name, default, meaning), []).append(f"{kind}={part}")
@@ -65,8 +65,8 @@ def options(algorithm: str | None = None) -> list[Option]:
         takers = tuple(n for n in names if any(f"{k}={p}" in parts for k, p in parts_of(n).items()))
         if own is None or algorithm in takers:
             shown = default if own is None else _text(own[name])
-            found.append(Option(name, shown, meaning, tuple(parts), takers, len(takers) == len(names)))
-    return found
+            listed.append(Option(name, shown, meaning, tuple(parts), takers, len(takers) == len(names)))
+    return listed
 
 
 def meaning_of(name: str) -> str:

@@ -1,4 +1,4 @@
-"""Training by a user's own function, `train(model, data, config)`, in the place of a local rule's steps.
+"""Training by a user's own function, `train(model, data, config)`, instead of a local rule's steps.
 
 The function gets a copy of the model with the values of the broadcast and may do anything with it. Its parameters and
 buffers are then read back by name. The copy is dropped, and with it all hooks, flags and modes that the function has set.

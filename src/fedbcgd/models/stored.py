@@ -70,18 +70,18 @@ class ModelInfo(Section):
             **more: values of further fields.
         """
         kind = type(module)
-        found: dict[str, Any] = {"kind": kind.__qualname__}
+        values: dict[str, Any] = {"kind": kind.__qualname__}
         if kind.__module__.startswith("transformers."):
-            found |= {"name": HF + kind.__name__, "config": transformers_values(module)}
+            values |= {"name": HF + kind.__name__, "config": transformers_values(module)}
         elif (arguments := _arguments(module)) is not None:
             names = {MODELS[name]: name for name in MODELS} | {Point: POINT}
             if kind in names:
                 if "shape" in arguments:
-                    found |= {"classes": arguments.pop("classes"), "shape": tuple(arguments.pop("shape"))}
-                found |= {"name": names[kind], "options": arguments}
+                    values |= {"classes": arguments.pop("classes"), "shape": tuple(arguments.pop("shape"))}
+                values |= {"name": names[kind], "options": arguments}
             elif kind.__module__ != "__main__" and "<" not in kind.__qualname__:
-                found |= {"name": f"{kind.__module__}:{kind.__qualname__}", "options": arguments}
-        return cls(**{**found, **more})
+                values |= {"name": f"{kind.__module__}:{kind.__qualname__}", "options": arguments}
+        return cls(**{**values, **more})
 
     def with_data(self, data: Any) -> "ModelInfo":
         """Return a copy with what a data set says about the inputs: shapes, and the normalisation of images.
@@ -90,19 +90,19 @@ class ModelInfo(Section):
             data: whatever `fedbcgd.simulate` takes for a client.
         """
         source = as_source(data, "data")
-        found: dict[str, Any] = {}
+        values: dict[str, Any] = {}
         if isinstance(source, Images):
-            found = {"inputs": {"": ("float32", source.shape)}, "resize": source.resize, "crop": source.crop}
-            found |= {"mean": tuple(source.mean.tolist()), "std": tuple(source.std.tolist())}
+            values = {"inputs": {"": ("float32", source.shape)}, "resize": source.resize, "crop": source.crop}
+            values |= {"mean": tuple(source.mean.tolist()), "std": tuple(source.std.tolist())}
         elif isinstance(source, Tensors):
             columns = source.tensors if isinstance(source.tensors, Mapping) else {"": source.tensors[0]}
             inputs = {name: t for name, t in columns.items() if name != "labels" or "" in columns}
-            found["inputs"] = {
+            values["inputs"] = {
                 name: (str(t.dtype).removeprefix("torch."), tuple(t.shape[1:])) for name, t in inputs.items()
             }
-            if any(dtype not in DType.__args__ for dtype, _ in found["inputs"].values()):  # type: ignore[attr-defined]
-                found = {}
-        return self.model_copy(update=found)
+            if any(dtype not in DType.__args__ for dtype, _ in values["inputs"].values()):  # type: ignore[attr-defined]
+                values = {}
+        return self.model_copy(update=values)
 
     def metadata(self) -> dict[str, str]:
         """Return the metadata for the file."""

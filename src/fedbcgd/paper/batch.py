@@ -90,7 +90,7 @@ def steps(names: Sequence[str], request: Request) -> list[Step]:
     out: dict[str, Step] = {}
     groups = GROUPS if len(names) > 1 else [Group(ITEMS[n].title, (n,), "", (), tuple(range(1, 100))) for n in names]
     for group in groups:
-        found = [
+        group_steps = [
             Step(group.title, name, panel, contender, seed)
             for name in group.items
             if name in names
@@ -101,7 +101,7 @@ def steps(names: Sequence[str], request: Request) -> list[Step]:
             for seed in group.seeds
             if seed <= request.seeds_of(panel)
         ]
-        for step in sorted(found, key=lambda step: (step.seed, _rank(step.contender))):
+        for step in sorted(group_steps, key=lambda step: (step.seed, _rank(step.contender))):
             out.setdefault(step.key, step)
     return list(out.values())
 
@@ -126,10 +126,10 @@ class Batch:
 
     def due(self, step: Step) -> list[Planned]:
         """Return the runs that can be done now: those of its search, or its own run; empty if the step is finished."""
-        found = self._search(step)
-        if found.chosen is None:
-            return list(found.due)
-        chosen = {step.contender.key: found.chosen}
+        search_state = self._search(step)
+        if search_state.chosen is None:
+            return list(search_state.due)
+        chosen = {step.contender.key: search_state.chosen}
         ((_, planned),) = plan.seed_runs(step.panel, chosen, step.seed, self.request.machine)
         self._restore([planned])
         return [] if engine.finished(planned, self.request.runs) else [planned]

@@ -170,13 +170,13 @@ def _gather_panel(panel: Panel, request: Request) -> PanelResult:
 def _gather_search(panel: Panel, request: Request) -> tuple[list[Trial], dict[str, Options], set[str]]:
     """Return the trials of all finished rungs, the chosen hyper-parameters, and the folders of finished search runs."""
     packs.restore(request.out, (planned.folder for planned in search.first_trials(panel, request.machine)))
-    found = {c.key: search.state(panel, c, request.runs, request.machine) for c in panel.contenders}
-    chosen = {key: state.chosen for key, state in found.items() if state.chosen is not None}
+    searches = {c.key: search.state(panel, c, request.runs, request.machine) for c in panel.contenders}
+    chosen = {key: state.chosen for key, state in searches.items() if state.chosen is not None}
     for contender in panel.contenders:
         if contender.tuned_as in chosen:
             chosen[contender.key] = chosen[contender.tuned_as]
-    trials = [trial for state in found.values() for trial in state.trials]
-    return trials, chosen, {folder for state in found.values() for folder in state.folders}
+    trials = [trial for state in searches.values() for trial in state.trials]
+    return trials, chosen, {folder for state in searches.values() for folder in state.folders}
 
 
 def finished(planned: Planned, runs: Path) -> Outcome | None:

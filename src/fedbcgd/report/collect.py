@@ -87,8 +87,12 @@ class Collector:
                 continue
             stamp = _stamp(folder)
             if folder not in self._cache or self._cache[folder][0] != stamp:
-                found: list[Problem] = []
-                self._cache[folder] = (stamp, _read_safely(folder, found), found[:MAX_PROBLEMS_PER_RUN])
+                folder_problems: list[Problem] = []
+                self._cache[folder] = (
+                    stamp,
+                    _read_safely(folder, folder_problems),
+                    folder_problems[:MAX_PROBLEMS_PER_RUN],
+                )
             _, run, own_problems = self._cache[folder]
             problems += own_problems
             if run is not None:

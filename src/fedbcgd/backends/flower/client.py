@@ -59,7 +59,7 @@ def client_app(
         loss, metrics: as in `fedbcgd.simulate`.
 
     How:
-        train: a training function of your own, train(model, data, config), in the place of the algorithm's local steps;
+        train: a training function of your own, train(model, data, config), which replaces the algorithm's local steps;
             `config["name"]` reads Flower's `train_config`. See docs/own-training.md.
         threads: how many threads compute; 1, the default, gives the same bits as a simulation.
         device: "cpu", "cuda", …

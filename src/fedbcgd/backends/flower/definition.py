@@ -69,9 +69,9 @@ class Definition:
 
     def differences(self, server: "Definition") -> str:
         """Return how this model differs from the server's, as text; empty if it does not."""
-        found = list(self._differences(server))
-        more = f"; and {len(found) - MOST_NAMED} more" if len(found) > MOST_NAMED else ""
-        return "; ".join(found[:MOST_NAMED]) + more
+        texts = list(self._differences(server))
+        more = f"; and {len(texts) - MOST_NAMED} more" if len(texts) > MOST_NAMED else ""
+        return "; ".join(texts[:MOST_NAMED]) + more
 
     def _differences(self, server: "Definition") -> Iterator[str]:
         for name in {**server.tensors, **self.tensors}:

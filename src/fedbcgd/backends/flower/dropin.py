@@ -274,9 +274,7 @@ class _Site:
         keeper = InContext(context.state, layout.dtype) if self._folder is None else InFolder(self._folder, task.client)
         memory = keeper.load() if algorithm.state_names else None
         if memory is not None and not memory.settle(order, layout.dim, layout.dtype):
-            memory.begin_anew(
-                order
-            )  # a lost residual may be replaced by zero; clients with other state do not come here
+            memory.begin_anew(order)  # the state is a residual, which may begin again from zero
         # The function sees what Flower's own strategies would send.
         message.content = RecordDict({form.arrays: arrays, form.config: config})
         with generators_restored():

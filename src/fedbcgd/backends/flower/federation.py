@@ -711,14 +711,14 @@ class Federation(LegacyRounds, Strategy):
         if failure is not None:
             raise Malformed(failure.failed)
         if of_app:
-            found = read_evaluation(reply.content, self.form.weighted_by)
-            self.roster.limit("test_examples", client, found.examples)  # an app of its own is not asked before
+            evaluation = read_evaluation(reply.content, self.form.weighted_by)
+            self.roster.limit("test_examples", client, evaluation.examples)  # an app of its own is not asked before
         else:
-            found = wire.read_evaluation(reply.content)
+            evaluation = wire.read_evaluation(reply.content)
         most = self.roster.most["test_examples"].get(client)
         if most is None:
             raise Malformed("it did not say how many test examples it has when it first came")
-        return found.model_copy(update={"examples": min(found.examples, most)})
+        return evaluation.model_copy(update={"examples": min(evaluation.examples, most)})
 
     def summary(self) -> None:
         """Log the algorithm and its size; Flower calls this when a run begins."""

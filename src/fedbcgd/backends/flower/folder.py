@@ -112,7 +112,7 @@ class ServerFolder:
             self._refuse_another(before[1], model_digest)
         saved = run.restore(self._checkpoints)
         self._metrics = self._stack.enter_context(JsonlFile.resumed(self._folder.metrics, saved))
-        if saved is None or "traffic" in saved:  # without its first rounds the file is of no use
+        if saved is None or "traffic" in saved:  # a file that lacks the first rounds could not be used
             self._traffic = self._stack.enter_context(JsonlFile.resumed(self._folder.traffic, saved))
         self._write_conditions(close_at)
         remove(self._folder.summary)  # a summary says that a run is finished
