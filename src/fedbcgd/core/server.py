@@ -61,7 +61,13 @@ class WeightedSums:
         self.weights = [0.0] * len(self.weights)
 
     def add(self, owner: int, values: Tensor, weight: float) -> None:
-        """Add values of a slice, with a weight."""
+        """Add values of a slice.
+
+        Args:
+            owner: the owner of the slice.
+            values: the values of one upload.
+            weight: the weight of the upload in the mean.
+        """
         total = self._sum[part_of(self._layout, owner)]
         if self.weights[owner]:
             total.add_(values, alpha=weight)

@@ -15,7 +15,15 @@ _UNSUPPORTED = (AttributeError, TypeError, RuntimeError)  # raised if a version 
 def sgd_step(
     values: list[Tensor], strides: list[tuple[int, ...]], gradients: list[Tensor], eta: float, decay: float
 ) -> None:
-    """Move each value: v ← v − η·(g + w·v), with the bits of torch.optim.SGD, in one pass if PyTorch has a fused step."""
+    """Move each value: v ← v − η·(g + w·v), with the bits of torch.optim.SGD, in one pass if PyTorch has a fused step.
+
+    Args:
+        values: the parameters, which are changed in place.
+        strides: the strides of each of them.
+        gradients: the gradient of each of them.
+        eta: η.
+        decay: w, the weight decay.
+    """
     same_order = list(map(Tensor.stride, gradients)) == strides or all(map(_same_memory_order, values, gradients))
     if same_order and has_fused_step(values[0].device.type, values[0].dtype):
         _fused_sgd_step(values, gradients, eta, decay)

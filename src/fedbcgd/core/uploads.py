@@ -118,6 +118,15 @@ class UploadDecoder:
     ) -> DecodedUpload:
         """Decode a payload whose form was checked.
 
+        Args:
+            values: the plain values of the upload.
+            payload: its bytes.
+            x: the model of the round; the change of buffers is measured against it.
+            controls: the server's control vectors.
+
+        Returns:
+            The decoded channels with their norms.
+
         Raises:
             Malformed: bytes that no encoder writes, or a value that is not finite.
         """

@@ -23,7 +23,14 @@ _PAGE = mmap.ALLOCATIONGRANULARITY
 
 
 class SlotFile:
-    """A file of slots, each holding one vector for each name. Processes that share the descriptor share the slots."""
+    """A file of slots, each holding one vector for each name. Processes that share the descriptor share the slots.
+
+    Args:
+        fd: the descriptor of the file.
+        names: the vectors of a slot.
+        dim: the length of each vector.
+        dtype: its type.
+    """
 
     def __init__(self, fd: int, names: Sequence[str], dim: int, dtype: torch.dtype):
         self.fd = fd

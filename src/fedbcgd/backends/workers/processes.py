@@ -174,7 +174,13 @@ class Worker:
         self._code: int | None = None
 
     def prepare(self, buffer_bytes: int, pickle_bytes: int, descriptors: Sequence[int]) -> None:
-        """Send the job, as descriptors of memory. The worker replies when it is ready."""
+        """Send the job. The worker replies when it is ready.
+
+        Args:
+            buffer_bytes: the bytes of the frozen job's buffers, see `shared.freeze`.
+            pickle_bytes: the bytes of its pickle.
+            descriptors: those of the job, of the memory of a round and, if clients keep state, of the slots of state.
+        """
         # A dead worker is noticed when its reply is read.
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
             self.line.send(JobRequest(sys.path, buffer_bytes, pickle_bytes, len(descriptors)), descriptors)
