@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from fedbcgd.simulation import Interrupted, Result, simulate
 
 # Public names are imported on first use, so that `fedbcgd --help` does not wait for torch.
-_HOME = {
+_MODULES = {
     "Algorithm": "core.algorithm",
     "algorithm_names": "algorithms.registry",
     "make_algorithm": "algorithms.registry",
@@ -71,9 +71,9 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     if name == "flower":  # needs the extra `flower`
         return import_module("fedbcgd.flower")
-    if name not in _HOME:
+    if name not in _MODULES:
         raise AttributeError(f"module 'fedbcgd' has no attribute {name!r}")
-    return getattr(import_module(f"fedbcgd.{_HOME[name]}"), name)
+    return getattr(import_module(f"fedbcgd.{_MODULES[name]}"), name)
 
 
 def __dir__() -> list[str]:

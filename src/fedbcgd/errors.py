@@ -85,14 +85,14 @@ _NO_OPTIMIZER = (
 
 
 def other_name(option: str, allowed: Iterable[str]) -> str:
-    """Say what an option is called here that has another name elsewhere.
+    """Return a hint for an option that has another name in other libraries.
 
     Args:
-        option: as the user wrote it.
+        option: the name that the user wrote.
         allowed: all names that exist here.
 
     Returns:
-        A sentence such as "no such option; it is called lr"; empty if the option is not known elsewhere.
+        A text such as "no such option; it is called lr"; empty if no option is known by this other name.
     """
     key = option.lower().replace("-", "_")
     if key in ("optimizer", "optimiser", "opt"):
@@ -115,7 +115,7 @@ _OUT_OF_MEMORY = ("allocate memory", "out of memory", "failed to map segment")
 
 
 def shortage(error: BaseException) -> str:
-    """Say which resource of this machine ran out.
+    """Return a sentence that says which resource of this machine ran out.
 
     Args:
         error: any error.

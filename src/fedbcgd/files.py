@@ -42,7 +42,7 @@ def open_regular(path: Path, mode: str = "rb") -> IO[bytes]:
     """Open a regular file, and nothing else.
 
     Args:
-        path: of the file. Its folder may be reached by a link, the file itself may not.
+        path: the file. The path to its folder may contain links, but the file itself must not be one.
         mode: "rb", "r+b", "a+b" or "wb", as for `open`. A file with a hard link is not opened for writing, since that
             would change the other name's file too.
 
@@ -77,14 +77,14 @@ def read_regular(path: Path, limit: int) -> bytes:
     """Read a regular file.
 
     Args:
-        path: of the file.
+        path: the file.
         limit: the most bytes that are read.
 
     Returns:
         The whole content.
 
     Raises:
-        UserError: it is larger than `limit`, or no regular file.
+        UserError: it is larger than `limit`, or not a regular file.
         OSError: it does not exist, or cannot be read.
     """
     with open_regular(path) as file:
@@ -135,12 +135,12 @@ def write_whole(path: Path, write: Callable[[Path], None], backup: Path | None =
     """Write a file atomically: as a temporary file in the same folder, flushed to the disk and renamed.
 
     Args:
-        path: of the file.
+        path: the file.
         write: is called with the path of the temporary file, and fills it.
-        backup: where the previous file is moved to; None replaces it.
+        backup: where the previous file is moved to; None: it is replaced.
 
     Raises:
-        UserError: it cannot be written; the previous file is still in place then.
+        UserError: it cannot be written; the previous file is then still in place.
     """
     try:
         handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.stem}-", suffix=path.suffix)
@@ -171,7 +171,7 @@ def write_text(path: Path, text: str) -> None:
 
 
 def as_json(value: Any, indent: int | None = None) -> str:
-    """Write a value as strict JSON, with null in place of NaN and infinities."""
+    """Return a value as strict JSON, with null in place of NaN and infinities."""
 
     def finite(v: Any) -> Any:
         if isinstance(v, float) and not math.isfinite(v):
@@ -184,7 +184,7 @@ def as_json(value: Any, indent: int | None = None) -> str:
 
 
 def as_csv(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Write rows as CSV. Keys may differ between rows: there is a column for each, empty where a row lacks it."""
+    """Return rows as CSV, with a column for each key that any row has; cells of keys that a row lacks are empty."""
     text = io.StringIO()
     writer = csv.DictWriter(text, list(dict.fromkeys(key for row in rows for key in row)), lineterminator="\n")
     writer.writeheader()
@@ -256,7 +256,7 @@ def tensors_checksum(tensors: "Mapping[str, Tensor]", metadata: Mapping[str, str
 def bytes_checksum(data: "Tensor", crc: int = 0) -> int:
     """Compute the checksum of a uint8 tensor: the CRC of the sums of 64-bit words over sectors of 512 bytes.
 
-    It is eight times as fast as the CRC of the bytes, and finds any single change and swapped sectors.
+    It is eight times as fast as the CRC of the bytes, and detects any single changed word and swapped sectors.
 
     Args:
         data: a flat tensor on the CPU.
@@ -279,10 +279,10 @@ def write_tensors(
     """Write a safetensors file with a checksum, atomically.
 
     Args:
-        path: of the file.
-        tensors: by their names.
-        metadata: stored beside them.
-        backup: where the previous file is moved to; None replaces it.
+        path: the file.
+        tensors: the tensors by name.
+        metadata: texts by name that are stored with the tensors.
+        backup: where the previous file is moved to; None: it is replaced.
 
     Raises:
         UserError: it cannot be written.
@@ -321,7 +321,7 @@ def read_tensors(path: Path) -> "tuple[dict[str, Tensor], dict[str, str], bool]"
         The tensors, mapped into memory; the metadata; and whether the file has a checksum.
 
     Raises:
-        Damaged: the checksum does not match, or it is no safetensors file.
+        Damaged: the checksum does not match, or it is not a safetensors file.
         OSError: it does not exist, or cannot be read.
     """
     from safetensors import safe_open
@@ -341,13 +341,13 @@ def read_tensors(path: Path) -> "tuple[dict[str, Tensor], dict[str, str], bool]"
 
 
 def make_folder(path: Path) -> Path:
-    """Create a folder, and those it is in, if it does not exist.
+    """Create a folder and its parents, if they do not exist.
 
     Returns:
         The same path.
 
     Raises:
-        UserError: it cannot be created, or not be written to.
+        UserError: it cannot be created, or cannot be written to.
     """
     try:
         path.mkdir(parents=True, exist_ok=True)

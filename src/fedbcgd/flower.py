@@ -1,4 +1,4 @@
-"""FedBCGD and every other algorithm on Flower: two lines of an existing Flower app.
+"""FedBCGD and every other algorithm on Flower. In an existing app two lines change:
 
 strategy = fedbcgd.flower.strategy("fedbcgd", model, blocks=5, momentum=0.8)      # in the ServerApp
 @fedbcgd.flower.train(app)                                                         # instead of @app.train()
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from fedbcgd.backends.flower.dropin import train, wrap
     from fedbcgd.backends.flower.federation import Federation, strategy
 
-_HOME = {
+_MODULES = {
     "client_app": "client",
     "train": "dropin",
     "wrap": "dropin",
@@ -27,7 +27,7 @@ __all__ = ["Federation", "client_app", "strategy", "train", "wrap"]
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOME:
+    if name not in _MODULES:
         raise AttributeError(f"module 'fedbcgd.flower' has no attribute {name!r}")
     from importlib import import_module
 
@@ -35,4 +35,4 @@ def __getattr__(name: str) -> Any:
         import flwr.serverapp  # noqa: F401
     except ImportError as error:
         raise UserError(f"fedbcgd.flower needs the extra `flower`: pip install 'fedbcgd[flower]' ({error})") from None
-    return getattr(import_module(f"fedbcgd.backends.flower.{_HOME[name]}"), name)
+    return getattr(import_module(f"fedbcgd.backends.flower.{_MODULES[name]}"), name)

@@ -1,4 +1,4 @@
-"""Standard streams that cannot end a run: output that nobody can receive any more (`| head -1`) is dropped."""
+"""Standard streams that never raise: output that nobody reads any more (`| head -1`) is dropped, and the run goes on."""
 
 import errno
 import io

@@ -35,10 +35,7 @@ log = logging.getLogger("fedbcgd")
 
 @dataclass
 class Result(Outcome):
-    """How a run went, and the model it trained.
-
-    In a notebook it shows itself as a table with curves.
-    """
+    """How a run went, and the model it trained. A notebook shows it as a table with curves."""
 
     module: nn.Module
 
@@ -53,7 +50,7 @@ class Result(Outcome):
         Args:
             metric: a column of `rows`; default: the accuracy on test data, else a loss.
             against: the column on the x axis, such as "round", "gradient_evaluations" or "hours".
-            axes: matplotlib's Axes to draw into; default: a figure of its own.
+            axes: matplotlib's Axes to draw into; default: a new figure.
 
         Returns:
             The matplotlib Figure.
@@ -126,7 +123,7 @@ def simulate(
 
     What is trained:
         model: any nn.Module; it is copied, not changed.
-        clients: for each client a pair (x, y) of tensors, a dictionary of tensors, or a map-style data set; with `train`
+        clients: for each client a pair (x, y) of tensors, a dictionary of tensors, or a map-style data set; with `train`,
             whatever that function takes, such as a DataLoader.
         test: data of the same kinds, for the metrics.
         loss: a callable (model, batch) → scalar, or a criterion module for (x, y) batches; default cross entropy.
@@ -138,9 +135,9 @@ def simulate(
         algorithm: a registered name (`fedbcgd.algorithm_names()` lists them) or an Algorithm.
         **options: hyper-parameters of a named algorithm: `blocks=5, lr=0.1, weighting="examples"`. All of them
             are listed at the end of `help(fedbcgd.simulate)`, in docs/options.md and by `fedbcgd options [ALGORITHM]`.
-        train: a training function of your own, train(model, data, config), in the place of the algorithm's local steps:
-            it trains the model in place in any way, and returns metrics (a dictionary of numbers, a number for the loss, or
-            None). docs/own-training.md says what `config` has, and which algorithms need config.optimizer.
+        train: a training function of your own, train(model, data, config), which replaces the algorithm's local steps. It
+            trains the model in place in any way, and returns metrics: a dictionary of numbers, a number for the loss, or
+            None. docs/own-training.md says what `config` has, and which algorithms need config.optimizer.
         cohort: clients sampled in a round; default 10, or all if there are fewer.
         seed: the seed of every random draw.
 
@@ -150,31 +147,34 @@ def simulate(
         target: an accuracy on `test`; a pair such as ("test_loss", 0.5) (a metric with "loss" or "error" in its name must
             fall to the value, any other rise to it); or ("test_mse", "<=", 0.1).
 
-    What is seen meanwhile:
+    What is reported during the run:
         evaluate_every: rounds between evaluations; the last round is always evaluated.
         callbacks: called with a RoundInfo after each round; `info.stop()` ends the run.
-        progress: show a progress bar; default: on a terminal and in a notebook.
+        progress: whether to show a progress bar; default: on a terminal and in a notebook.
 
     Where it is computed:
-        workers: processes that do the clients' work; default one per core, 0 for this process itself (for debugging,
-            and quicker to start).
-        backend: "workers", processes of this machine, or "ray" (extra `ray`), actors of a Ray cluster.
-        address: the address of the Ray cluster ("auto", "host:port"); without one Ray is started here.
+        workers: how many processes do the clients' work; default: one per core. 0 does it in this process, which starts
+            faster and is easier to debug.
+        backend: "workers" (processes of this machine), "inprocess" (this process) or "ray" (actors of a Ray cluster; needs
+            the extra `ray`).
+        address: the address of the Ray cluster ("auto", "host:port"); default: start Ray on this machine.
         gpus: with Ray, the share of a GPU that each actor gets.
         device: "cpu", "cuda", …
-        channels_last: compute in that memory format; default: for models with 2-d convolutions that can.
-        precision: "fp32", or "bf16": forward and backward passes, evaluation too, under PyTorch's autocast in bfloat16.
-            Parameters, uploads, sums, controls and steps stay in float32, which the model must have. Faster on a CPU or
-            GPU that computes in bfloat16, slower elsewhere: a warning then says so (docs/speed.md).
-        batch_clients: train up to this many clients in one batch, with models that have `stacked_gradient` (logistic
-            regression and other linear ones): much faster for small models, and equal up to rounding.
+        channels_last: whether to compute in that memory format; default: for models with 2-d convolutions, if a trial
+            shows that they can.
+        precision: "fp32" or "bf16". With "bf16", training and evaluation compute under PyTorch's autocast in bfloat16,
+            while parameters, uploads, sums, controls and steps stay in float32, which must be the type of the model. That
+            is faster on a CPU or GPU that has bfloat16, and slower elsewhere, which a warning then says (docs/speed.md).
+        batch_clients: how many clients are trained in one batch, at most. It needs a model that has `stacked_gradient`
+            (logistic regression and other linear ones), is much faster for small models, and gives the same result up to
+            rounding.
 
     Over which network:
         network: the simulated links of the clients: the name of a profile ("4g", "broadband", "datacentre", "mix") or a
-            dictionary of the settings of `[network]` in docs/network.md. Rows then have `hours`, on the clock of that
-            network; deadlines, over-sampling and faults are among the settings.
-        transport: a function for tests, called with each upload; it returns the upload, a damaged one, or None for a lost
-            one. Only with workers=0.
+            dictionary of the settings of `[network]` in docs/network.md, such as deadlines, over-sampling and faults. Rows
+            then have a column `hours`: the time on the clock of that network.
+        transport: for tests: a function that is called with each upload and returns it, a damaged one, or None to lose it.
+            Only with workers=0.
 
     Returns:
         The rows of metrics, the ledger, why it stopped, and the trained module.

@@ -1,6 +1,7 @@
 """One table of all options of algorithms: name, default, meaning, and which algorithms take it.
 
-Each meaning stands at the field: of a part, or of `core.algorithm.Algorithm` for what concerns all parts.
+The meaning of an option is the description of its field: in its part, or in `core.algorithm.Algorithm` if it concerns all
+parts.
 """
 
 import textwrap
@@ -13,7 +14,7 @@ from fedbcgd.core.algorithm import Algorithm
 from fedbcgd.core.local_rule import LocalRule
 
 UNSET = "none"
-MOST_NAMED = 3  # algorithms
+MOST_NAMED = 3  # if more algorithms take an option, the table names the parts that have it instead
 
 
 @dataclass(frozen=True)
@@ -22,11 +23,11 @@ class Option:
 
     Attributes:
         name: as a keyword of `simulate`, or a key of `[algorithm]`.
-        default: its value if it is not given; that of a single algorithm, in a table of one.
-        meaning: a sentence without its end.
-        parts: which have it; empty for options of an algorithm as a whole.
-        algorithms: which take it.
-        everyone: whether all algorithms do.
+        default: its value if it is not given; in the table of one algorithm, the default of that algorithm.
+        meaning: a sentence without a full stop.
+        parts: the parts that have it; empty for options of an algorithm as a whole.
+        algorithms: the named algorithms that take it.
+        everyone: whether all of them take it.
     """
 
     name: str
@@ -38,7 +39,7 @@ class Option:
 
     @property
     def takers(self) -> str:
-        """Which algorithms take it; where they are many, or none by default, the parts that bring it."""
+        """The algorithms that take it, as text; if they are many, or none by default, the parts that have it."""
         if self.everyone:
             return "all"
         return ", ".join(self.algorithms if 0 < len(self.algorithms) <= MOST_NAMED else self.parts)
@@ -56,7 +57,7 @@ def options(algorithm: str | None = None) -> list[Option]:
     names = list(algorithm_names())
     own = None if algorithm is None else make_algorithm(algorithm).options()
     whole = [field.name for field in fields(Algorithm) if field.name != "name"]
-    found = [Option(n, _default_of(n, own), meaning_of(n), (), tuple(names), True) for n in whole]
+    listed = [Option(n, _default_of(n, own), meaning_of(n), (), tuple(names), True) for n in whole]
     rows: dict[tuple[str, str, str], list[str]] = {}
     for kind, part, name, default, meaning in _fields():
         rows.setdefault((name, default, meaning), []).append(f"{kind}={part}")
@@ -64,12 +65,15 @@ def options(algorithm: str | None = None) -> list[Option]:
         takers = tuple(n for n in names if any(f"{k}={p}" in parts for k, p in parts_of(n).items()))
         if own is None or algorithm in takers:
             shown = default if own is None else _text(own[name])
-            found.append(Option(name, shown, meaning, tuple(parts), takers, len(takers) == len(names)))
-    return found
+            listed.append(Option(name, shown, meaning, tuple(parts), takers, len(takers) == len(names)))
+    return listed
 
 
 def meaning_of(name: str) -> str:
-    """Return the meaning of an option of algorithms as a whole; of a kind of part, with its names and their options."""
+    """Return the meaning of an option of an algorithm as a whole.
+
+    For a kind of part, such as "uplink", that includes the names of its parts and their options.
+    """
     meaning: str = get_type_hints(Algorithm, include_extras=True)[name].__metadata__[0]
     if name not in KINDS:
         return meaning

@@ -28,7 +28,7 @@ class _Recipe:
     server: str
     codec: str
     summary: str
-    options: Mapping[str, Any] = field(default_factory=dict)  # whose defaults differ from those of the parts
+    options: Mapping[str, Any] = field(default_factory=dict)  # defaults that replace those of the parts
 
 
 _RECIPES = {

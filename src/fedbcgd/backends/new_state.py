@@ -1,4 +1,4 @@
-"""Keeps a client's new state if its upload is accepted. Only here are slots reserved, accepted or discarded."""
+"""Keeps a client's new state if its upload is accepted. All backends reserve, accept and discard slots through it."""
 
 from fedbcgd.core.messages import StateUpdate, Upload
 from fedbcgd.engine.backend import Inbox
@@ -9,7 +9,7 @@ class NewState:
     """A slot that is reserved for a client's new state, which becomes valid if the server accepts the upload.
 
     Attributes:
-        old: the slot of the state that the task begins with; None: zero.
+        old: the slot of the state that the task begins with; None: that state is zero.
         new: the slot of the state that the task produces; None: the algorithm keeps no state.
     """
 

@@ -37,7 +37,7 @@ class BackendEntry:
     make: "Make"  # a function of job, store, cohort, placement and transport
     check_installed: Callable[[], None] = _do_nothing  # raises UserError if a package is missing
     start_early: Callable[[], None] = _do_nothing  # called as soon as the backend is chosen, to prepare it
-    # Returns a context in which several successive runs share something, such as one Ray.
+    # Returns a context within which successive runs share what is expensive to start, such as Ray.
     shared_by_runs: "Callable[[Placement], AbstractContextManager[None]] | None" = None
     has_workers: bool = True  # False: all work is done in this process
     options: tuple[str, ...] = ()  # fields of Placement that no other backend has
@@ -169,7 +169,7 @@ def make_backend(
 
 
 def keep_for(placements: "Iterable[Placement]") -> ExitStack:
-    """Start what several successive runs share, such as one Ray, and keep it until the returned stack is closed."""
+    """Start what successive runs share, such as Ray, and keep it until the returned stack is closed."""
     first: dict[str, Placement] = {}
     for where in placements:
         first.setdefault(find(where).name, where)

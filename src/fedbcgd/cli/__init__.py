@@ -22,11 +22,11 @@ class Commands(TyperGroup):
         return super().parse_args(ctx, args)
 
     def format_help(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the help as click does: typer's frames need rich, which takes longer to import than all the rest."""
+        """Write the help as click does: the frames of typer need rich, which takes longer to import than all the rest."""
         click.Group.format_help(self, ctx, formatter)
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """Return the names of the commands in the order of the alphabet, whichever module was imported first."""
+        """Return the names of the commands in alphabetical order, whichever module was imported first."""
         return sorted(super().list_commands(ctx))
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:

@@ -1,4 +1,4 @@
-"""`fedbcgd check`: which files of runs are damaged."""
+"""`fedbcgd check`: find damaged files of runs."""
 
 from pathlib import Path
 from typing import Annotated

@@ -20,8 +20,8 @@ def compare(
     budget: Annotated[
         float | None,
         typer.Option(
-            help="Upload budget of each run, in models (d), for an average client; replaces the file's run.budget, rounds "
-            "and target."
+            help="Upload budget of each run: the mean upload of a client, in models (d); replaces the file's run.budget, "
+            "rounds and target."
         ),
     ] = None,
     seeds: Annotated[int, typer.Option(min=1, help="Runs of each algorithm, with seeds from run.seed on.")] = 1,

@@ -13,7 +13,7 @@ def demo(
     budget: Annotated[
         float,
         typer.Option(
-            min=1, max=10_000, help="Upload budget of each algorithm: total of an average client, in models (d)."
+            min=1, max=10_000, help="Upload budget of each algorithm: the mean upload of a client, in models (d)."
         ),
     ] = 20,
     seed: Annotated[int, typer.Option(min=0, max=2**63 - 1, help="Fixes every random draw.")] = 0,

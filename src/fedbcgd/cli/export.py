@@ -10,7 +10,7 @@ from fedbcgd.cli import app
 
 
 class Format(StrEnum):
-    """What is written."""
+    """The form in which the model is written."""
 
     state_dict = "state_dict"
     torchscript = "torchscript"

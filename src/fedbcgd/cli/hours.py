@@ -27,13 +27,14 @@ def hours(
     ] = None,
     csv: Annotated[Path | None, typer.Option(help="Measured links, as in docs/network.md.")] = None,
     target: Annotated[
-        float | None, typer.Option(help="Of the run's metric. Default: the best that every run reached.")
+        float | None,
+        typer.Option(help="Value of the run's metric to be reached. Default: the best that every run reached."),
     ] = None,
     as_json: Json = False,
 ) -> None:
     """Show how many hours a run takes on each network, in all and to a target, and whether fast clients serve some blocks
-    more often than others. Clients' speeds are those of the CSV, else of the run's own network, else of the first
-    profile. Of several runs, such as those of `fedbcgd compare`, the hours alone are shown."""
+    more often than others. The clients' speeds for the latter are those of the CSV, else of the run's own network, else of
+    the first profile. For several runs, such as those of `fedbcgd compare`, only the hours are shown."""
     from fedbcgd.report import network as tables
 
     runs = tables.runs_in(folder)

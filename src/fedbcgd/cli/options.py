@@ -1,4 +1,4 @@
-"""`fedbcgd options`: one table of the options of algorithms."""
+"""`fedbcgd options`: the table of the options of algorithms."""
 
 from typing import Annotated
 

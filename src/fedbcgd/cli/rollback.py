@@ -18,7 +18,7 @@ def rollback(
         ),
     ] = None,
 ) -> None:
-    """Take a run back to the checkpoint before its last one; without ROUND, list the checkpoints.
+    """Take a run back to an earlier checkpoint; without ROUND, list the checkpoints.
 
     The last two checkpoints are kept. The newer one is renamed, and the run continues from the older one when it is started
     again. While a process uses the folder, nothing is changed.

@@ -60,7 +60,7 @@ def divide(
         blocks: N.
         divider: how to cut:
 
-            - "layers": contiguous layers, the largest block as small as possible;
+            - "layers": between layers, such that the largest block is as small as possible;
             - "even": anywhere; blocks differ by at most one element;
             - "auto": layers, or even if layers are too few or too unequal;
             - "paper": the paper's table for the model, which must have `paper_blocks` (name patterns of each block, or
@@ -228,7 +228,7 @@ def _is_inner_layer(model: nn.Module, layer: str) -> bool:
 
 @cache
 def _warn(text: str) -> None:
-    """Log a warning once in a process: a model is divided more than once."""
+    """Log a warning, but each text only once in a process: a run divides the same model several times."""
     log.warning(text)
 
 

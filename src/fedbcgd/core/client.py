@@ -53,7 +53,7 @@ class Client:
             train: a user's own training function; None: the local rule's steps.
 
         Raises:
-            UserError: the algorithm cannot train this model, or not by the user's function.
+            UserError: the algorithm cannot train this model, or cannot be combined with the user's training function.
         """
         algorithm.check(module)
         avoid_faulty_kernel(module)
@@ -67,7 +67,8 @@ class Client:
         self._device = self.model.vector.device
         self._gradients = GradientMemory(self.model.vector[: layout.dim], layout)
         self._stack_memory: StackMemory | None = None
-        # Submodules that a user has put in evaluation mode (a frozen BatchNorm) stay in it, unless the whole model was.
+        # A submodule that the user put in evaluation mode (a frozen BatchNorm) stays in it. A model that is in evaluation
+        # mode as a whole is trained as a whole.
         self._evaluating = [m for m in module.modules() if not m.training] if module.training else []
 
     def fit(
@@ -84,7 +85,7 @@ class Client:
         Args:
             broadcast: the model, and the server's controls.
             task: which client, and which block it uploads.
-            data: the client's examples, a Source; for a user's own training function whatever that takes.
+            data: the client's examples, as a Source; for a user's own training function, whatever that function takes.
             state: vectors that the client has kept from earlier rounds; those that are missing are zero.
             allocate: returns memory to write the upload into; new memory by default.
             values: settings that were sent with the task (Flower's `train_config`), for a user's own training function.
@@ -137,7 +138,18 @@ class Client:
         states: Sequence[Mapping[str, Tensor]],
         allocate: Sequence[Allocator | None],
     ) -> list[tuple[Upload, StateUpdate]]:
-        """Train several clients with equally many examples at once, as `fit` does one; see `stack.py`."""
+        """Train several clients at once that have equally many examples; see `stack.py`.
+
+        Args:
+            broadcast: as for `fit`.
+            tasks: one for each client.
+            data: the examples of each client.
+            states: the vectors that each client has kept.
+            allocate: for each client, what returns memory for its upload; None: new memory.
+
+        Returns:
+            For each client what `fit` returns.
+        """
         rule, start = self.algorithm.local, time.perf_counter()
         if self._stack_memory is None or len(self._stack_memory.y) != len(tasks):
             self._stack_memory = StackMemory(self.layout, len(tasks), self._device)

@@ -23,11 +23,11 @@ _SAME_GRADIENT = 1e-3  # relative difference up to which two gradients of one mi
 
 
 class Refusal:
-    """Raises the UserError of a client's training; the message names the client and the round.
+    """Raises a UserError about a client's training; the message names the client and the round.
 
     Args:
         algorithm: the name of the algorithm.
-        task: of the client.
+        task: the client's task.
     """
 
     def __init__(self, algorithm: str, task: Task):
@@ -50,11 +50,11 @@ class Corrections:
 
     Args:
         rule: the local rule.
-        work: of the client.
-        model: has x, and takes y.
+        work: the client's work.
+        model: holds the broadcast model x before the training, and the trained model y after it.
         module: the copy of the model that the function trains.
-        objective: what is minimised, for rules that need the full gradient.
-        data: what the user gave for this client.
+        objective: what is minimised; for rules that need the full gradient.
+        data: the data that the user gave for this client.
         refuse: called with the reason why the training cannot be uploaded.
     """
 
@@ -81,7 +81,7 @@ class Corrections:
         self._names = [e.name for e in model.layout.parameters]
         self._gradient = torch.zeros_like(work.y)
         self._gradient_views = self._views(self._gradient)
-        self._expected = work.x.clone()  # y, if only our steps move it
+        self._expected = work.x.clone()  # the value that y has if only corrected steps have moved it
         self._correct: Callable[[Tensor], None] | None = None
         self._rates: list[float] = []
         self._extra_evaluations = 0
@@ -106,7 +106,8 @@ class Corrections:
         """Check the whole training, and set the steps and the rate of the work, which the control variates need.
 
         Raises:
-            UserError: there was no corrected step, the model was moved by something else, or the rates do not do.
+            UserError: there was no corrected step, something else moved the model, or the learning rates do not suit the
+                algorithm.
         """
         work, steps = self._work, len(self._rates)
         if not steps:
@@ -134,7 +135,7 @@ class Corrections:
     # -- a step
 
     def _before_step(self, optimizer: Optimizer, args: tuple[Any, ...], options: dict[str, Any]) -> Any:
-        """Correct the gradients that are there, or those that the closure will compute."""
+        """Correct the gradients that are computed already, or those that the closure will compute."""
         self._moved_parameters(optimizer)  # check them before anything is computed
         if self._plain_sgd:
             self._check_plain_sgd(optimizer)
@@ -261,7 +262,7 @@ class Corrections:
 
     def _check_y(self) -> None:
         """Refuse a model that is not where the last corrected step left it."""
-        # NaN is for the server to refuse, as always.
+        # Values that are not finite pass here: the server refuses them.
         if not torch.equal(self._work.y, self._expected) and bool(self._work.y.isfinite().all()):
             self._refuse(
                 "expected parameters that are moved by steps of config.optimizer(model.parameters()) alone, since "
@@ -269,16 +270,16 @@ class Corrections:
             )
 
     def _moved_parameters(self, optimizer: Optimizer) -> dict[str, Tensor]:
-        """Return those of the model's parameters that the optimiser moves, by name."""
-        there = {id(p) for group in optimizer.param_groups for p in group["params"]}
-        found = {name: p for name, p in self._trained().items() if id(p) in there}
-        if len(found) < (len(self._names) if self._plain_sgd else 1):
-            missing = next(name for name in self._names if name not in found)
+        """Return the parameters of the model that the optimiser moves, by name."""
+        in_optimizer = {id(p) for group in optimizer.param_groups for p in group["params"]}
+        moved = {name: p for name, p in self._trained().items() if id(p) in in_optimizer}
+        if len(moved) < (len(self._names) if self._plain_sgd else 1):
+            missing = next(name for name in self._names if name not in moved)
             self._refuse(
                 f"expected all parameters in the optimiser, since {self._refuse.algorithm} corrects all gradients, got one "
                 f"without {missing!r}; step with config.optimizer(model.parameters())"
             )
-        return found
+        return moved
 
     # -- vectors and parameters
 

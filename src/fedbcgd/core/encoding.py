@@ -12,7 +12,8 @@ from fedbcgd.core.vector import Layout
 from fedbcgd.core.work import Progress
 from fedbcgd.rng import stream
 
-_UNUSED = np.random.default_rng(0)  # for codecs that draw nothing: to make a stream takes as long as a small upload
+# Passed to codecs that draw nothing: making a new generator takes as long as encoding a small upload.
+_UNUSED = np.random.default_rng(0)
 
 StateValues = dict[str, Sequence[tuple[slice, Tensor]]]
 
@@ -32,10 +33,10 @@ def encode(
     The new state is computed from the decoded values, so that client and server add the same numbers.
 
     Args:
-        algorithm: its local rule says what is sent, its codec how.
+        algorithm: its local rule determines what is sent, its codec how.
         layout: where each parameter lies in the vector.
         seed: the seed of the run.
-        work: where the client began, and where it is now.
+        work: the client's training: where it began (x) and where it ended (y).
         broadcast: the model and controls that the client was sent.
         task: which client, and which block it uploads.
         buffers: the floating-point buffers after training.

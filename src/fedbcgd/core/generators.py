@@ -24,7 +24,7 @@ def seed_generators(seed: int, data: Any) -> None:
 
 @contextmanager
 def generators_restored() -> Iterator[None]:
-    """Put all global generators back to the states they have now."""
+    """Restore the states of all global generators after the block."""
     cpu, numbers, plain = torch.get_rng_state(), np.random.get_state(), random.getstate()  # noqa: NPY002
     gpus = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
     try:

@@ -95,7 +95,12 @@ class LocalRule(Part):
         return False
 
     def changes(self, work: Progress, s: slice) -> Channels:
-        """Return the channels to send, on one slice, as new tensors: a codec may reuse their memory."""
+        """Return the channels to send, on one slice, as new tensors: a codec may reuse their memory.
+
+        Args:
+            work: the client's round, after training.
+            s: one of the slices that the client uploads.
+        """
         return {"dx": torch.sub(work.y[s], work.x[s], out=work.allocate_values(s.stop - s.start))}
 
     def new_controls(
@@ -112,11 +117,25 @@ class LocalRule(Part):
     # -- on both ends, from the decoded values, so that both get the same bits
 
     def complete(self, sent: Channels, controls: Mapping[str, Tensor], rate: float, steps: int) -> Channels:
-        """Return all channels of a slice: those that were sent, and those that are computed from them."""
+        """Return all channels of a slice: those that were sent, and those that are computed from them.
+
+        Client and server both call it, with the same decoded values, so that they get the same bits.
+
+        Args:
+            sent: the decoded channels of the slice, by name.
+            controls: the server's control vectors on the slice.
+            rate: η of the round.
+            steps: T, how many steps the client made.
+        """
         return sent
 
     # -- on the server
 
     def server_change(self, delta: Tensor, controls: Mapping[str, Tensor]) -> Tensor:
-        """Return what the server rule gets for a slice: the mean change, unless the rule adds to it."""
+        """Return what the server rule gets for a slice: the mean change, unless the rule adds to it.
+
+        Args:
+            delta: the mean change on the slice.
+            controls: the server's control vectors on the slice, with the changes of this round.
+        """
         return delta

@@ -1,4 +1,4 @@
-"""Means of metrics over examples: of batches, and of clients."""
+"""Means of metrics over the examples of batches and of clients."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -18,9 +18,9 @@ def total(value: Any, examples: int) -> Total:
     A metric that counts examples is summed in integers, so that 7 of 10 gives exactly 0.7 and meets a target of 0.7.
 
     Args:
-        value: a boolean tensor, whose true entries are counted; or else the mean over the examples, a number. A mean that
-            is k of these examples to its last bit, in float64 or float32, stands for the integer k.
-        examples: how many there are.
+        value: a boolean tensor, whose true entries are counted; otherwise a number, the mean over the examples. If it is
+            exactly the float64 or float32 nearest to k/examples, it is taken as a count and the sum is the integer k.
+        examples: the number of examples.
     """
     if isinstance(value, Tensor) and value.dtype == torch.bool:
         return Fraction(examples * int(value.count_nonzero()), value.numel())
@@ -43,11 +43,11 @@ def means_over_clients(reports: Sequence[tuple[int, Mapping[str, float]]]) -> di
     """
     means: dict[str, float] = {}
     for name in dict.fromkeys(name for _, metrics in reports for name in metrics):
-        those = [(examples, metrics[name]) for examples, metrics in reports if name in metrics]
-        weight = sum(examples for examples, _ in those)
-        mean = float(sum(total(value, examples) for examples, value in those) / weight)
+        values = [(examples, metrics[name]) for examples, metrics in reports if name in metrics]
+        weight = sum(examples for examples, _ in values)
+        mean = float(sum(total(value, examples) for examples, value in values) / weight)
         if not math.isfinite(mean):  # a sum overflowed
-            mean = sum(examples / weight * value for examples, value in those)
-        if 2 * len(those) > len(reports) and math.isfinite(mean):
+            mean = sum(examples / weight * value for examples, value in values)
+        if 2 * len(values) > len(reports) and math.isfinite(mean):
             means[name] = mean
     return means

@@ -28,7 +28,7 @@ WINDOW = 64  # norms that a running median looks back on, for each slice
 WARM_UP = 8  # uploads of a slice before its median counts
 LOOSE = 100.0  # before that: the limit, in units of max(‖x‖, √n)
 FLOOR = 0.01  # after that: the smallest limit, in the same units
-MIN_COMPARED = 3  # uploads, from which on they are compared with each other
+MIN_COMPARED = 3  # uploads are compared with each other only if there are at least so many
 ACROSS = 1000.0  # limit across slices: this multiple of the median norm per coordinate of the whole round
 OFF = "off"
 
@@ -81,7 +81,7 @@ class NormLimit:
         return LOOSE * size if reference is None else max(self.factor * reference, FLOOR * size)
 
     def knows(self, channel: str, owner: int) -> bool:
-        """Whether there is a median to compare with."""
+        """Return whether there is a median to compare with, or none is needed."""
         return self.factor is None or f"{channel}.{owner}" in self._reference
 
     def far_off(self, uploads: Sequence[Mapping[tuple[str, int], float]], lengths: Mapping[int, int]) -> set[int]:

@@ -104,7 +104,7 @@ def objective(
         metrics: a function of (model, batch); default: loss and accuracy, or for a user's own loss that loss only.
         precision: "fp32" leaves both as they are. With "bf16" they run under PyTorch's autocast: products of matrices and
             convolutions take and give bfloat16, the usual losses are computed in float32, and the backward pass follows.
-            Parameters and gradients stay in float32, and so does all that is made of them.
+            Parameters and gradients stay in float32, and so does everything that is computed from them.
     """
     if loss is None:
         chosen: Loss = classification_loss
@@ -120,7 +120,7 @@ def objective(
 
 def _in_bf16(compute: Callable[[nn.Module, Any], T]) -> Callable[[nn.Module, Any], T]:
     def computed(model: nn.Module, batch: Any) -> T:
-        # Within a caller's own autocast its cache would keep bfloat16 copies of parameters that steps have changed since.
+        # If the caller has an autocast of its own, its cache may hold bfloat16 copies of parameters from earlier steps.
         torch.clear_autocast_cache()
         with torch.autocast(next(model.parameters()).device.type, torch.bfloat16):
             return compute(model, batch)

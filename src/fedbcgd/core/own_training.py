@@ -1,4 +1,4 @@
-"""Training by a user's own function, `train(model, data, config)`, in the place of a local rule's steps.
+"""Training by a user's own function, `train(model, data, config)`, instead of a local rule's steps.
 
 The function gets a copy of the model with the values of the broadcast and may do anything with it. Its parameters and
 buffers are then read back by name. The copy is dropped, and with it all hooks, flags and modes that the function has set.
@@ -37,28 +37,28 @@ from fedbcgd.rng import stream
 Train = Callable[[nn.Module, Any, "TrainConfig"], Any]
 
 EXAMPLES = "num-examples"  # the metric that says on how many examples a client trained, as in Flower's apps
-# For `Conditions.likely_cause`: the rate may be the function's own.
+# For `Conditions.likely_cause`: the function may step with a learning rate of its own.
 LIKELY_CAUSE = "a learning rate that is too high in the clients' own training; another one is NaN in the data"
 
 
 @dataclass(frozen=True)
 class TrainConfig:
-    """What a training function is told of its task: `train(model, data, config)`.
+    """What a training function gets to know about its task, as the third argument of `train(model, data, config)`.
 
     `config["name"]` and `config.get("name", default)` read the values that came with the task (on Flower, those of
-    `train_config`), and where it has none of that name, the attributes.
+    `train_config`). A name that is not among them is looked up among the attributes.
 
     Attributes:
         round: the number of the round, from 1.
         client: the index of the client, from 0.
-        seed: of this client in this round; the generators of torch, numpy and random were seeded with it.
+        seed: the seed of this client in this round; the generators of torch, numpy and random were seeded with it.
         lr: the algorithm's learning rate of this round.
         weight_decay: the algorithm's weight decay.
         local_epochs: passes over the data that the algorithm asks for.
-        local_steps: steps that it asks for instead; None: count epochs.
+        local_steps: steps that the algorithm asks for instead of epochs; None: it asks for epochs.
         batch_size: examples of a minibatch.
         device: where the model is.
-        values: what came with the task.
+        values: the values that came with the task.
     """
 
     round: int
@@ -130,11 +130,11 @@ class Trained:
 
 
 def check_own_training(train: Any, algorithm: Algorithm) -> None:
-    """Refuse what cannot go together with a training function.
+    """Check that a training function can be used with an algorithm.
 
     Args:
         train: the function.
-        algorithm: with which it is to be used.
+        algorithm: the algorithm.
 
     Raises:
         UserError: it is not callable, or the algorithm has options that only its own steps can honour.
@@ -174,10 +174,10 @@ class OwnTraining:
 
     Args:
         train: the function.
-        algorithm: whose local rule it stands for.
-        model: has x, and takes y.
-        objective: what is minimised, for rules that need the full gradient.
-        seed: of the run.
+        algorithm: the algorithm whose local rule the function replaces.
+        model: holds the broadcast model x before the training, and the trained model y after it.
+        objective: what is minimised; for rules that need the full gradient.
+        seed: the seed of the run.
 
     Raises:
         UserError: see `check_own_training`.
@@ -195,10 +195,10 @@ class OwnTraining:
         """Train one client: move work.y, and count its steps.
 
         Args:
-            work: of the client; its model has the values of the broadcast.
+            work: the client's work; its model has the values of the broadcast.
             task: which client, and which round.
-            data: what the user gave for this client.
-            values: what came with the task.
+            data: the data that the user gave for this client.
+            values: the values that came with the task.
 
         Raises:
             UserError: what the function did cannot be uploaded; the message says why.

@@ -60,7 +60,7 @@ APP: Trains = "app"
 
 
 class Hello(Message):
-    """Which client a node says it is, and how much data it has if the server asked for that."""
+    """Which client a node says it is and, if the server asked for that, how much data it has."""
 
     client: int = Field(ge=0, lt=MAX_CLIENTS)
     of: int = Field(0, ge=0, le=MAX_CLIENTS)  # the number of clients, as far as the node knows; 0: unknown

@@ -31,10 +31,11 @@ class Conditions:
 
     Attributes:
         available: the clients that can be sampled in a round, given its number; None: all.
-        costs: costs[client, block] is the seconds that this client would take with this block, for uplinks that assign
+        costs: costs[client, block] is the seconds that this client would take with this block; for uplinks that assign
             blocks by time.
-        reliable: whether every task that is not given up before it begins will be answered.
-        likely_cause: what to name as the cause if most uploads are refused; empty: the learning rate.
+        reliable: whether every client that is given a task will answer it; clients reported as lost before the
+            training begins do not count.
+        likely_cause: the cause to name in the error message if most uploads are refused; empty: the learning rate.
     """
 
     available: Callable[[int], Sequence[int] | None] | None = None
@@ -60,7 +61,13 @@ class WeightedSums:
         self.weights = [0.0] * len(self.weights)
 
     def add(self, owner: int, values: Tensor, weight: float) -> None:
-        """Add values of a slice, with a weight."""
+        """Add values of a slice.
+
+        Args:
+            owner: the owner of the slice.
+            values: the values of one upload.
+            weight: the weight of the upload in the mean.
+        """
         total = self._sum[part_of(self._layout, owner)]
         if self.weights[owner]:
             total.add_(values, alpha=weight)

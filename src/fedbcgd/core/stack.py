@@ -11,7 +11,8 @@ plain steps too:
 
     stacked_step(values, x, y, eta, decay) → losses
 
-It moves each v in `values` to v − eta·(gradient + decay·v): a multiplication can do that as it writes its result.
+It moves each v in `values` to v − eta·(gradient + decay·v). This saves a pass over memory: the matrix multiplication that
+computes the gradient can add it to v directly.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -73,7 +74,7 @@ class _StackedMinibatch(Minibatch):
 
 
 class Stack(Work):
-    """The work of several clients, of which each is a row."""
+    """The work of several clients, one in each row."""
 
     def __init__(
         self,

@@ -15,7 +15,15 @@ _UNSUPPORTED = (AttributeError, TypeError, RuntimeError)  # raised if a version 
 def sgd_step(
     values: list[Tensor], strides: list[tuple[int, ...]], gradients: list[Tensor], eta: float, decay: float
 ) -> None:
-    """Move each value: v ← v − η·(g + w·v), with the bits of torch.optim.SGD, in one pass if PyTorch has a fused step."""
+    """Move each value: v ← v − η·(g + w·v), with the bits of torch.optim.SGD, in one pass if PyTorch has a fused step.
+
+    Args:
+        values: the parameters, which are changed in place.
+        strides: the strides of each of them.
+        gradients: the gradient of each of them.
+        eta: η.
+        decay: w, the weight decay.
+    """
     same_order = list(map(Tensor.stride, gradients)) == strides or all(map(_same_memory_order, values, gradients))
     if same_order and has_fused_step(values[0].device.type, values[0].dtype):
         _fused_sgd_step(values, gradients, eta, decay)
@@ -70,12 +78,13 @@ def differentiate(loss: Tensor, parameters: tuple[Tensor, ...]) -> tuple[Tensor 
 
 
 def plain_differentiate(loss: Tensor, parameters: tuple[Tensor, ...]) -> tuple[Tensor | None, ...]:
-    """Do the same with public functions."""
+    """Like `differentiate`, with public functions."""
     return torch.autograd.grad(loss, parameters, allow_unused=True)
 
 
 def _run_engine(loss: Tensor, parameters: tuple[Tensor, ...]) -> tuple[Tensor | None, ...]:
-    one = _one(loss.shape, loss.dtype).fill_(1)  # gradients that are, or share, its memory are used at once
+    # The cached tensor may itself be returned as a gradient: callers are done with the gradients before the next call.
+    one = _one(loss.shape, loss.dtype).fill_(1)
     return torch.autograd.Variable._execution_engine.run_backward(
         (loss,), (one,), False, False, parameters, allow_unreachable=True, accumulate_grad=False
     )
@@ -88,7 +97,7 @@ def _one(shape: torch.Size, dtype: torch.dtype) -> Tensor:
 
 @cache
 def _has_engine() -> bool:
-    """Return whether PyTorch's engine can be called, and does what `plain_differentiate` does."""
+    """Return whether PyTorch's engine can be called directly, and gives what `plain_differentiate` gives."""
     used, unused = (torch.arange(3.0, requires_grad=True) for _ in range(2))
     try:
         fast = _run_engine(used.square().sum(), (used, unused))

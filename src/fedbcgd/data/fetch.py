@@ -26,7 +26,7 @@ MAX_DOWNLOAD = 2 * 2**30  # bytes
 
 
 def get(name: str, progress: ReportProgress = no_progress) -> store.DataSet:
-    """Fetch a data set from the first of its sources that works; it is checked like a user's own file.
+    """Fetch a data set from the first of its sources that works, check it like a user's own file, and store it.
 
     Args:
         name: a name of `KNOWN`.
@@ -86,7 +86,7 @@ def from_hub(repository: str, image: str, label: str, progress: ReportProgress) 
     """Load a data set from the Hugging Face hub.
 
     Args:
-        repository: its name there.
+        repository: the name of the data set there.
         image: the column that has the images.
         label: the column that has the labels.
         progress: called from time to time, see `raw.ReportProgress`.

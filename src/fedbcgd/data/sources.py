@@ -31,7 +31,7 @@ class Tensors:
 
     Args:
         tensors: a tuple or a dictionary of tensors; batches have the same form.
-        rows: the examples of this source, if not all; they are not copied.
+        rows: the rows of the examples in this source, which are not copied; None: all.
     """
 
     def __init__(self, tensors: Sequence[Tensor] | Mapping[str, Tensor], rows: Tensor | None = None):
@@ -50,7 +50,7 @@ class Tensors:
 
     @property
     def plain(self) -> bool:
-        """Whether `gather` only copies: always."""
+        """Whether `gather` only copies rows, which it always does here."""
         return True
 
     @property
@@ -78,14 +78,14 @@ class Tensors:
         return Tensors(self.tensors, rows if self.rows is None else self.rows[rows])
 
     def map(self, function: Callable[[Tensor], Tensor], rows: Tensor | None = None) -> "Tensors":
-        """Apply a function to each tensor, and select other rows if they are not None."""
+        """Return a source with a function applied to each tensor, and with other rows unless they are None."""
         rows = self.rows if rows is None else rows
         if isinstance(self.tensors, Mapping):
             return Tensors({key: function(t) for key, t in self.tensors.items()}, rows)
         return Tensors(tuple([function(t) for t in self.tensors]), rows)
 
     def like(self, other: "Tensors") -> bool:
-        """Whether both select from the same tensors."""
+        """Return whether both select from the same tensors."""
         mine, theirs = (
             (type(s.tensors), [*s.tensors] if isinstance(s.tensors, Mapping) else [], [*map(id, s._columns())])
             for s in (self, other)
@@ -121,14 +121,17 @@ class Items:
 def gather_ahead(
     source: Source, rows: Tensor, size: int, rng: np.random.Generator, device: torch.device
 ) -> list[Any] | None:
-    """Gather minibatches in one operation; None where they are large, or where gathering may draw.
+    """Gather several minibatches in one operation.
 
     Args:
-        source: of the examples.
-        rows: of all minibatches, one after the other.
-        size: of a minibatch.
-        rng: for `gather`, which does not use it here.
-        device: where the minibatches go.
+        source: the source of the examples.
+        rows: the rows of all minibatches, one after the other.
+        size: the size of a minibatch.
+        rng: an argument of `gather`, which draws nothing here.
+        device: where the minibatches are moved.
+
+    Returns:
+        The minibatches; None if they are too large, or if gathering may draw random numbers.
     """
     if not (isinstance(source, (Images, Tensors)) and source.plain):
         return None
@@ -148,7 +151,7 @@ def _split(batch: Any, size: int) -> list[Any]:
 
 
 def pooled(clients: Sequence[Any]) -> Source:
-    """Join the data of all clients to one source."""
+    """Join the data of all clients into one source."""
     if isinstance(clients, Parts):
         return clients.data.subset(clients.rows)
     sources = [as_source(data, f"client {k}") for k, data in enumerate(clients)]
@@ -321,7 +324,7 @@ def on_device(clients: Sequence[Any], device: torch.device) -> Sequence[Any]:
 
 
 def _merge(sources: list[Source]) -> Source:
-    """Copy all examples into one set of tensors if the sources have tensors that fit; else pool the sources."""
+    """Copy all examples into one set of tensors if the shapes allow it; otherwise pool the sources."""
     if all(type(s) is Tensors for s in sources):
         batches: list[Any] = [s.gather(torch.arange(len(s)), np.random.default_rng(0)) for s in sources]
         with contextlib.suppress(RuntimeError, KeyError, ValueError, TypeError):  # other shapes or names
@@ -387,11 +390,11 @@ def _once(function: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
 
 
 def as_source(data: Any, where: str) -> Source:
-    """Convert a user's data to a source.
+    """Return a user's data as a source.
 
     Args:
         data: a pair (x, y) of tensors or arrays, a dictionary of them, a map-style data set, or a source.
-        where: whose data it is, for messages.
+        where: whose data it is, for error messages.
 
     Returns:
         The source.

@@ -28,7 +28,7 @@ from fedbcgd.rng import stream
 
 NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
 VERSION = "2"
-VERSION_1 = "1"  # without a checksum, but with the digest of the images
+VERSION_1 = "1"  # files of this version have no checksum, but the digest of the images
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class DataSet:
         test: test images.
         classes: the names of the classes.
         digest: identifies the content.
-        groups: for each training example who it comes from.
+        groups: for each training example the number of its group, such as its writer; None: there are no groups.
         about: where the data set comes from.
     """
 
@@ -92,7 +92,7 @@ def kept() -> list[str]:
 
 
 def remove_leftovers() -> None:
-    """Remove temporary files of processes that were killed; younger than a day they may be in use, and are kept."""
+    """Remove temporary files of killed processes, except those younger than a day, which may be in use."""
     for path in [*folder().glob(".get-*"), *folder().glob(".*.safetensors")]:
         with contextlib.suppress(OSError):
             if time.time() - path.stat().st_mtime > 86_400:
@@ -130,7 +130,7 @@ def add(
 def save(
     name: str, raw: Raw, where: str, test_share: float | None = None, progress: ReportProgress = no_progress
 ) -> DataSet:
-    """Store a data set. If the name is known, it must be the data set that is published under it.
+    """Store a data set. If the name is in `KNOWN`, it must be the data set that is published under this name.
 
     Args:
         name: its name in configurations.
@@ -257,7 +257,7 @@ def _tensor(array: np.ndarray) -> Tensor:
 
 
 def _hold_out_test(raw: Raw, where: str, share: float | None) -> Raw:
-    """Split a share of the training images off as the test set."""
+    """Make a share of the training images the test set."""
     if share is None:
         raise UserError(f"{where}: expected test images, got none; --test-share 0.1 holds out a tenth of what there is")
     if raw.test is not None:
@@ -274,7 +274,7 @@ def _hold_out_test(raw: Raw, where: str, share: float | None) -> Raw:
 
 
 def _moments(pixels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Compute mean and standard deviation of each channel, of values from 0 to 1, exactly, from counts of bytes."""
+    """Return the exact mean and standard deviation of each channel, of values from 0 to 1; computed from counts of bytes."""
     levels = np.arange(256) / 255
     means, stds = [], []
     for channel in range(pixels.shape[3]):

@@ -1,4 +1,4 @@
-"""One look for each algorithm: in figures, on the page, in print.
+"""One look for each algorithm, the same in figures and on the HTML page.
 
 A look is a colour, a dash and a marker. Each algorithm has its own colour, with a contrast of at least 3 to 1 against its
 background and a distance of at least 0.07 from all others in OKLab, and its own pair of dash and marker, so that lines can
@@ -21,7 +21,7 @@ class Look:
     colour: str  # on white
     dark: str  # on a dark background
     dash: tuple[float, ...]  # lengths on and off, in widths of the line; empty for a solid line
-    marker: str  # matplotlib's name of it
+    marker: str  # as matplotlib names it
 
 
 _BLACK = ("#222222", "#e8e8e8")
@@ -47,7 +47,7 @@ LOOKS = {
     "topk": Look("#3a92c4", "#9ad4f5", SOLID, "X"),
 }
 _DASHES = (SOLID, DASHED, DOTTED, MIXED)
-_MARKERS = ("<", ">", "p", "h", "*", "d", "H", "8")  # that no algorithm has
+_MARKERS = ("<", ">", "p", "h", "*", "d", "H", "8")  # markers that no algorithm has
 _OTHER_COLOURS = (
     ("#7f7a00", "#f4ff8c"),
     ("#332288", "#6a5cd6"),
@@ -87,12 +87,12 @@ def look(name: str, position: int = 0) -> Look:
 def families(algorithms: Sequence[str]) -> list[Look]:
     """Return a look for each of several lines.
 
-    Where algorithms are compared, variants of one have shades of its colour and differ in dash and marker. Where all lines
-    are of one algorithm, the first has its look and the others differ from it in everything. No two of the first
+    If several algorithms are compared, variants of one have shades of its colour and differ in dash and marker. If all
+    lines are of one algorithm, the first has its look, and the others differ from it in everything. No two of the first
     `MAX_SHAPES` lines have the same dash and marker.
 
     Args:
-        algorithms: The algorithm of each line.
+        algorithms: the algorithm of each line.
     """
     if len(set(algorithms)) == 1 and len(algorithms) > 1:
         name = algorithms[0]

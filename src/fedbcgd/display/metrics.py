@@ -1,4 +1,4 @@
-"""Which metric of a run is shown first, and which way it should go."""
+"""Which metric of a run is shown first, and whether it should rise or fall."""
 
 import re
 from collections.abc import Collection
@@ -12,8 +12,8 @@ def main_metric(columns: Collection[str], stated: str | None = None) -> str | No
     """Return the most telling metric among these columns.
 
     Args:
-        columns: Names of columns.
-        stated: The metric that the run names, such as `mae`.
+        columns: names of columns.
+        stated: the metric that the run names, such as `mae`.
 
     Returns:
         The stated one, else an accuracy, else a loss; None if there is none of them.
@@ -23,7 +23,13 @@ def main_metric(columns: Collection[str], stated: str | None = None) -> str | No
 
 
 def falls(metric: str, stated: str | None = None, goal: str | None = None) -> bool:
-    """Return whether a metric should fall: as the run says (`goal` "min" or "max" of its metric), else by its name."""
+    """Return whether a metric should fall.
+
+    Args:
+        metric: the column of the metric.
+        stated: the metric that the run names as its own, such as `mae`.
+        goal: "min" or "max", if the run says what the stated metric should do; other metrics are judged by their names.
+    """
     if goal and stated and (metric == stated or metric.endswith(f"_{stated}")):
         return goal == "min"
     return bool(_FALLING.search(metric))

@@ -1,4 +1,4 @@
-"""What a Jupyter notebook shows: progress that is drawn anew in its place, and a run as a table with a curve."""
+"""What a Jupyter notebook shows: progress that is updated in place, and a run as a table with curves."""
 
 import io
 from collections.abc import Mapping
@@ -19,7 +19,7 @@ from fedbcgd.errors import unknown
 
 EVERY = 0.2  # seconds between updates
 _TEXT = "#010203"  # stands for the colour of the notebook's own text, which is light on a dark page
-_BLACK = "#222222"  # of looks: not to be seen on a dark page
+_BLACK = "#222222"  # a colour of looks that cannot be seen on a dark page
 
 
 class NotebookDisplay(ProgressDisplay):
@@ -34,7 +34,7 @@ class NotebookDisplay(ProgressDisplay):
         self._in_place = False
 
     def begin(self, index: int) -> None:
-        """Report run number `index` from now on, on a line of its own."""
+        """Report run number `index` from now on, in a new line."""
         self._handle, self._done = None, 0.0
         self._draw_in_place(lambda: super(NotebookDisplay, self).begin(index))
 
@@ -50,7 +50,7 @@ class NotebookDisplay(ProgressDisplay):
             self._in_place = False
 
     def say(self, line: str) -> None:
-        """Show a line: beside the bar if it is about progress, else by itself."""
+        """Show a line: beside the bar if it is about progress, otherwise without a bar."""
         from IPython.display import display
 
         if not self._in_place:
@@ -68,10 +68,10 @@ def curve(outcome: Outcome, metric: str | None = None, against: str = "upload_d"
     """Draw a metric of a run.
 
     Args:
-        outcome: of the run.
-        metric: a column of its rows; default: the most telling one.
+        outcome: the outcome of the run.
+        metric: a column of its rows; default: the main metric.
         against: the column on the x axis.
-        axes: where to draw; default: a figure of its own.
+        axes: matplotlib's Axes to draw into; default: a new figure.
 
     Returns:
         The figure.
@@ -101,7 +101,7 @@ def curve(outcome: Outcome, metric: str | None = None, against: str = "upload_d"
 
 
 def _for_any_page(drawn: Look) -> Look:
-    """Return a look whose colour is seen on white and on a dark page: that for white, or that for dark."""
+    """Return a look that can be seen on white and on dark pages: with the colour for white or the colour for dark."""
     if drawn.colour == _BLACK:
         return drawn  # becomes the colour of the text
     return replace(drawn, colour=max(drawn.colour, drawn.dark, key=_least_contrast))

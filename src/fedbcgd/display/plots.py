@@ -66,8 +66,8 @@ def save(figure: Figure, path: Path) -> None:
     """Write a figure as PNG and as SVG.
 
     Args:
-        figure: The figure.
-        path: A file name; its suffix is replaced by .png and .svg. A file with another suffix, such as .pdf, is written
+        figure: the figure.
+        path: a file name; its suffix is replaced by .png and .svg. A file with another suffix, such as .pdf, is written
             as well.
     """
     for suffix in dict.fromkeys((".png", ".svg", path.suffix or ".png")):
@@ -81,12 +81,12 @@ def save(figure: Figure, path: Path) -> None:
 
 
 def curves(runs: Mapping[str, Sequence[Row]], path: Path, title: str = "") -> None:
-    """Draw one run of each name, as `bands` does."""
+    """Draw runs, one of each name, as `bands` does."""
     bands({name: [rows] for name, rows in runs.items()}, path, title)
 
 
 def smoothed(values: np.ndarray, count: int) -> np.ndarray:
-    """Return each value as the mean of `count` around it along the last axis, of fewer near the ends."""
+    """Replace each value along the last axis by the mean of the `count` values around it, or of fewer near the ends."""
     last = values.shape[-1] - 1
     reach = [min(count // 2, k, last - k) for k in range(last + 1)]
     return np.stack([values[..., k - r : k + r + 1].mean(-1) for k, r in enumerate(reach)], -1)
@@ -103,19 +103,19 @@ def draw_band(
     smooth: int = 1,
     crowded: bool = False,
 ) -> None:
-    """Draw the mean of runs and, of several, a band of ± one standard deviation, at the rounds that all of them have.
+    """Draw the mean of runs at the rounds that all of them have and, if there are several, ± one standard deviation.
 
     Args:
-        panel: Where to draw.
-        runs: The rows of each run.
-        axis: The column on the x axis.
-        metric: The column on the y axis.
-        label: The name in the legend.
-        look: Colour, dash and marker.
-        clip: Whether the band ends at 0 and 1.
-        smooth: Of how many evaluations each point of a run is the mean; the mean of the runs as they were stays behind,
-            faintly, unless it is crowded.
-        crowded: Whether many lines share the panel: bands are fainter.
+        panel: where to draw.
+        runs: the rows of each run.
+        axis: the column on the x axis.
+        metric: the column on the y axis.
+        label: the name in the legend.
+        look: colour, dash and marker.
+        clip: whether the band ends at 0 and 1.
+        smooth: how many evaluations are averaged for each point of a run. The unsmoothed mean of the runs is drawn faintly
+            behind, unless the panel is crowded.
+        crowded: whether many lines share the panel; bands are then fainter.
     """
     shared = set.intersection(*({row["round"] for row in rows if metric in row} for rows in runs))
     x = np.array([[row[axis] for row in rows if row["round"] in shared] for rows in runs]).mean(0)
@@ -140,9 +140,9 @@ def bands(groups: Mapping[str, Sequence[Sequence[Row]]], path: Path, title: str 
     """Draw mean and band over the seeds of each group, against upload, rounds and gradient evaluations.
 
     Args:
-        groups: The rows of each run, by the name of the group.
-        path: A file name, as for `save`.
-        title: Title of the figure.
+        groups: the rows of each run, by the name of the group.
+        path: a file name, as for `save`.
+        title: title of the figure.
     """
     metric = main_metric(next(iter(groups.values()))[0][-1])
     assert metric is not None
@@ -172,10 +172,10 @@ def label_counts(counts: np.ndarray, path: Path, labels: Sequence[str] | None = 
     """Draw how many examples of each label each client has: a column per client, a row per label.
 
     Args:
-        counts: Examples by client and label.
-        path: A file name, as for `save`.
-        labels: Names of the labels.
-        title: Title of the figure.
+        counts: examples by client and label.
+        path: a file name, as for `save`.
+        labels: names of the labels.
+        title: title of the figure.
     """
     clients, classes = counts.shape
     height = min(7.0, 1.2 + classes * 0.14)
@@ -199,10 +199,10 @@ def gallery(data: "DataSet", path: Path, rows: int = 20, columns: int = 12) -> N
     """Draw the first training images of each class.
 
     Args:
-        data: The data set.
-        path: A file name, as for `save`.
-        rows: How many classes to draw at most.
-        columns: How many images of each.
+        data: the data set.
+        path: a file name, as for `save`.
+        rows: how many classes to draw at most.
+        columns: how many images of each.
     """
     labels = data.train.labels.numpy()
     chosen = np.unique(np.linspace(0, len(data.classes) - 1, min(rows, len(data.classes))).astype(int))

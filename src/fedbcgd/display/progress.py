@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from fedbcgd.engine.loop import RoundInfo
 
 PLAIN_EVERY = 5.0  # seconds between plain lines
-MAX_BARS = 6  # of more runs, only the current one has a bar
+MAX_BARS = 6  # if there are more runs, only the current one has a bar
 
 
 def wide_console(stderr: bool = False) -> Console:
@@ -35,9 +35,9 @@ class ProgressDisplay:
     """Shows one or several runs, one after the other. The object itself is a callback of a run.
 
     Args:
-        names: The name of each run.
-        console: Where to print.
-        live: Whether to draw bars; otherwise lines are printed.
+        names: the name of each run.
+        console: where to print.
+        live: whether to draw bars; otherwise lines are printed.
     """
 
     plain_every = PLAIN_EVERY
@@ -70,10 +70,10 @@ class ProgressDisplay:
         """Report run number `index` from now on."""
         self._now = index
         self._metric = ""
-        self._start_progress = None  # of a resumed run it is not zero
+        self._start_progress = None  # unknown until the first round: a resumed run does not begin at zero
         self._started = self._printed = time.monotonic()
         if self._task is not None and len(self._names) > MAX_BARS:
-            self._progress.remove_task(self._task)  # the bars of all would not fit on a screen
+            self._progress.remove_task(self._task)  # the bars of all runs would not fit on a screen
         self._task = self._progress.add_task(self._names[index], total=1.0, status="")
         if not self.live:
             self.say(f"{self._names[index]}: started{self._which()}")
@@ -155,8 +155,8 @@ def single_run_display(name: str, progress: bool | None) -> Iterator[ProgressDis
     """Show one run.
 
     Args:
-        name: Its name.
-        progress: Whether to show it; None: if standard error is a terminal, or in a notebook.
+        name: its name.
+        progress: whether to show it; None: if standard error is a terminal, or in a notebook.
     """
     if progress or (progress is None and (sys.stderr.isatty() or in_notebook())):
         with progress_display([name]) as shown:

@@ -1,4 +1,4 @@
-"""Finished runs side by side, as a table for the terminal."""
+"""A table of finished runs for the terminal."""
 
 from collections.abc import Mapping
 

@@ -10,7 +10,7 @@ class TensorBoard:
     """A callback that writes every metric over the rounds; rounds that a resumed run repeats replace earlier ones.
 
     Args:
-        folder: Where the event files are written.
+        folder: where the event files are written.
 
     Raises:
         UserError: TensorBoard is not installed.

@@ -20,7 +20,7 @@ Json = Annotated[bool, typer.Option("--json", help="Machine-readable: a line of 
 
 
 class JsonLines:
-    """Progress as lines of JSON on standard output."""
+    """Shows progress as lines of JSON on standard output."""
 
     def __init__(self, names: list[str]):
         self._names = names
@@ -63,9 +63,9 @@ def display(names: list[str], quiet: bool, as_json: bool) -> Iterator["ProgressD
     """Show the progress of runs.
 
     Args:
-        names: The name of each run.
-        quiet: Show nothing.
-        as_json: Print lines of JSON on standard output.
+        names: the name of each run.
+        quiet: show nothing.
+        as_json: print lines of JSON on standard output.
 
     Yields:
         A callback of runs, with `begin(index)` and `skip(index, why)`.

@@ -57,7 +57,7 @@ class Run:
         hooks: called in every round, see `RoundHooks`; None: no hooks.
         clients: how many clients there are; None: those of the job.
         x: the model to begin with; None: the job's.
-        reliable: whether every task is answered, unless it is given up before it begins.
+        reliable: whether every client that is given a task will answer it; see `Conditions`.
         keeps_state: whether the clients' state is kept here; on Flower the clients keep it themselves.
 
     Raises:
@@ -168,7 +168,7 @@ def make_job(
         weights: a state_dict that replaces the model's values.
         device: where the model computes.
         channels_last: whether to compute in that memory format; None: decide by a trial on the clients' or test data.
-        batch_clients: clients trained in one batch, at most; None: each by itself.
+        batch_clients: how many clients are trained in one batch, at most; None: each by itself.
         train: see `fedbcgd.simulate`.
         precision: see `fedbcgd.simulate`.
 
@@ -285,7 +285,7 @@ def make_server(
 
 
 def check_integer(name: str, value: Any, least: int) -> None:
-    """Refuse a value that is no integer (True and False are none), or below the least possible one."""
+    """Raise a UserError unless the value is an integer (True and False are none) of at least `least`."""
     if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or not least <= value < 2**63:
         raise UserError(f"{name}: expected an integer ≥ {least}, got {value!r}")
 

@@ -32,7 +32,7 @@ class Checkpoints:
 
     Args:
         folder: where they are.
-        every: rounds between checkpoints; None: as often as takes less than 2 % of the time.
+        every: rounds between checkpoints; None: so many that checkpoints take less than 2 % of the time.
     """
 
     def __init__(self, folder: Path, every: int | None):
@@ -74,7 +74,8 @@ class Checkpoints:
             first: functions called before the checkpoint is written; they flush files that it refers to.
 
         Raises:
-            UserError: the file of client state was removed or replaced; all is written again before.
+            UserError: the file of client state was removed or replaced. Before the error is raised, the file and a
+                checkpoint are written again.
         """
         self.finish(store)
         replaced = store.put_back()
@@ -128,7 +129,10 @@ class Checkpoints:
         return checkpoint
 
     def _newest(self, store: StateStore | None = None) -> tuple[tuple[dict[str, Tensor], dict[str, Any]] | None, str]:
-        """Return the newest undamaged checkpoint, and what is wrong with the newer one; `store` is checked with it."""
+        """Return the newest undamaged checkpoint, and what is wrong with a newer one that was skipped.
+
+        If `store` is given, a checkpoint counts as damaged if its slots of client state are.
+        """
         wrong = []
         for path in (self.path, self.previous):
             try:

@@ -23,7 +23,14 @@ _PAGE = mmap.ALLOCATIONGRANULARITY
 
 
 class SlotFile:
-    """A file of slots, each holding one vector for each name. Processes that share the descriptor share the slots."""
+    """A file of slots, each holding one vector for each name. Processes that share the descriptor share the slots.
+
+    Args:
+        fd: the descriptor of the file.
+        names: the vectors of a slot.
+        dim: the length of each vector.
+        dtype: its type.
+    """
 
     def __init__(self, fd: int, names: Sequence[str], dim: int, dtype: torch.dtype):
         self.fd = fd
@@ -92,10 +99,10 @@ class StateStore:
         self._slots = 0
         self._free: list[int] = []
         self._unsaved: set[int] = set()  # slots in use that no checkpoint names
-        # Slots no longer in use that are not free yet, since they are named by …
-        self._named_by_last: list[int] = []  # the last snapshot
-        self._named_by_previous: list[int] = []  # the snapshot before it, while the last one is not durable
-        self._named_by_older: list[int] = []  # only the older of the two durable checkpoints
+        # Slots that are no longer in use, but not free yet because a checkpoint names them:
+        self._named_by_last: list[int] = []  # that of the last snapshot
+        self._named_by_previous: list[int] = []  # that of the snapshot before it, until the last one is durable
+        self._named_by_older: list[int] = []  # only the older of the two durable ones
         self._checksums: dict[int, int] = {}  # of the slots that a checkpoint names
         self.file: SlotFile | None = None
         if self.names:
@@ -203,7 +210,10 @@ class StateStore:
         return UserError(f"{self._path or tempfile.gettempdir()}: cannot write client state here: {error.strerror}")
 
     def checkpoint_is_durable(self) -> None:
-        """Free the slots that only checkpoints before the last two name; call when that of the last snapshot is durable."""
+        """Free the slots that only checkpoints before the last two name.
+
+        To be called when the checkpoint of the last snapshot is durable.
+        """
         self._free += self._named_by_older
         self._named_by_older, self._named_by_previous = self._named_by_previous, []
 

@@ -1,4 +1,4 @@
-"""Seconds of a run by purpose."""
+"""How many seconds a run spends on what."""
 
 import time
 from collections.abc import Iterator, Mapping
@@ -6,7 +6,7 @@ from contextlib import contextmanager
 
 
 class Clock(dict[str, float]):
-    """Real seconds by purpose: `local` and `codec` summed over the workers, all others those of the main process."""
+    """Real seconds by purpose: `local` and `codec` are summed over the workers, all others are of the main process."""
 
     def add(self, more: Mapping[str, float]) -> None:
         """Add seconds by purpose."""

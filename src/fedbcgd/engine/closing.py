@@ -17,7 +17,7 @@ class Quorum:
     gone, since no more uploads can come.
 
     Args:
-        blocks: the block of each client that is asked.
+        blocks: for each client that is asked, the block that it is asked for.
         minimum: valid uploads that complete a block; None: `close_at` decides.
         close_at: the share of a block's clients whose valid uploads complete it; 1: all.
     """
@@ -27,7 +27,7 @@ class Quorum:
         self._missing = {b: share_of(n, close_at) if minimum is None else minimum for b, n in self._waiting.items()}
 
     def answered(self, block: int, valid: bool) -> None:
-        """Count the answer of a client, or that it will not answer.
+        """Count a client that has answered, or of which it is known that it will not.
 
         Args:
             block: the block that it was asked for.

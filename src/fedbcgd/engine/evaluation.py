@@ -36,7 +36,7 @@ def evaluate_span(module: nn.Module, objective: Objective, data: Source, start: 
 
 
 def combine(batches: Sequence[Batch]) -> dict[str, float]:
-    """Return the means over all examples, summed in the order of the spans and divided once, at the end."""
+    """Return the means over all examples: the sums are added in the order of the spans, and divided once at the end."""
     examples = sum(n for n, _ in batches)
     return {name: float(value / examples) for name, value in _sums(batches).items()}
 

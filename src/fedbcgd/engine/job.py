@@ -48,10 +48,10 @@ class Job:
         return examples_in(self.clients[client]) or 0
 
     def units(self, tasks: Sequence[Task], wanted: Callable[[Task], bool]) -> list[tuple[int, ...]]:
-        """Group the wanted tasks into units. The clients of a unit are trained in one batch: neighbours in the plan with
-        equally many examples, or a single client if clients are not batched.
+        """Group the wanted tasks into units, each of which is trained in one batch.
 
-        The units follow from the plan alone, so they are the same for any number of workers.
+        A unit has neighbours in the plan with equally many examples, or a single client if clients are not batched. The
+        units follow from the plan alone, so they are the same for any number of workers.
 
         Args:
             tasks: all tasks of the plan.
@@ -82,8 +82,8 @@ class Job:
         """Train the clients of one unit (see `units`), and return their uploads and state updates.
 
         Args:
-            broadcast: of the round.
-            tasks: those of the unit.
+            broadcast: the broadcast of the round.
+            tasks: the tasks of the unit.
             states: the state of each client.
             allocate: for each client, where its upload is written; None: new memory.
         """
@@ -123,7 +123,7 @@ class Job:
 
     def state_dict(self, x: Tensor) -> dict[str, Tensor]:
         """Return the model x as an ordinary state_dict."""
-        self.client.model.load(x)  # this also restores what is not trained, such as a count of batches
+        self.client.model.load(x)  # this also resets buffers that are not sent, such as a counter of batches
         return self.client.model.state_dict()
 
     def metrics(self, x: Tensor) -> dict[str, float]:

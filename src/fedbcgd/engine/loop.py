@@ -26,7 +26,7 @@ class RoundInfo:
     """What a callback sees after each round."""
 
     report: RoundReport  # report.round counts from 0, row["round"] from 1
-    row: Row | None  # the newest row of metrics since the last call: of this round or of the one before it
+    row: Row | None  # the newest row of metrics since the last call, of this round or the one before; None: no new row
     server: Server
     progress: float  # 0 to 1, by the stopping rule that is nearest to its end
     reason: str  # why the run ends with this round; empty if it continues
@@ -151,7 +151,7 @@ class Loop:
         rows: the metrics so far; those of an earlier part of the same run come first.
         seconds: the time that the run took so far.
         hooks: called in every round.
-        overlap: whether evaluation may run during the next round; its row then comes one round later.
+        overlap: whether a model may be evaluated during the next round; its row then comes one round later.
         on_commit: called right after a commit, while signals are still delayed.
     """
 
@@ -191,7 +191,7 @@ class Loop:
         return reason
 
     def update_seconds(self) -> float:
-        """Bring `seconds`, the time of the whole run, up to date and return it."""
+        """Update `seconds`, the time of the whole run, and return it."""
         now = time.perf_counter()
         self.seconds += now - self._lap_start
         self._lap_start = now

@@ -22,7 +22,7 @@ MATRIX_SIDE = 512  # rows and columns of the matrices that are multiplied
 REPEATS = 3
 ENOUGH_SECONDS = 0.3  # if the first calls take longer, they are not repeated
 MAX_STEP_SECONDS = 0.5  # a step that takes longer is not tried
-WARN_RATIO = 1.2  # times as long; less may be chance
+WARN_RATIO = 1.2  # a warning is logged if bfloat16 takes more than this many times as long; less may be chance
 
 
 def native_bf16(device: torch.device, cpuinfo: Path = Path("/proc/cpuinfo")) -> str:

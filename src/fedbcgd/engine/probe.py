@@ -91,7 +91,7 @@ def computes_in_channels_last(
 
 
 def takes_channels_last(module: nn.Module, clients: Sequence[Any], test: Source | None, objective: Objective) -> bool:
-    """Return whether loss and metrics also accept images, and not only weights, in channels_last."""
+    """Return whether loss and metrics work with images in channels_last too, and not only with such weights."""
     if not len(clients):
         return False
     probe, device = copy.deepcopy(module), next(module.parameters()).device

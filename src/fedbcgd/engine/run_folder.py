@@ -186,7 +186,7 @@ class JsonlFile:
             raise UserError(f"{self._path} could not be written: {error.strerror}") from error
 
     def kept(self) -> dict[str, int]:
-        """Return the size and the number of rows, for a checkpoint. If the file was removed or replaced, write it again."""
+        """Return the size and the number of rows, for a checkpoint; first restore a file that was removed or replaced."""
         if not same_file(self._file.fileno(), self._path):
             log.warning("%s was removed or replaced during the run: it is written again", self._path)
             self._file.seek(0)
@@ -226,7 +226,7 @@ def _line(row: dict[str, float]) -> str:
 
 
 class Busy(UserError):
-    """Another process is at work in a folder."""
+    """Another process uses the folder."""
 
 
 @contextmanager

@@ -62,7 +62,7 @@ class Round:
         Args:
             server: its ledger has the entries of the round.
             tasks: the tasks of the round.
-            waited: seconds, see the attribute.
+            waited: the value of the attribute.
         """
         position = {task.client: k for k, task in enumerate(tasks)}
         entries = [e for e in server.ledger.entries if 0 <= e.client < server.clients]

@@ -1,4 +1,4 @@
-"""The networks of the paper. Each takes (classes, shape) and, where it can be scaled, `width`."""
+"""The networks of the paper. Each takes (classes, shape) and, if it can be scaled, `width`."""
 
 from collections.abc import Callable
 
@@ -11,7 +11,7 @@ from fedbcgd.models.resnet import ResNet18
 from fedbcgd.models.vgg import VGG11, VGG19
 from fedbcgd.models.vit import ViTBase16, ViTSmall
 
-# By their names in configurations.
+# The networks by their names in configurations.
 MODELS: dict[str, Callable[..., nn.Module]] = {
     "lenet5": LeNet5,
     "vgg11": VGG11,

@@ -27,7 +27,7 @@ class _LinearScore(nn.Module):
         nn.init.zeros_(self.fc.weight)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.fc(x.flatten(1)).squeeze(1).to(self.fc.weight.dtype)  # of bfloat16 products too
+        return self.fc(x.flatten(1)).squeeze(1).to(self.fc.weight.dtype)  # under autocast the product is in bfloat16
 
     @staticmethod
     def criterion(margin: Tensor) -> Tensor:
@@ -45,8 +45,8 @@ class _LinearScore(nn.Module):
 
         Args:
             values: the parameters of all clients, stacked.
-            x: (clients, batch, …).
-            y: labels (clients, batch).
+            x: the examples (clients, batch, …).
+            y: the labels (clients, batch).
             out: a tensor for the gradient of each parameter.
 
         Returns:

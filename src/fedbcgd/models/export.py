@@ -15,7 +15,7 @@ from fedbcgd.files import write_whole
 from fedbcgd.models.stored import ModelInfo, load_model, load_tensors, model_info
 
 Format = Literal["state_dict", "torchscript", "onnx"]
-MOST = 1 << 26  # values of an example that a model is tried with
+MOST = 1 << 26  # a model is tried only with examples of at most this many values
 
 
 def export(
@@ -23,11 +23,11 @@ def export(
 ) -> tuple[str, ...]:
     """Write the model of a run for other programs.
 
-    TorchScript and ONNX compute in float32 what the module computes in evaluation mode, for any number of examples. Of a
-    transformers model the output is its logits. What is written is tried against the module first.
+    TorchScript and ONNX compute in float32 what the module computes in evaluation mode, for any number of examples. The
+    output of a transformers model is its logits. Before anything is written, its output is compared with the module's.
 
     Args:
-        folder: of the run, or its model.safetensors.
+        folder: the run folder, or the path of its model.safetensors.
         out: the file to write.
         form: "state_dict", a file for `torch.load(…, weights_only=True)`; "torchscript", for `torch.jit.load`; or "onnx".
         model: see `load_model`.
@@ -37,7 +37,7 @@ def export(
         The names of the inputs; empty for a state_dict.
 
     Raises:
-        UserError: the model cannot be loaded, or not be written in this form.
+        UserError: the model cannot be loaded, or cannot be written in this form.
     """
     if form == "state_dict":  # needs no module
         values = load_tensors(folder)
@@ -86,7 +86,7 @@ class _Outputs(nn.Module):
 
 
 def _examples(info: ModelInfo, count: int, where: str) -> tuple[Tensor, ...]:
-    """Return inputs for so many examples: drawn from a normal distribution, or zeros if they are integers."""
+    """Return inputs for this many examples: drawn from a normal distribution, or ones if they are integers."""
     if not info.inputs:
         raise UserError(
             f"{where} does not say what the model's inputs are: export it from Python, with torch.jit or torch.onnx"
@@ -131,7 +131,7 @@ def _to_onnx(module: Any, examples: tuple[Tensor, ...]) -> tuple[Any, Any]:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Keep torch's warnings about deprecations and packages that are not needed from the user."""
+    """Hide torch's warnings about deprecations and about packages that are not needed."""
     log = logging.getLogger("torch.onnx")
     level = log.level
     log.setLevel(logging.ERROR)

@@ -21,7 +21,7 @@ HF = "hf:"
 
 @dataclass
 class BuiltModel:
-    """A model and what belongs to it.
+    """A model, with its loss and metrics if it has its own.
 
     Attributes:
         module: the network.
@@ -214,7 +214,7 @@ def from_transformers_values(values: Mapping[str, Any]) -> nn.Module:
     """Build a transformers model from the values of its configuration; nothing is fetched.
 
     Args:
-        values: as in a config.json.
+        values: the values of a config.json.
 
     Returns:
         The model, with new weights.

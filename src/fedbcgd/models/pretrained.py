@@ -49,7 +49,8 @@ PROJECTIONS = {f"attention.attention.{part}": part for part in QKV} | {
     f"attention.{part[0]}_proj": part for part in QKV
 }
 
-# The names in the file of the parts of one tensor of the model: by "query", "key" and "value", or by "" if it is whole.
+# Which tensors of the file make up one tensor of the model: their names by "query", "key" and "value", or by "" if it is
+# one tensor in the file, too.
 Parts = dict[str, str]
 
 
@@ -59,9 +60,9 @@ class Loaded:
 
     Attributes:
         source: where the weights come from.
-        interpolated: whether the positions were those of another grid.
-        reinitialised: tensors of the model, all of the head, that were drawn anew.
-        unused: tensors of the file.
+        interpolated: whether the positions were interpolated from those of another grid.
+        reinitialised: the tensors of the model that were drawn anew: those of the head.
+        unused: the tensors of the file that were not used.
     """
 
     source: str
@@ -89,7 +90,7 @@ def load_pretrained(model: ViT, weights: str | Path, seed: int = 0) -> Loaded:
         model: the model, which is changed only if all tensors of its body fit.
         weights: a .safetensors file, a PyTorch file (.bin, .pt, .pth), a folder that holds model.safetensors or
             pytorch_model.bin, or the name owner/model of one on the Hugging Face hub (extra `hf`).
-        seed: fixes the head.
+        seed: fixes the weights of the head.
 
     Returns:
         Which tensors were used, and how.
@@ -139,7 +140,7 @@ def check_fit(module: nn.Module, stored: Mapping[str, Tensor], source: str) -> N
     """Check that a model has exactly these tensors, by name and shape.
 
     Args:
-        module: any model; one on the meta device will do.
+        module: any model, also one on the meta device.
         stored: the tensors of a file.
         source: the file, for messages.
 

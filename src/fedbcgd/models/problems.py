@@ -70,13 +70,13 @@ def quadratics(
         dim: length of w.
         beta: upper bound of all curvatures a_ik.
         mu: lower bound of all curvatures.
-        sigma: σ² is the variance of a single example's gradient around its client's gradient.
-        G: G² is the mean of ‖∇f_i(x*)‖² over the clients.
+        sigma: σ, where σ² is the variance of a single example's gradient around its client's gradient.
+        G: such that G² is the mean of ‖∇f_i(x*)‖² over the clients.
         examples: how many examples each client has.
         seed: fixes the draws.
-        conditioned: False draws the curvatures of each client independently, so that their mean f is much better
-            conditioned than β/μ. True makes a coordinate about equally steep for all clients, so that f is about as
-            badly conditioned as they are.
+        conditioned: if False, the curvatures of each client are drawn independently, so that the mean f of all clients is
+            much better conditioned than β/μ. If True, a coordinate is about equally steep for all clients, so that f
+            is about as badly conditioned as each of them.
 
     Returns:
         The problem.

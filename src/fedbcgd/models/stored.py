@@ -31,7 +31,7 @@ from fedbcgd.version import __version__
 FILE = "model.safetensors"  # in the folder of a run
 KEY = "model"  # in the metadata of the file
 POINT = "point"  # the model of quadratics
-LARGEST = 4096  # number in the options of a model of the package
+LARGEST = 4096  # the largest number that is accepted in the options of a model of the package
 
 DType = Literal["float32", "float64", "float16", "bfloat16", "uint8", "int8", "int16", "int32", "int64", "bool"]
 
@@ -62,47 +62,47 @@ class ModelInfo(Section):
     def of_module(cls, module: nn.Module, **more: Any) -> "ModelInfo":
         """Describe a module that was made in Python.
 
-        It can be built again if it is a transformers model, or if its class stands in a module that can be imported and
-        every argument of the constructor is kept in an attribute of the same name.
+        It can be built again if it is a transformers model, or if its class is in a module that can be imported and every
+        argument of the constructor is kept in an attribute of the same name.
 
         Args:
-            module: any.
-            **more: further fields.
+            module: any module.
+            **more: values of further fields.
         """
         kind = type(module)
-        found: dict[str, Any] = {"kind": kind.__qualname__}
+        values: dict[str, Any] = {"kind": kind.__qualname__}
         if kind.__module__.startswith("transformers."):
-            found |= {"name": HF + kind.__name__, "config": transformers_values(module)}
+            values |= {"name": HF + kind.__name__, "config": transformers_values(module)}
         elif (arguments := _arguments(module)) is not None:
             names = {MODELS[name]: name for name in MODELS} | {Point: POINT}
             if kind in names:
                 if "shape" in arguments:
-                    found |= {"classes": arguments.pop("classes"), "shape": tuple(arguments.pop("shape"))}
-                found |= {"name": names[kind], "options": arguments}
+                    values |= {"classes": arguments.pop("classes"), "shape": tuple(arguments.pop("shape"))}
+                values |= {"name": names[kind], "options": arguments}
             elif kind.__module__ != "__main__" and "<" not in kind.__qualname__:
-                found |= {"name": f"{kind.__module__}:{kind.__qualname__}", "options": arguments}
-        return cls(**{**found, **more})
+                values |= {"name": f"{kind.__module__}:{kind.__qualname__}", "options": arguments}
+        return cls(**{**values, **more})
 
     def with_data(self, data: Any) -> "ModelInfo":
-        """Add what a data set says about the inputs: shapes, and the normalisation of images.
+        """Return a copy with what a data set says about the inputs: shapes, and the normalisation of images.
 
         Args:
             data: whatever `fedbcgd.simulate` takes for a client.
         """
         source = as_source(data, "data")
-        found: dict[str, Any] = {}
+        values: dict[str, Any] = {}
         if isinstance(source, Images):
-            found = {"inputs": {"": ("float32", source.shape)}, "resize": source.resize, "crop": source.crop}
-            found |= {"mean": tuple(source.mean.tolist()), "std": tuple(source.std.tolist())}
+            values = {"inputs": {"": ("float32", source.shape)}, "resize": source.resize, "crop": source.crop}
+            values |= {"mean": tuple(source.mean.tolist()), "std": tuple(source.std.tolist())}
         elif isinstance(source, Tensors):
             columns = source.tensors if isinstance(source.tensors, Mapping) else {"": source.tensors[0]}
             inputs = {name: t for name, t in columns.items() if name != "labels" or "" in columns}
-            found["inputs"] = {
+            values["inputs"] = {
                 name: (str(t.dtype).removeprefix("torch."), tuple(t.shape[1:])) for name, t in inputs.items()
             }
-            if any(dtype not in DType.__args__ for dtype, _ in found["inputs"].values()):  # type: ignore[attr-defined]
-                found = {}
-        return self.model_copy(update=found)
+            if any(dtype not in DType.__args__ for dtype, _ in values["inputs"].values()):  # type: ignore[attr-defined]
+                values = {}
+        return self.model_copy(update=values)
 
     def metadata(self) -> dict[str, str]:
         """Return the metadata for the file."""
@@ -118,7 +118,7 @@ class ModelInfo(Section):
             The model's input, in the same bits as in the run.
 
         Raises:
-            UserError: the model was trained on something else than images of a data set, or these do not fit.
+            UserError: the model was not trained on images of a data set, or these images do not fit.
         """
         if self.mean is None or self.std is None:
             raise UserError("the model was not trained on images of a data set: prepare its inputs as its data was")
@@ -137,7 +137,7 @@ def transformers_values(module: nn.Module) -> dict[str, Any]:
     values = json.loads(module.config.to_json_string(use_diff=False))  # type: ignore[union-attr,operator]
     kept = {key: value for key, value in values.items() if not key.startswith("_") and key != "auto_map"}
     if kept.get("loss_type") is None:
-        kept.pop("loss_type", None)  # transformers writes it, and warns of it
+        kept.pop("loss_type", None)  # transformers writes None, and warns when it reads it
     return {**kept, "architectures": [type(module).__name__]}
 
 
@@ -192,10 +192,10 @@ def model_info(folder: str | Path) -> ModelInfo:
     """Return what is known about the model of a run: its name, options, classes, and how inputs are prepared.
 
     Args:
-        folder: of the run, or its model.safetensors. It may come from anywhere.
+        folder: the run folder, or the path of its model.safetensors. It may come from anywhere.
 
     Raises:
-        UserError: it does not exist, or is damaged.
+        UserError: the file does not exist, or is damaged.
     """
     return _read(folder)[1]
 
@@ -214,10 +214,10 @@ def load_model(folder: str | Path, *, model: nn.Module | None = None, trust: boo
         >>> info.class_names[model(info.prepare(images))[0].argmax()]
 
     Args:
-        folder: of the run, or its model.safetensors. It may come from anywhere.
-        model: a module to load the values into, if the file cannot say how to build one.
-        trust: import and run what the file names: your own `module:attribute` or `file.py:attribute`, or transformers.
-            Without it only models of this package are built.
+        folder: the run folder, or the path of its model.safetensors. It may come from anywhere.
+        model: a module to load the values into, if the file does not say how to build one.
+        trust: whether to import and run code that the file names: your own `module:attribute` or `file.py:attribute`, or
+            transformers. Without it, only models of this package are built.
 
     Returns:
         The module; `model`, if that was given.

@@ -6,7 +6,7 @@ from torch import Tensor, nn
 
 from fedbcgd.errors import UserError
 
-STD = 0.02  # of the truncated normal that weights are drawn from
+STD = 0.02  # standard deviation of the truncated normal distribution that weights are drawn from
 
 
 class ViT(nn.Module):
@@ -19,13 +19,13 @@ class ViT(nn.Module):
         classes: how many classes.
         shape: channels, height and width of an image.
         patch: side of a patch in pixels.
-        dim: of a token.
-        depth: number of layers.
-        heads: of the attention.
-        mlp_ratio: hidden units of a perceptron, over `dim`.
+        dim: the length of a token.
+        depth: the number of layers.
+        heads: the number of heads of the attention.
+        mlp_ratio: hidden units of a perceptron, as a multiple of `dim`.
 
     Raises:
-        UserError: the shape is no multiple of the patch, or `dim` none of `heads`.
+        UserError: the sides of the shape are not multiples of `patch`, or `dim` is not a multiple of `heads`.
     """
 
     paper_blocks = 6

@@ -1,4 +1,4 @@
-"""When a round closes, and which uploads arrive before."""
+"""When a simulated round closes, and which uploads arrive in time."""
 
 import math
 from collections.abc import Sequence
@@ -14,9 +14,9 @@ class Closing:
     """The end of a round.
 
     Attributes:
-        seconds: after the beginning of the round.
+        seconds: when the round closes, in seconds after its beginning.
         in_time: for each task, whether its upload has arrived by then.
-        waited: whether the server waited on after the last of these uploads, for others that did not arrive.
+        waited: whether, after the last of these uploads, the server waited for others that did not arrive.
     """
 
     seconds: float
@@ -33,7 +33,7 @@ def close(
     damaged: np.ndarray | None = None,
     close_at: float = 1.0,
 ) -> Closing:
-    """Decide when a round closes: when all blocks are complete, as `Quorum` says, and at the deadline at the latest.
+    """Decide when a round closes: when all blocks are complete (see `Quorum`), and at the deadline at the latest.
 
     Args:
         moments: for each task, after how many seconds its upload arrives or, if its client is gone, the server notices
@@ -41,7 +41,7 @@ def close(
         blocks: the block of each task.
         gone: for each task, whether its client drops out.
         minimum: valid uploads that complete a block; None: `close_at` decides.
-        deadline: in seconds, if there is one.
+        deadline: in seconds; None: no deadline.
         damaged: for each task, whether its upload arrives damaged, and so does not count.
         close_at: the share of a block's clients whose valid uploads complete it; 1 waits for all.
 

@@ -37,7 +37,7 @@ def draw_dropouts(tasks: Sequence[Task], share: float, seed: int) -> tuple[np.nd
 
 
 def draw_damage(tasks: Sequence[Task], share: float, seed: int) -> np.ndarray:
-    """Draw which uploads arrive damaged: for each task, whether `damage_upload` will change its upload."""
+    """Draw for each task whether its upload will arrive damaged, which is whether `damage_upload` will change it."""
     return np.array([_damage_rng(t, share, seed) is not None for t in tasks], bool)
 
 
@@ -85,7 +85,7 @@ class FaultInjector:
         backend: has the worker that is killed.
         corrupt: the share of uploads that are damaged.
         seed: the seed of the run.
-        victim: chooses the worker to kill, when the first upload arrives and the others still work; None kills none.
+        victim: chooses the worker to kill when the first upload arrives, while others still work; None kills none.
     """
 
     def __init__(
@@ -114,6 +114,6 @@ class FaultInjector:
 
 
 def draw_crash(share: float, round: int, seed: int) -> np.random.Generator | None:
-    """Draw whether a worker is killed in a round: the generator that chooses it, or None."""
+    """Draw whether a worker is killed in a round; return the generator that chooses it, or None."""
     rng = stream(seed, "crash", round)
     return rng if rng.random() < share else None

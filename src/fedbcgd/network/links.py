@@ -25,11 +25,11 @@ _OPTIONAL = ("availability", "client")
 
 @dataclass(frozen=True)
 class Links:
-    """Links and speeds of all clients: arrays with an entry for each.
+    """Links and speeds of all clients, as arrays with an entry for each client.
 
     Attributes:
-        uplink: bytes a second.
-        downlink: bytes a second.
+        uplink: bytes per second.
+        downlink: bytes per second.
         latency: seconds one way; counted once for the download and once for the upload.
         gradient: seconds for the gradient of one minibatch.
         availability: the share of rounds in which the client can be sampled.

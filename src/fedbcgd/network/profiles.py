@@ -1,6 +1,6 @@
 """Network profiles by name, and links drawn from distributions.
 
-The profiles are round figures of the usual order of magnitude, for comparing algorithms; they are not measurements.
+The profiles have round figures of the usual order of magnitude, for comparing algorithms; these are not measurements.
 Seconds per gradient are those of a small convolutional network (LeNet-5, a minibatch of ten).
 """
 
@@ -94,7 +94,7 @@ def draw(profile: str, clients: int, seed: int, overrides: Mapping[str, Distribu
         profile: a name from `PROFILES`.
         clients: how many clients.
         seed: the seed of the run.
-        overrides: distributions that replace the profile's, by names from `COLUMNS`.
+        overrides: distributions that replace those of the profile, by names from `COLUMNS`.
 
     Returns:
         The links.

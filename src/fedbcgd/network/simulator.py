@@ -40,7 +40,16 @@ def fit_to_links(
     cohort: int | None,
     seed: int,
 ) -> Algorithm:
-    """Return the algorithm with blocks of the sizes that fit the links, if its uplink asks for that."""
+    """Return the algorithm with block sizes that fit the links, if its uplink asks for that; else the same algorithm.
+
+    Args:
+        algorithm: the algorithm.
+        network: the settings of the network; None: no network.
+        model: the model that is divided into blocks.
+        clients: the clients' data.
+        cohort: clients of a round; None: the default.
+        seed: the seed of the run.
+    """
     wanted = min(DEFAULT_COHORT, len(clients)) if cohort is None else cohort
     uplink = algorithm.uplink.for_cohort(wanted)
     if network is None or not isinstance(uplink, Matched) or not uplink.fits_links:
@@ -53,7 +62,7 @@ def fit_to_links(
     lengths = [even.lengths(layout, j) for j in range(layout.blocks)]
     first, *rest = (sum(each[channel][0] for channel in algorithm.local.channels) for each in lengths)
     costs = _costs(Job(even, layout, model, objective(), seed, clients), links)[:, 0]
-    fixed = costs - first / links.uplink  # of each client, whatever its block
+    fixed = costs - first / links.uplink  # seconds of each client that do not depend on its block
     sizes = fitted_sizes(
         links.uplink, sampled, uplink.blocks, uplink.haste, stream(seed, "fit"), fixed, first + sum(rest)
     )
@@ -199,7 +208,7 @@ class NetworkSimulator(RoundHooks):
 
 
 def _refuse_unknown_sizes(job: Job) -> None:
-    """Refuse clients whose number of examples is unknown, since it determines who will be late."""
+    """Raise a UserError if a client's number of examples is unknown, since it determines who will be late."""
     counts = {job.algorithm.local.evaluations(examples, 1 << 20) for examples in (1, 1 << 20)}
     unknown = [client for client in range(len(job.clients)) if not job.examples(client)]
     if len(counts) > 1 and unknown:
@@ -211,7 +220,7 @@ def _refuse_unknown_sizes(job: Job) -> None:
 
 
 def _costs(job: Job, links: Links) -> np.ndarray:
-    """Return the seconds that each client takes with each block; if the length of uploads varies, with the longest."""
+    """Return the seconds that each client takes with each block, for the longest upload if lengths vary."""
     algorithm, layout = job.algorithm, job.layout
     sends = not algorithm.uplink.pooled
     upload = [sends * sum(map(sum, algorithm.lengths(layout, j).values())) for j in range(layout.blocks)]

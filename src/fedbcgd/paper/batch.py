@@ -1,8 +1,9 @@
-"""Long runs of many items, in the order of what decides most: stopped and started at any time, in any number of processes.
+"""The runs of many items, those that decide most claims first. May be stopped and started at any time, in any number of
+processes.
 
-A `Step` is one repetition of one contender; before it stands the search for the contender's hyper-parameters. After each
-run everything is looked at anew, so several processes may work in one folder: each takes the first run that is due and that
-no other has taken. What is finished is packed at once, and the pages are written.
+A `Step` is one repetition of one contender; the search for the contender's hyper-parameters comes before it. After each
+run the state of all steps is read again from the disk, so that several processes may work in one folder: each takes the
+first run that is due and that no other process has taken. Finished runs are packed at once, and the pages are written.
 """
 
 import json
@@ -22,9 +23,9 @@ from fedbcgd.paper.results import PanelResult
 from fedbcgd.paper.spec import Contender, Panel
 from fedbcgd.runs.batch import Planned, run_all
 
-WAIT = 5.0  # seconds until a process that has nothing to do looks again
+WAIT = 5.0  # seconds until a process that has nothing to do checks again
 
-# Who decides most, first.
+# Contenders, those that decide most claims first.
 RANKING = (
     *("fedavg", "fedbcgd", "fedbcgd+", "fedbcgd+derived", "scaffold-blocks", "qsgd+fedbcgd", "qsgd+fedbcgd+"),
     *("fedpaq", "topk", "fedavgm", "scaffold-derived", "feddc-derived", "fedadam", "scaffold", "feddc"),
@@ -38,8 +39,8 @@ class Group:
 
     title: str
     items: tuple[str, ...]
-    panels: str = ""  # whose key contains this
-    contenders: tuple[str, ...] = ()  # all, if empty
+    panels: str = ""  # only panels whose key contains this
+    contenders: tuple[str, ...] = ()  # only these; empty: all
     seeds: tuple[int, ...] = (1,)
 
 
@@ -69,7 +70,7 @@ class Step:
 
     @property
     def key(self) -> str:
-        """What two steps with the same run have in common."""
+        """A text that is equal for steps that need the same run."""
         panel = {
             k: v for k, v in asdict(self.panel).items() if k in ("data", "model", "local", "run", "budget", "effort")
         }
@@ -85,11 +86,11 @@ class Step:
 
 
 def steps(names: Sequence[str], request: Request) -> list[Step]:
-    """Return all steps of some items, in order, none twice."""
+    """Return all steps of some items, in order, each once."""
     out: dict[str, Step] = {}
     groups = GROUPS if len(names) > 1 else [Group(ITEMS[n].title, (n,), "", (), tuple(range(1, 100))) for n in names]
     for group in groups:
-        found = [
+        group_steps = [
             Step(group.title, name, panel, contender, seed)
             for name in group.items
             if name in names
@@ -100,7 +101,7 @@ def steps(names: Sequence[str], request: Request) -> list[Step]:
             for seed in group.seeds
             if seed <= request.seeds_of(panel)
         ]
-        for step in sorted(found, key=lambda step: (step.seed, _rank(step.contender))):
+        for step in sorted(group_steps, key=lambda step: (step.seed, _rank(step.contender))):
             out.setdefault(step.key, step)
     return list(out.values())
 
@@ -113,8 +114,8 @@ class Batch:
     """The steps that are left of a request.
 
     Args:
-        names: Names of the items.
-        request: What was asked for.
+        names: names of the items.
+        request: what was asked for.
     """
 
     def __init__(self, names: Sequence[str], request: Request):
@@ -124,17 +125,20 @@ class Batch:
         self.steps = [step for step in steps(names, request) if self.due(step)]
 
     def due(self, step: Step) -> list[Planned]:
-        """Return the runs that can be done now: of the search, or the step's own; none if the step is finished."""
-        found = self._search(step)
-        if found.chosen is None:
-            return list(found.due)
-        chosen = {step.contender.key: found.chosen}
+        """Return the runs that can be done now: those of its search, or its own run; empty if the step is finished."""
+        search_state = self._search(step)
+        if search_state.chosen is None:
+            return list(search_state.due)
+        chosen = {step.contender.key: search_state.chosen}
         ((_, planned),) = plan.seed_runs(step.panel, chosen, step.seed, self.request.machine)
         self._restore([planned])
         return [] if engine.finished(planned, self.request.runs) else [planned]
 
     def costs(self) -> dict[str, tuple[Cost, Cost]]:
-        """Estimate what is left of each group: searches, and runs. A search that is begun counts whole."""
+        """Estimate the cost of what is left of each group: of its searches, and of its other runs.
+
+        A search that has begun counts as a whole.
+        """
         out: dict[str, tuple[list[Cost], list[Cost]]] = {}
         counted = set()
         for step in self.steps:
@@ -147,7 +151,7 @@ class Batch:
         return {group: (total(searches), total(runs)) for group, (searches, runs) in out.items()}
 
     def _search(self, step: Step) -> search.Search:
-        """Return how far the search is that a step waits for."""
+        """Return the state of the search that a step waits for."""
         machine, panel = self.request.machine, step.panel
         first = search.rungs(panel, step.tuned)[:1]
         points = search.candidates(panel, step.tuned)
@@ -166,20 +170,20 @@ class Batch:
         """Do all that is left.
 
         Args:
-            display: Makes the progress display for a run with this label.
-            say: Called with a line when a run begins or ends.
-            write: Called with an item and its results when a run of it is finished.
+            display: makes the progress display for a run with this label.
+            say: called with a line when a run begins or ends.
+            write: called with an item and its results when a run of it is finished.
         """
         while self.steps:
             if not any(self._take(step, display, say, write) for step in list(self.steps)):
                 if not self.steps:
                     return
-                time.sleep(WAIT)  # other processes are at work on all that is due
+                time.sleep(WAIT)  # other processes do all runs that are due
 
     def _take(
         self, step: Step, display: Display, say: Callable[[str], None], write: Callable[[str, list[PanelResult]], None]
     ) -> bool:
-        """Do one run of a step, unless other processes are at work on all of them; return whether a run was done."""
+        """Do one run of a step, unless other processes do all of its runs; return whether a run was done."""
         for planned in self.due(step):
             if not self._run(planned, display, say):
                 continue
@@ -193,7 +197,7 @@ class Batch:
         return False
 
     def _run(self, planned: Planned, display: Display, say: Callable[[str], None]) -> bool:
-        """Do a run and return True; return False if another process is at work on it."""
+        """Do a run and return True; return False if another process does it."""
         try:
             with exclusive_lock(make_folder(self.request.runs / planned.folder)):
                 pass
@@ -205,14 +209,14 @@ class Batch:
                 recorder = CommitRecorder(shown, [planned], self.request.runs)
                 (outcome,) = run_all([planned], self.request.runs, recorder, figures=False).values()
         except Busy:
-            return False  # taken in this moment
+            return False  # another process has begun it in this moment
         say(
             f"{time.strftime('%F %T')} {planned.label}: {_result(outcome.final)}{outcome.stopped}, {outcome.seconds:.0f} s"
         )
         return True
 
     def _keep(self, item: str, write: Callable[[str, list[PanelResult]], None]) -> None:
-        """Pack what is finished of an item and write its pages, while no other process does."""
+        """Pack the finished runs of an item and write its pages, when no other process does."""
         while True:
             try:
                 with exclusive_lock(self.request.out):

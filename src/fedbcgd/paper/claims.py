@@ -25,9 +25,9 @@ Test = Callable[[Results], Verdict]
 class Observation:
     """The comparisons of a claim in one panel."""
 
-    confirmed: tuple[bool, ...]  # for each comparison, whether it came out as claimed; empty if nothing is decided
+    confirmed: tuple[bool, ...]  # for each comparison, whether it came out as claimed; empty: nothing is decided
     text: str
-    level: int = 0  # comparisons without a winner
+    level: int = 0  # how many comparisons have no winner
 
 
 Observe = Callable[[PanelResult, Sequence[str]], Observation]
@@ -37,13 +37,13 @@ def judge(item: Item, claim: Claim, results: Results, scale: Scale) -> Verdict:
     """Test a claim at a scale.
 
     Args:
-        item: The item that makes the claim.
-        claim: The claim.
-        results: The results of the item's panels.
-        scale: The scale at which they were measured.
+        item: the item that makes the claim.
+        claim: the claim.
+        results: the results of the item's panels.
+        scale: the scale at which they were measured.
 
     Returns:
-        The verdict. Where the scale cannot test the claim, it still has the measured numbers as evidence.
+        The verdict. If the scale cannot test the claim, the verdict still has the measured numbers as evidence.
     """
     verdict = claim.test({key: result for key, result in results.items() if claim.panels in key})
     if verdict.status == NOT_RUN and scale in claim.scales:
@@ -101,14 +101,14 @@ def over_panels(
 ) -> Test:
     """Return a test that holds if a comparison comes out as claimed in every panel.
 
-    Contenders that were not run are named in the verdict, and a panel near chance decides nothing.
+    The verdict names contenders that were not run. A panel whose values are near chance decides nothing.
 
     Args:
-        needed: Contenders without which a panel is not observed.
-        others: Further contenders; if there are any, at least one must have been run.
-        observe: Gets the result of a panel and those of `others` that were run.
-        counted: Whether the evidence begins with the number of confirmed comparisons.
-        available_in: Whether a panel has what the test compares of a contender.
+        needed: contenders that must have been run in a panel, or the panel is left out.
+        others: further contenders; if there are any, at least one must have been run.
+        observe: a function of the result of a panel and of those of `others` that were run; it makes the comparisons.
+        counted: whether the evidence begins with the number of confirmed comparisons.
+        available_in: returns whether the result of a panel has what the test compares of a contender.
     """
 
     def test(results: Results) -> Verdict:
@@ -129,7 +129,7 @@ def over_panels(
 
 
 def _note_chance(r: PanelResult, compared: Sequence[str], observation: Observation) -> Observation:
-    """Drop comparisons that are near chance, and add to the text whose search found nothing better than chance."""
+    """Drop comparisons near chance, and name the contenders whose search found nothing better than chance."""
     if r.near_chance(compared) or not observation.confirmed:
         return Observation((), f"{observation.text} (near chance, which is {r.chance:g} %: decides nothing)")
     failed = [r.title(key) for key in compared if r.search_failed(key)]

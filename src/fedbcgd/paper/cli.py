@@ -47,11 +47,11 @@ def reproduce(
 ) -> None:
     """Run a table or figure of the paper and say which of its claims hold.
 
-    paper: the paper's setting to the letter, for people with GPUs. desk: of that, what days of a few cores bear. cpu: a
-    miniature for two cores. smoke: a trial of the machinery in under a minute.
+    Scales: paper is the paper's setting to the letter, for people with GPUs; desk is the part of it that a few cores
+    compute in days; cpu is a miniature for two cores; smoke tries the machinery in under a minute.
 
     Finished runs are kept and not run again; items share the runs they have in common. At scale desk the runs that decide
-    most come first, each kept as it ends, and several processes may work in one folder.
+    most claims come first, each is kept when it ends, and several processes may work in one folder.
     """
     from fedbcgd.display.progress import wide_console
     from fedbcgd.paper import command

@@ -40,9 +40,9 @@ def item_names(item: str, scale: str = "cpu", only: str = "") -> list[str]:
     """Return the names of the requested items.
 
     Args:
-        item: The name of an item, or "all".
-        scale: The scale.
-        only: With "all": leave out items without a panel whose key contains this.
+        item: the name of an item, or "all".
+        scale: the scale.
+        only: with "all", items without a panel whose key contains this are left out.
 
     Raises:
         UserError: there is no such item, scale or panel.
@@ -70,9 +70,9 @@ def check(names: Sequence[str], request: Request, run: bool = True) -> None:
     """Check a request before hours of work.
 
     Args:
-        names: Names of the items.
-        request: What was asked for.
-        run: Whether runs are to be computed, which needs their data sets.
+        names: names of the items.
+        request: what was asked for.
+        run: whether runs are to be computed, which needs their data sets.
 
     Raises:
         UserError: the folder has results of another scale, or a data set or panel is unknown or missing.
@@ -99,7 +99,7 @@ def check(names: Sequence[str], request: Request, run: bool = True) -> None:
 
 
 def _check_keeps_results(name: str, request: Request) -> None:
-    """Refuse to rewrite a page without a panel it has: without the data set, its runs cannot be identified."""
+    """Raise a UserError if a page would be rewritten without a panel that it has, since the panel's data set is missing."""
     path = request.out / name / "scores.csv"
     if not path.exists():
         return
@@ -123,9 +123,18 @@ def make_request(
     device: str = "cpu",
     precision: str | None = None,
 ) -> Request:
-    """Return the request of these command-line options; `data` has texts such as "emnist-byclass=mine".
+    """Return the request that these command-line options make.
 
-    Without a precision it is fp32, and bf16 at scale `desk` if the device computes in it; a folder keeps to its first.
+    Args:
+        scale: the scale.
+        out: the folder for everything; None: runs/reproduce-SCALE.
+        only: only panels whose key contains this.
+        seeds: the number of seeds; None: that of the scale.
+        data: texts such as "emnist-byclass=mine", which replace a data set by another.
+        workers: how many processes; None: one per core.
+        device: where clients compute.
+        precision: "fp32" or "bf16"; None: that of the results in the folder; without results "bf16" at scale `desk` if
+            the device computes in it, else "fp32".
 
     Raises:
         UserError: the scale is unknown, or a text in `data` has another form.
@@ -175,11 +184,11 @@ def reproduce(
     """Run an item, write its files and print its tables and verdicts.
 
     Args:
-        name: Name of the item.
-        request: What was asked for.
-        display: Makes the progress display.
-        console: Where to print.
-        run: Whether to run what is not finished.
+        name: name of the item.
+        request: what was asked for.
+        display: makes the progress display.
+        console: where to print.
+        run: whether to run what is not finished.
 
     Returns:
         Key, text, verdict and evidence of each claim.
@@ -201,7 +210,7 @@ def reproduce(
 
 
 def run_batch(names: Sequence[str], request: Request, display: Display, console: Console) -> None:
-    """Do all runs of some items that are not finished, in the order of what decides most; see `batch`."""
+    """Do all unfinished runs of some items, those that decide most claims first; see `batch`."""
     differences: dict[str, list[str]] = {}
     for item in (ITEMS[name] for name in names if not ITEMS[name].runs_of):
         for line in reductions(item, engine.panels_for(item, request)):
@@ -221,7 +230,7 @@ def run_batch(names: Sequence[str], request: Request, display: Display, console:
 
 
 def _timed(machine: Machine) -> str:
-    """Return what the estimates of costs are for."""
+    """Return a text that says what the estimates of costs hold for."""
     workers = cores() if machine.workers is None else machine.workers
     return f"hours with {workers} workers in {machine.precision}, by a short timing, if the machine does nothing else"
 

@@ -110,7 +110,7 @@ def compare_finals(r: PanelResult, first: str, second: str) -> int:
 def compare_floats(r: PanelResult, first: str, second: str) -> int:
     """Compare floats to the target: 1 if `first` was sooner, −1 if it was later or never reached it, 0 if level.
 
-    Uploads that differ by no more than the distance between evaluations are level.
+    Two contenders are level if their uploads differ by no more than the upload between two evaluations.
     """
     own, others = r.mean_floats_to_target(first), r.mean_floats_to_target(second)
     if not math.isfinite(own):
@@ -142,7 +142,7 @@ def _against_each(
 def _with_enough_digits(
     r: PanelResult, keys: Sequence[str], number: Callable[..., str]
 ) -> Callable[[PanelResult, str], str]:
-    """Return `number` with as many digits as tell the first contender's value from the others'."""
+    """Return `number` with enough digits to tell the first contender's value from the others'."""
     final = number is format_final
     values = [r.final(key)[0] if final else r.mean_floats_to_target(key) for key in keys]
     digits = _digits(r, values, r.digits if final else 1)
@@ -150,7 +150,7 @@ def _with_enough_digits(
 
 
 def _digits(r: PanelResult, values: Sequence[float], usual: int | None = None) -> int:
-    """Return how many digits tell the first value from the others, at least the usual ones and at most three more."""
+    """Return how many digits tell the first value from the others: at least the usual number, at most three more."""
     first, *rest = values
     usual = r.digits if usual is None else usual
     for digits in range(usual, usual + 3):

@@ -1,4 +1,4 @@
-"""Estimates of running time: gradients counted from the descriptions, times seconds of a short timing on this machine."""
+"""Estimates of running time: the number of gradients, counted from the settings, times seconds measured on this machine."""
 
 import json
 import time
@@ -20,7 +20,7 @@ from fedbcgd.paper.spec import Contender, Item, Panel, Scale
 from fedbcgd.simulation import simulate
 
 RUN_SECONDS = 3.3  # start and end of a run with worker processes
-STEPS, PARAMETERS = 8, 5_000_000  # of a timed round at most: steps, and steps times parameters
+STEPS, PARAMETERS = 8, 5_000_000  # limits of a timed round: steps, and steps times parameters
 ENOUGH = 2.0  # seconds after which the timing of a network ends
 
 
@@ -78,7 +78,7 @@ def search_cost(panel: Panel, contender: Contender, machine: Machine) -> Cost:
 
 
 def _start(panel: Panel, machine: Machine) -> float:
-    """Return the seconds in which a run begins and ends."""
+    """Return the seconds that the start and the end of a run take."""
     return RUN_SECONDS * (_workers(panel, machine) != 0)
 
 
@@ -150,7 +150,7 @@ def _clock(machine: Machine) -> float:
 
 
 def catalogue_facts(panel: Panel) -> tuple[DataFacts, int]:
-    """Return the facts of a panel's data set and its number of test images; one that is in the catalogue is not loaded."""
+    """Return the facts of a panel's data set and its number of test images, without loading a data set of the catalogue."""
     name = panel.data["name"]
     if name not in KNOWN and name != EMBEDDED:  # a user's own
         facts = data_facts(panel)

@@ -1,4 +1,4 @@
-"""Runs any item: the search chooses hyper-parameters on held-out data, then every seed is run; finished runs are kept."""
+"""Runs an item: a search chooses hyper-parameters on held-out data, then every seed is run; finished runs are kept."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -20,7 +20,7 @@ from fedbcgd.runs import config as configuration
 from fedbcgd.runs import folder as run_folder
 from fedbcgd.runs.batch import Planned, run_all
 
-MAX_SEEDS = 5  # finished runs of seeds up to this are shown, also where fewer are requested
+MAX_SEEDS = 5  # finished runs of seeds up to this one are shown, even if fewer seeds are requested
 
 Display = Callable[[list[str]], AbstractContextManager[Any]]
 Options = Mapping[str, Any]
@@ -100,10 +100,10 @@ def run(
     """Run all runs of an item that are not finished.
 
     Args:
-        item: The table or figure.
-        request: Scale, folder, panels and seeds.
-        display: Makes the progress display for runs with these labels.
-        write: Called with the results so far after each seed.
+        item: the table or figure.
+        request: scale, folder, panels and seeds.
+        display: makes the progress display for runs with these labels.
+        write: called with the results so far after each seed.
 
     Returns:
         The results of every panel at this scale, in order.
@@ -125,9 +125,9 @@ def gather(panels: Iterable[Panel], request: Request, needed: Sequence[Panel] = 
     """Collect the finished runs of these panels, also of seeds that are not requested.
 
     Args:
-        panels: The panels.
-        request: Scale and folders.
-        needed: Panels whose data set must be available. Without its data set, another panel's result is empty.
+        panels: the panels.
+        request: scale and folders.
+        needed: panels whose data set must be available. The result of any other panel is empty if its data set is missing.
 
     Raises:
         UserError: the data set of a needed panel is missing.
@@ -170,13 +170,13 @@ def _gather_panel(panel: Panel, request: Request) -> PanelResult:
 def _gather_search(panel: Panel, request: Request) -> tuple[list[Trial], dict[str, Options], set[str]]:
     """Return the trials of all finished rungs, the chosen hyper-parameters, and the folders of finished search runs."""
     packs.restore(request.out, (planned.folder for planned in search.first_trials(panel, request.machine)))
-    found = {c.key: search.state(panel, c, request.runs, request.machine) for c in panel.contenders}
-    chosen = {key: state.chosen for key, state in found.items() if state.chosen is not None}
+    searches = {c.key: search.state(panel, c, request.runs, request.machine) for c in panel.contenders}
+    chosen = {key: state.chosen for key, state in searches.items() if state.chosen is not None}
     for contender in panel.contenders:
         if contender.tuned_as in chosen:
             chosen[contender.key] = chosen[contender.tuned_as]
-    trials = [trial for state in found.values() for trial in state.trials]
-    return trials, chosen, {folder for state in found.values() for folder in state.folders}
+    trials = [trial for state in searches.values() for trial in state.trials]
+    return trials, chosen, {folder for state in searches.values() for folder in state.folders}
 
 
 def finished(planned: Planned, runs: Path) -> Outcome | None:

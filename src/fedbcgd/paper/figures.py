@@ -16,16 +16,16 @@ from fedbcgd.paper.results import PanelResult
 from fedbcgd.paper.spec import Contender
 
 HEIGHT = 2.5  # inches of a row
-SMOOTH = 5  # evaluations in a mean
+SMOOTH = 5  # how many evaluations are averaged for each point
 
 
 def draw(results: list[PanelResult], folder: Path, title: str) -> list[str]:
     """Draw figure.png and figure.svg.
 
     Args:
-        results: The results of an item's panels.
-        folder: Where to put the files.
-        title: Title of the figure.
+        results: the results of an item's panels.
+        folder: where to put the files.
+        title: title of the figure.
 
     Returns:
         The names of the files; none if nothing was run.
@@ -79,7 +79,7 @@ def _is_crowded(result: PanelResult) -> bool:
 
 
 def _spend_alike(result: PanelResult) -> bool:
-    """Return whether a round of each of several contenders costs the same, so that all axes would show one picture."""
+    """Return whether a round costs the same for each of several contenders, so that all axes would show one picture."""
     costs = set()
     for outcomes in result.outcomes.values():
         for row in (o.rows[-1] for o in outcomes.values() if o.rows):
@@ -90,15 +90,15 @@ def _spend_alike(result: PanelResult) -> bool:
 def _lengths_differ(panel: Axes) -> bool:
     """Return whether the longest line is more than three times as long as the shortest, which would be squeezed."""
     ends = [np.asarray(line.get_xdata(), float) for line in panel.get_lines()]
-    last = [x[-1] for x in ends if len(x) > 2]  # a level has two points
+    last = [x[-1] for x in ends if len(x) > 2]  # a horizontal line has two points
     return bool(last) and bool(max(last) > 3 * min(last))
 
 
 def contender_looks(contenders: Sequence[Contender]) -> dict[str, Look]:
     """Return a look for each contender, by key.
 
-    Of contenders with the same algorithm, the one with the fewest changed options has the algorithm's look, of equals the
-    one that is tuned itself; the others have variants of it.
+    Of contenders with the same algorithm, the one with the fewest changed options has the algorithm's look, and the others
+    have variants of it. If several have equally few, one that has a search of its own comes first.
     """
     plainest: dict[str, Contender] = {}
     for contender in sorted(contenders, key=lambda c: (_count_changed_options(c), c.tuned_as is not None)):
@@ -130,7 +130,7 @@ def _curves(panel: Axes, result: PanelResult, metric: str, axis: str, styles: di
         look = styles[contender.key]
         if (
             axis == "upload_d" and contender.rounds_of is not None
-        ):  # it uploads nothing: draw its final value as a level
+        ):  # it uploads nothing: draw its final value as a horizontal line
             final = result.final(contender.key)[0] / result.unit
             if metric == result.metric and np.isfinite(final):
                 style = {k: v for k, v in plots.line(look).items() if not k.startswith("mark")}

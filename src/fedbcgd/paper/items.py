@@ -1,4 +1,6 @@
-"""The items of the paper: what is run for each, what it claims, what it leaves open. Tables 2 to 6 are in tables2to6.py."""
+"""The items of the paper: what is run for each, what it claims, and what the paper leaves open. Tables 2 to 6 are in
+tables2to6.py.
+"""
 
 from fedbcgd.paper import printed as paper
 from fedbcgd.paper import settings as s

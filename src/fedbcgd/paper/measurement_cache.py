@@ -30,8 +30,8 @@ class MeasurementCache:
     """Measurements in a folder, or none at all without a folder.
 
     Attributes:
-        seconds: What all requested measurements took, cached ones included.
-        commits: The commits that made them.
+        seconds: the time that all requested measurements took, cached ones included.
+        commits: the commits of the source that made them.
     """
 
     def __init__(self, folder: Path | None = None, commit: str = ""):
@@ -46,11 +46,11 @@ class MeasurementCache:
         return round(self.seconds / 3600, 3)
 
     def get(self, settings: Mapping[str, Any], measure: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-        """Return the measurement with these settings, and make it if there is none or its file is damaged.
+        """Return the measurement with these settings; measure if there is none, or if its file is damaged.
 
         Args:
-            settings: Everything the measurement depends on, as JSON values.
-            measure: Makes the measurement. Infinite numbers are written as null.
+            settings: everything the measurement depends on, as JSON values.
+            measure: makes the measurement. Infinite numbers are written as null.
         """
         plain: dict[str, Any] = json.loads(as_json(dict(settings)))
         path = None if self._folder is None else self._folder / f"{_digest(plain)}.json"

@@ -1,4 +1,4 @@
-"""What is read off a run: the mean of its last tenth, and the upload at which it reached a target."""
+"""The numbers that are taken from a run: the mean over its last tenth, and the upload at which it reached a target."""
 
 import math
 import statistics
@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from fedbcgd.engine.loop import Row
 
 TENTH = 0.1
-ROUNDING = 1e-6  # of single precision: 0.1 is 0.10000000149 there, and a mean of equal values need not be that value
+# Allowance for rounding in single precision: 0.1 becomes 0.10000000149, and the mean of equal values may differ from them.
+ROUNDING = 1e-6
 
 
 def last_tenth(rows: Sequence[Row], metric: str) -> float:

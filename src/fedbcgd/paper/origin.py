@@ -17,7 +17,7 @@ def current_commit(package: Path = Path(__file__).parents[1]) -> str:
     """Return the short commit hash of the running source, followed by `-changed` if files differ from it.
 
     Args:
-        package: Folder of the package `fedbcgd`.
+        package: folder of the package `fedbcgd`.
 
     Returns:
         `unknown` if the package is not in a git checkout of this project.

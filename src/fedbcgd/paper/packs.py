@@ -69,9 +69,9 @@ def add(out: Path, item: str, folders: Iterable[Path]) -> None:
     """Add finished runs to the pack of an item, except those in another item's pack.
 
     Args:
-        out: The folder of all items.
-        item: Name of the item.
-        folders: Folders of finished runs.
+        out: the folder of all items.
+        item: name of the item.
+        folders: folders of finished runs.
     """
     path = out / item / NAME
     elsewhere = {name for other in _packs(out) if other != path for name in read(other)}
@@ -86,8 +86,8 @@ def restore(out: Path, names: Iterable[str]) -> None:
     """Unpack runs into `OUT/runs`; existing folders and runs that are in no pack are left alone.
 
     Args:
-        out: The folder of all items.
-        names: Folder names of the runs.
+        out: the folder of all items.
+        names: folder names of the runs.
     """
     missing = {name for name in names if not (out / "runs" / name).exists()}
     for path in _packs(out) if missing else ():

@@ -1,4 +1,4 @@
-"""The files of an item: tables with the paper's numbers beside ours, the search, the verdicts, and how it was run."""
+"""The files of an item: tables of the paper's numbers and ours, its search, its verdicts, and how it was run."""
 
 import platform
 from collections.abc import Iterable, Mapping
@@ -144,12 +144,12 @@ def markdown(
     """Return the README.md of an item.
 
     Args:
-        item: The item.
-        request: What was asked for.
-        results: The results of all its panels.
-        verdicts: From `judge_all`.
-        about: How it was run.
-        drawn: File names of its figure.
+        item: the item.
+        request: what was asked for.
+        results: the results of all its panels.
+        verdicts: what `judge_all` returned.
+        about: how the item was run, see `about_runs`.
+        drawn: the file names of its figure.
     """
     parts = [
         f"# {item.title}",

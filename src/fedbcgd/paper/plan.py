@@ -26,9 +26,10 @@ Options = Mapping[str, Any]
 class Machine:
     """Where runs are computed."""
 
-    workers: int | None = None  # does not change a run's folder
-    device: str = "cpu"  # changes it: another device gives other bits
-    precision: str = "fp32"  # changes it
+    # Another device or precision gives other bits, and so another folder for a run; another number of workers does not.
+    workers: int | None = None
+    device: str = "cpu"
+    precision: str = "fp32"
 
 
 class DataFacts(NamedTuple):
@@ -85,7 +86,7 @@ def _network_without_memory(model: str, shape: tuple[int, int, int], classes: in
 
 
 def network_shapes(panel: Panel, facts: DataFacts) -> nn.Module:
-    """Return the panel's network with shapes and no memory."""
+    """Return the panel's network on the meta device: with shapes, but without memory."""
     return _network_without_memory(json.dumps(dict(panel.model)), facts.shape, facts.classes)
 
 
@@ -93,9 +94,9 @@ def upload_per_round(panel: Panel, contender: Contender, facts: DataFacts | None
     """Return the mean upload of a client in a round, in d.
 
     Args:
-        panel: The setting.
-        contender: One of its contenders.
-        facts: Facts of the data set; by default it is loaded.
+        panel: the setting.
+        contender: one of its contenders.
+        facts: facts of the data set; by default it is loaded.
     """
     algorithm = make_algorithm(**{**panel.local, **contender.algorithm})
     return algorithm.upload_d(algorithm.uplink.layout(network_shapes(panel, facts or data_facts(panel))))
@@ -108,7 +109,7 @@ def count_rounds(panel: Panel, contender: Contender, facts: DataFacts | None = N
 
 
 def count_search_rounds(panel: Panel, rounds: int) -> int:
-    """Return the rounds of a run of the search, where a whole run has `rounds`."""
+    """Return the rounds of a run of the search, if a whole run has `rounds`."""
     return min(rounds, max(panel.effort.min_rounds, math.ceil(panel.effort.share * rounds)))
 
 
@@ -145,15 +146,15 @@ def planned(
     """Plan a run.
 
     Args:
-        panel: The setting.
-        contender: One of its contenders.
-        chosen: Its hyper-parameters.
-        seed: Of the run.
-        stop: When it ends and is evaluated: options of `[run]`.
-        data: Further options of `[data]`.
-        label: For progress and messages.
-        machine: Where it is computed.
-        extended: Options of `[run]` that may change as the run goes on, and so are no part of its folder's name.
+        panel: the setting.
+        contender: one of its contenders.
+        chosen: its hyper-parameters.
+        seed: the seed of the run.
+        stop: when the run ends and is evaluated, as options of `[run]`.
+        data: further options of `[data]`.
+        label: the name of the run in progress and messages.
+        machine: where it is computed.
+        extended: options of `[run]` that may change when the run is resumed, and so do not enter its folder's name.
     """
     run = {k: v for k, v in panel.run.items() if k != "workers"} | {"seed": seed, **stop}
     if machine.device != "cpu":

@@ -9,16 +9,16 @@ from fedbcgd.paper.spec import Effort, Printed
 CLIENTS, COHORT = 100, 10
 RATES = (0.01, 0.03, 0.05, 0.1, 0.2, 0.3)
 MOMENTA = (0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
-# The paper prints deviations but not of how many runs: three are taken. It does not say how it searched either. It prints
-# floats in whole d, so a run of 1000 d is evaluated once in each d.
+# The paper prints deviations, but does not say over how many runs, nor how it searched: three seeds are taken here. It
+# prints floats in whole d, so a run of 1000 d is evaluated once in each d.
 EFFORT = Effort({"lr": RATES, "momentum": MOMENTA}, seeds=3, share=1.0, evaluations=1000)
 
 CNN_LOCAL: dict[str, Any] = {"local_epochs": 5, "batch_size": 50, "lr_decay": 0.998, "weight_decay": 0.001}
 VIT_LOCAL = CNN_LOCAL | {"local_epochs": 1, "batch_size": 16}
 LINEAR_LOCAL = CNN_LOCAL | {"local_epochs": 1}
 
-# The regulariser of logistic regression is 1e-4·L, with L = λ_max(AᵀA/n)/4 the smoothness of the loss. Of EMNIST's
-# images, scaled to mean 0 and deviation 1, L = 55.1.
+# The regulariser of logistic regression is 1e-4·L, where L = λ_max(AᵀA/n)/4 is the smoothness of the loss. For the images
+# of EMNIST, scaled to mean 0 and deviation 1, L = 55.1.
 SMOOTHNESS = {"emnist-byclass": 55.1, "embedded": 75.8}
 
 BLOCKS = {"lenet5": 4, "vgg11": 5, "resnet18": 5, "vgg19": 5, "vit-base": 6}  # LeNet-5: erratum 8

@@ -1,8 +1,9 @@
-"""Floats until an error of ε, measured on quadratics whose β, μ, σ and G are known, beside the theorems' orders.
+"""Floats until an error of ε, measured on quadratics whose β, μ, σ and G are known, compared with the theorems' orders.
 
-The theorems hold for *some* learning rate, so each algorithm gets, for each N, the best rate of a ladder, found with seed
-0. Other seeds at that rate are reported, or at the next smaller rate with which all of them reach ε. The floats are those
-of the ledger at the first of ten rounds whose mean f(x) − f* is at most ε: a single lucky round does not count.
+The theorems hold for *some* learning rate, so each algorithm gets, for each N, the best of several rates, found with seed
+0. Reported are other seeds at that rate or, if one of them does not reach ε, at the next smaller rate with which all do.
+The floats are those of the ledger at the first of ten rounds whose mean f(x) − f* is at most ε: a single lucky round does
+not count.
 """
 
 import math
@@ -55,7 +56,7 @@ class Size:
         """Return the quadratics. They are the same for every seed: a seed changes only the draws of a run."""
         s = self.setting
         sigma = s.sigma * BATCH**0.5  # of an example, so that a minibatch has σ
-        # The mean f itself is badly conditioned, as the theorems' β/μ is that of the worst f.
+        # conditioned=True: f itself must be badly conditioned, since β/μ in the theorems is that of the worst f.
         return quadratics(s.clients, self.dim, s.beta, s.mu, sigma, s.G, s.steps * BATCH, conditioned=True)
 
 
@@ -63,7 +64,7 @@ class StopAtEpsilon:
     """A callback that ends a run once it is at ε, or once its gap has stopped falling.
 
     Attributes:
-        reached: The first row of `WINDOW` rounds whose mean gap is at most ε; None if there is none.
+        reached: the first row of `WINDOW` rounds whose mean gap is at most ε; None if there is none.
     """
 
     def __init__(self, epsilon: float):
@@ -93,13 +94,13 @@ def floats_to_epsilon(
     """Run an algorithm until ε.
 
     Args:
-        size: Setting and limits.
-        problem: From `size.problem()`.
-        name: Name of the algorithm.
+        size: setting and limits.
+        problem: what `size.problem()` returned.
+        name: name of the algorithm.
         blocks: N; only for algorithms with blocks.
-        lr: Learning rate.
-        seed: Seed of the run.
-        budget: Upload in d after which to give up.
+        lr: learning rate.
+        seed: seed of the run.
+        budget: upload in d after which to give up.
 
     Returns:
         The arguments and `floats_d`, `rounds`, `gradient_evaluations` and `stopped`. `floats_d` is infinite if ε was not
@@ -159,9 +160,9 @@ def measure(size: Size, log: Callable[[str], None], cache: MeasurementCache | No
     """Measure the floats until ε of every algorithm and N.
 
     Args:
-        size: How much to measure.
-        log: Called with a line about each algorithm and N.
-        cache: Measurements that need not be repeated.
+        size: how much to measure.
+        log: called with a line about each algorithm and N.
+        cache: measurements that need not be repeated.
     """
     problem = size.problem()
     cache = cache or MeasurementCache()
@@ -223,7 +224,7 @@ class Fit:
 
     steady: float  # a
     falling: float  # b
-    worst_factor: float  # the largest factor between the fit and a measured value
+    worst_factor: float  # the largest factor by which the fit and a measured value differ
 
     def at(self, blocks: int) -> float:
         """Return a + b/N."""
@@ -234,18 +235,18 @@ def fit(rows: Sequence[Mapping[str, Any]], name: str) -> Fit | None:
     """Fit a + b/N to an algorithm's measured floats: least squares of the relative error, with a, b ≥ 0.
 
     Args:
-        rows: From `compare`.
-        name: Name of the algorithm.
+        rows: what `compare` returned.
+        name: name of the algorithm.
 
     Returns:
-        None if fewer than three values of N were measured, or ε was not reached at one of them.
+        The fit; None if fewer than three values of N were measured, or ε was not reached at one of them.
     """
     own = [(row["blocks"], row["measured_d"]) for row in rows if row["algorithm"] == name]
     if len(own) < 3 or not all(math.isfinite(y) for _, y in own):
         return None
     basis = np.array([[1 / y, 1 / (n * y)] for n, y in own])
     constants = np.linalg.lstsq(basis, np.ones(len(own)), rcond=None)[0]
-    if constants.min() < 0:  # then the other term alone
+    if constants.min() < 0:  # leave out the term with the negative constant, and fit the other one alone
         k = int(constants.argmax())
         constants = np.zeros(2)
         constants[k] = basis[:, k].sum() / np.square(basis[:, k]).sum()

@@ -48,12 +48,12 @@ def reductions(item: Item, used: list[Panel], seeds: Mapping[str, str] | None = 
     """Return the differences as lines such as `LeNet-5, CIFAR-10: local epochs E: 5 → 1`.
 
     Args:
-        item: The item, with its panels at scale `paper`.
-        used: Its panels at another scale.
-        seeds: How many seeds were run, by panel, where that is not what the panel plans.
+        item: the item, with its panels at scale `paper`.
+        used: its panels at another scale.
+        seeds: how many seeds were run, as text, by panel; None: as many as each panel plans.
 
     Returns:
-        First the differences that all panels have in common, then those of single panels, then panels left out.
+        First the differences that all panels have in common, then those of single panels, then the panels left out.
     """
     originals = item.panels["paper"]
     by_key = {panel.key: panel for panel in originals}

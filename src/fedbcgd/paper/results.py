@@ -10,7 +10,7 @@ from fedbcgd.paper.measures import floats_to, last_tenth, mean_and_deviation, st
 from fedbcgd.paper.spec import Contender, Panel, Printed
 
 ENDED_EARLY = "ended at the target"
-NEAR_CHANCE = 2.0  # times the accuracy of guessing: an accuracy up to that decides nothing
+NEAR_CHANCE = 2.0  # an accuracy of at most this many times that of guessing decides nothing
 
 
 @dataclass(frozen=True)
@@ -27,14 +27,14 @@ class Trial:
 
 @dataclass(frozen=True)
 class PanelResult:
-    """The finished runs of a panel, and what follows from them."""
+    """The finished runs of a panel, and the numbers that follow from them."""
 
     panel: Panel
     outcomes: Mapping[str, Mapping[int, Outcome]]  # by contender and seed; only contenders that were run
     chosen: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # hyper-parameters by contender
     trials: tuple[Trial, ...] = ()
-    commits: frozenset[str] = frozenset()  # that computed the runs
-    folders: frozenset[str] = frozenset()  # of all finished runs, the search included
+    commits: frozenset[str] = frozenset()  # the commits of the source that computed the runs
+    folders: frozenset[str] = frozenset()  # the folders of all finished runs, those of the search included
     unavailable: str = ""  # why finished runs cannot be identified: the data set is missing
     chance: float | None = None  # the accuracy of guessing in percent, if accuracy is the metric
     other_metric: str = ""  # replaces the panel's metric
@@ -112,8 +112,8 @@ class PanelResult:
     def floats_to_target(self, key: str) -> list[float]:
         """Return the upload to the target in d for each seed.
 
-        Infinity for a run that did not reach it, or that diverged after it did. Empty without a target, and for a
-        contender that uploads nothing.
+        It is infinity for a run that did not reach the target, or that diverged after reaching it. The list is empty if
+        there is no target, or if the contender uploads nothing.
         """
         if self.target is None or self.panel.contender(key).rounds_of is not None:
             return []
@@ -152,7 +152,7 @@ class PanelResult:
     def beats(self, first: str, second: str) -> bool:
         """Return whether `first` ended better than `second` by more than √(s₁² + s₂²), with s the deviation over seeds.
 
-        A run that diverged beats none.
+        A contender of which a run diverged beats none.
         """
         (a, da), (b, db) = self.final(first), self.final(second)
         if math.isnan(a) or math.isnan(b):

@@ -1,7 +1,7 @@
-"""The search for a contender's hyper-parameters on held-out data: what is tried, for how long, and who goes on.
+"""The search for a contender's hyper-parameters on held-out data: what is tried, for how long, and which are continued.
 
-Either all points of a grid are trained alike, or by successive halving (`Halving`): then a trial is one run that is
-extended from rung to rung, so nothing is computed twice, and an interrupted search goes on like any run.
+Either all points of a grid are trained equally long, or the search is by successive halving (`Halving`). A trial is then
+one run that is extended from rung to rung, so that nothing is computed twice and an interrupted search can be resumed.
 """
 
 import itertools
@@ -28,14 +28,15 @@ from fedbcgd.runs.batch import Planned
 from fedbcgd.runs.config import Config
 
 SEED = 0  # the repetitions have seeds 1, 2, …
-SCORED = {False: 0.1, True: 0.25}  # share of a trial's rounds whose mean is its score: of a whole grid, of a rung
+# The score of a trial is its mean over this share of its rounds, the last ones: without and with successive halving.
+SCORED = {False: 0.1, True: 0.25}
 
 Point = Mapping[str, float]
 
 
 @dataclass(frozen=True)
 class Rung:
-    """A stage of the search: so many candidates are trained up to this round."""
+    """A stage of the search, in which this many candidates are trained up to this round."""
 
     candidates: int
     rounds: int
@@ -43,13 +44,14 @@ class Rung:
 
 @dataclass(frozen=True)
 class Search:
-    """How far the search for a contender is.
+    """The state of the search for a contender.
 
     Attributes:
         trials: what was tried in each finished rung, in order.
-        due: the runs of the current rung that are not finished; empty at the end of the search.
-        chosen: the winner, if the search is at its end.
-        folders: of all finished runs; with halving only at the end of the search, as a trial may still be extended.
+        due: the runs of the current rung that are not finished; empty if the search is finished.
+        chosen: the winner; None: the search is not finished.
+        folders: the folders of all finished runs; with halving, empty until the search is finished, since a trial may
+            still be extended.
     """
 
     trials: tuple[Trial, ...] = ()
@@ -59,7 +61,7 @@ class Search:
 
 
 def candidates(panel: Panel, contender: Contender) -> list[dict[str, float]]:
-    """Return the option values that the search tries for a contender; none if it is tuned as another."""
+    """Return the option values that the search tries for a contender; empty if it takes those of another contender."""
     if contender.tuned_as is not None:
         return []
     grid = panel.effort.grid
@@ -83,12 +85,12 @@ def _draw(points: Sequence[dict[str, float]], count: int) -> list[dict[str, floa
 
 
 def rungs(panel: Panel, contender: Contender, facts: DataFacts | None = None) -> list[Rung]:
-    """Return the stages of the search for a contender; none if it needs no search.
+    """Return the stages of the search for a contender; empty if it needs no search.
 
     Args:
-        panel: The setting.
-        contender: One of its contenders.
-        facts: Facts of the data set; by default it is loaded.
+        panel: the setting.
+        contender: one of its contenders.
+        facts: facts of the data set; by default it is loaded.
     """
     left = len(candidates(panel, contender))
     if left < 2:
@@ -145,7 +147,7 @@ def first_trials(panel: Panel, machine: Machine) -> list[Planned]:
 
 
 def state(panel: Panel, contender: Contender, runs: Path, machine: Machine) -> Search:
-    """Read how far the search for a contender is from the folder of all runs."""
+    """Read the state of the search for a contender from the folder of all runs."""
     left: list[dict[str, float]] = candidates(panel, contender)
     if contender.tuned_as is not None:
         return Search()
@@ -178,13 +180,16 @@ def state(panel: Panel, contender: Contender, runs: Path, machine: Machine) -> S
 
 
 def _reached(planned: Planned, rounds: int, later: Sequence[int], runs: Path) -> list[Row] | None:
-    """Return the evaluations of a trial up to a round: none if it diverged before; None if it has not got there.
+    """Return the evaluations of a trial up to a round.
 
     Args:
-        planned: The trial, up to this round.
-        rounds: The round.
-        later: This round and those of the rungs that follow: it may have been extended since.
-        runs: The folder of all runs.
+        planned: the trial, up to this round.
+        rounds: the round.
+        later: this round and the last rounds of the rungs that follow, since the trial may have been extended.
+        runs: the folder of all runs.
+
+    Returns:
+        The evaluations; empty if the trial diverged before this round, None if it has not reached it yet.
     """
     folder = RunFolder(runs / planned.folder)
     config = configuration.complete(planned.config)
@@ -217,6 +222,6 @@ def _score(rows: Sequence[Row], panel: Panel) -> float:
 
 
 def _rank(scores: Sequence[float], higher_is_better: bool) -> list[int]:
-    """Return the indices from the best score to the worst: NaN (diverged) last, of equal ones the first first."""
+    """Return the indices from the best score to the worst, NaN (diverged) last; equal ones keep their order."""
     sign = -1.0 if higher_is_better else 1.0
     return sorted(range(len(scores)), key=lambda k: math.inf if math.isnan(scores[k]) else sign * scores[k])

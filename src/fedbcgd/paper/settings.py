@@ -1,4 +1,6 @@
-"""The panels at each scale: the paper's exact settings, what a desk bears of them, a miniature, a trial of the machinery."""
+"""The panels at each scale: the paper's exact settings, a part of them for a few cores and days (`desk`), a miniature
+(`cpu`), and a trial of the machinery (`smoke`).
+"""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -35,7 +37,7 @@ SMOKE_NO_SEARCH = replace(SMOKE_EFFORT, grid={"lr": (0.05,), "momentum": (0.5,)}
 
 Changes = Mapping[str, Any]  # new values of a panel's fields; see `with_changes`
 
-# Changes at scale `desk`, by model; it leaves out the other models.
+# Changes at scale `desk`, by model; other models are left out at that scale.
 DESK_CHANGES: dict[str, Changes] = {
     "lenet5": {"budget": 200.0, "effort": DESK_EFFORT},
     "resnet18": {
@@ -97,8 +99,8 @@ def with_changes(panel: Panel, changes: Changes) -> Panel:
     """Return a panel with changed fields.
 
     Args:
-        panel: The panel.
-        changes: New values by field. A mapping updates the panel's, and None in it removes a key; other values replace
+        panel: the panel.
+        changes: new values by field. A mapping updates the panel's, and None in it removes a key; other values replace
             the panel's.
     """
     new: dict[str, Any] = {}
@@ -113,8 +115,8 @@ def with_changes(panel: Panel, changes: Changes) -> Panel:
 def at_scale(panel: Panel, scale: Scale) -> Panel:
     """Return the paper's panel at a scale.
 
-    At scales `cpu` and `smoke` the printed targets are out of reach: the target is FedAvg's final value. Centralised
-    training is left out where the budget is small, as the paper prints it for its converged accuracy.
+    At scales `cpu` and `smoke` the printed targets are out of reach, so the target is FedAvg's final value. Centralised
+    training is left out if the budget is small, since the paper prints its accuracy after convergence.
     """
     name = panel.model["name"]
     if scale == "paper":
@@ -135,10 +137,10 @@ def at_all_scales(
     """Return the paper's panels at each scale.
 
     Args:
-        panels: The panels at scale `paper`. Scale `desk` leaves out the networks that it has no changes for, scale `cpu`
-            leaves out Tiny ImageNet, scale `smoke` has one panel.
-        cpu: Further changes at scale `cpu`.
-        desk: Further changes at scale `desk`.
+        panels: the panels at scale `paper`. Scale `desk` leaves out networks that have no entry in DESK_CHANGES, scale
+            `cpu` leaves out Tiny ImageNet, scale `smoke` has one panel.
+        cpu: further changes at scale `cpu`.
+        desk: further changes at scale `desk`.
     """
     smoke = next(panel for panel in panels if panel.model["name"] in SMOKE_CHANGES)
     return {
@@ -153,7 +155,7 @@ def at_all_scales(
 
 
 def block_options(network: str) -> dict[str, Any]:
-    """Return the block division of Appendix F for a network; five blocks if it names none."""
+    """Return the block division of Appendix F for a network; five blocks if the appendix has none for it."""
     return {"blocks": paper.BLOCKS[network], "divider": "paper"} if network in paper.BLOCKS else {"blocks": 5}
 
 
@@ -184,9 +186,9 @@ def fedbcgd_contenders(network: str) -> tuple[Contender, ...]:
 def desk_contenders(contenders: tuple[Contender, ...]) -> tuple[Contender, ...]:
     """Return the contenders as they are at scale `desk`.
 
-    α of FedDC and the server's learning rate of FedAdam are searched. What quantisation to eight bits is added to needs no
-    search of its own. What sends so little in a round that 200 d are thousands of rounds is run to the target. Next to
-    FedBCGD+ stand its forms that send half as much.
+    α of FedDC and the server's learning rate of FedAdam are searched, too. An algorithm with quantisation to eight bits
+    takes the hyper-parameters of the one without. A contender that sends so little in a round that 200 d are thousands of
+    rounds is run only until the target. The forms of FedBCGD+ that send half as much are added after it.
     """
     out = []
     for contender in contenders:

@@ -17,15 +17,15 @@ ONE_SEED = " (one seed)"  # appended to a verdict that rests on a single seed
 
 @dataclass(frozen=True)
 class Contender:
-    """A row of a table, a curve of a figure."""
+    """What is compared: a row of a table, or a curve of a figure."""
 
     key: str
     title: str
     algorithm: Mapping[str, Any]  # the algorithm's name and fixed options
     grid: tuple[str, ...] = ("lr",)  # options that are searched; their values are in the panel's `Effort.grid`
-    tuned_as: str | None = None  # another contender of the panel, whose chosen options this one takes
-    rounds_of: str | None = None  # for one that uploads nothing: the contender whose number of rounds it gets
-    until_target: bool = False  # only its floats to the target are wanted: its runs end there
+    tuned_as: str | None = None  # another contender of the panel, from whose search this one takes its options
+    rounds_of: str | None = None  # for a contender that uploads nothing: the one whose number of rounds it gets
+    until_target: bool = False  # whether its runs end at the target, since only its floats to the target are needed
 
 
 @dataclass(frozen=True)
@@ -41,12 +41,12 @@ class Printed:
 class Halving:
     """Successive halving: all candidates are trained a little, then the better half of them further, and so on.
 
-    The gradient evaluations are divided equally among the rungs, and those of a rung among the candidates that are left:
-    an algorithm with more hyper-parameters gets no more of them.
+    The gradient evaluations are divided equally among the rungs, and those of a rung among the candidates that are left.
+    So the search for an algorithm with more hyper-parameters does not get more gradient evaluations.
     """
 
-    rounds: int  # of FedAvg, whose gradient evaluations the search of each algorithm gets
-    candidates: int = 12  # at most, drawn from the grid so that each value occurs about equally often
+    rounds: int  # the search for each algorithm gets the gradient evaluations of this many rounds of FedAvg
+    candidates: int = 12  # the most candidates, drawn from the grid so that each value occurs about equally often
     rungs: int = 3
 
     def __str__(self) -> str:
@@ -60,11 +60,11 @@ class Effort:
 
     grid: Mapping[str, tuple[float, ...]]  # values of each option; a contender that does not search one takes the first
     seeds: int
-    share: float  # of a run's rounds that a run of the search gets, where all points of the grid are tried alike
-    min_rounds: int = 20  # of a run of the search, if a whole run has as many
+    share: float  # a run of the search gets this share of the rounds of a whole run; not used with `halving`
+    min_rounds: int = 20  # a run of the search has at least this many rounds, if a whole run has as many
     validation: float = 0.1  # share of the training set held out for the search
-    evaluations: int = 200  # of a run, approximately; a run of the search has two fifths of that
-    halving: Halving | None = None  # None: all points of the grid are tried, and as long
+    evaluations: int = 200  # how often a run is evaluated, about; a run of the search has two fifths of that
+    halving: Halving | None = None  # None: all points of the grid are tried, equally long
 
 
 @dataclass(frozen=True)
@@ -77,12 +77,12 @@ class Panel:
     model: Mapping[str, Any]
     local: Mapping[str, Any]  # options of every contender's algorithm
     run: Mapping[str, Any]
-    budget: float  # upload of a participating client, in d
+    budget: float  # the mean upload of a participating client, in d
     contenders: tuple[Contender, ...]
     effort: Effort
     metric: str = "accuracy"  # or "loss", on the test set
     target: float | None = None  # None: the final value of the reference
-    reference: str = "fedavg"  # the first contender, if this one is not in the panel
+    reference: str = "fedavg"  # the contender whose final value may be the target; if the panel lacks it, the first one
     printed: Mapping[str, Printed] = field(default_factory=dict)
     drawn: tuple[str, ...] = ()  # further metrics to draw
 
@@ -97,9 +97,9 @@ class Verdict:
 
     status: str  # one of the constants above
     evidence: str
-    one_seed: bool = False  # a compared contender has one seed only
+    one_seed: bool = False  # whether a compared contender has only one seed
     missing: tuple[str, ...] = ()  # panels and contenders of the claim that were not run
-    measured: bool = True  # the evidence is numbers, not a reason why there are none
+    measured: bool = True  # whether the evidence is numbers, and not the reason why there are none
 
 
 @dataclass(frozen=True)
@@ -109,7 +109,7 @@ class Claim:
     key: str
     text: str
     test: Callable[["Results"], Verdict]
-    scales: tuple[Scale, ...] = ("paper", "desk", "cpu")  # at which it can be tested
+    scales: tuple[Scale, ...] = ("paper", "desk", "cpu")  # the scales at which it can be tested
     panels: str = ""  # the claim is about panels whose key contains this
 
 

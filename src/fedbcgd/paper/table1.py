@@ -1,4 +1,4 @@
-"""Table 1: the orders of rounds and floats with numbers, and the floats until ε measured on quadratics."""
+"""Table 1: the orders of rounds and floats in numbers, and the floats until ε measured on quadratics."""
 
 import csv
 import json
@@ -60,9 +60,9 @@ def reproduce(request: Request, log: Callable[[str], None], run: bool = True) ->
     """Write the files of Table 1, measuring what was not measured before.
 
     Args:
-        request: What was asked for.
-        log: Called with a line about each measurement.
-        run: Whether to measure at all.
+        request: what was asked for.
+        log: called with a line about each measurement.
+        run: whether to measure at all.
 
     Returns:
         Key, text, verdict and evidence of each claim.
@@ -97,11 +97,11 @@ def measure(
     """Measure floats until ε, and write search.csv, runs.csv, measured.csv and measured.json.
 
     Args:
-        folder: For the files and, in `points`, for each measurement, so that an interruption costs one of them. None:
-            nothing is written.
-        size: How much to measure.
-        log: Called with a line about each measurement.
-        about: Further values for measured.json.
+        folder: where to write the files and, in `points`, each measurement, so that an interruption loses at most one.
+            None: nothing is written.
+        size: how much to measure.
+        log: called with a line about each measurement.
+        about: further values for measured.json.
     """
     cache = MeasurementCache(None if folder is None else folder / "points", current_commit())
     measured = quadratics.measure(size, log, cache)
@@ -145,8 +145,8 @@ def judge(rows: Rows | None, scale: Scale) -> list[dict[str, str]]:
     effect of N.
 
     Args:
-        rows: From `quadratics.compare`; None if nothing was measured.
-        scale: The scale of the measurement.
+        rows: what `quadratics.compare` returned; None if nothing was measured.
+        scale: the scale of the measurement.
     """
     agreement = quadratics.verdicts(rows) if rows is not None else {}
     records = []
@@ -164,7 +164,7 @@ def judge(rows: Rows | None, scale: Scale) -> list[dict[str, str]]:
 
 
 def reductions(size: Size) -> list[str]:
-    """Return in what a size is smaller than that of scale `paper`: lines such as `seeds: 3 → 2`."""
+    """Return how a size is smaller than that of scale `paper`, as lines such as `seeds: 3 → 2`."""
     whole, own = ({**values.pop("setting"), **values} for values in (asdict(SIZES["paper"]), asdict(size)))
     return [f"{name}: {_format(whole[name])} → {_format(v)}" for name, v in own.items() if v != whole[name]]
 

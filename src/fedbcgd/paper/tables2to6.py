@@ -59,7 +59,7 @@ def _panels(item: str, data: str, printed: paper.Table) -> tuple[Panel, ...]:
 def _panels_by_scale(item: str, data: str, printed: paper.Table) -> dict[Scale, tuple[Panel, ...]]:
     """Return the panels of Table 2 or 3 at each scale.
 
-    At scale `desk` LeNet-5 has the budget and so the target of Table 6. A narrow ResNet-18 stands there on CIFAR-10 alone.
+    At scale `desk`, LeNet-5 has the budget of Table 6 and therefore its target. A narrow ResNet-18 is run on CIFAR-10 only.
     """
     scales = s.at_all_scales(*_panels(item, data, printed))
     desk = {panel.model["name"]: panel for panel in scales["desk"]}
@@ -111,7 +111,7 @@ def _network_claims(item: str) -> tuple[Claim, ...]:
 
 
 def _plus_claims(item: str, where: str) -> tuple[Claim, ...]:
-    """Return the claims on FedBCGD+ against everything but FedBCGD; `where` they stand in the paper."""
+    """Return the claims on FedBCGD+ against all others but FedBCGD; `where` is their place in the paper."""
     return (
         Claim(
             f"{item}-plus-others-sooner",
@@ -195,7 +195,7 @@ TABLES = (
                 )
                 for data in ("cifar100", "cifar10")
             ),
-            # As many local steps as in the paper, in smaller batches: with fewer, all are at chance at this ρ.
+            # As many local steps as in the paper, in smaller batches: with fewer steps all accuracies are near chance.
             cpu={"budget": 6.0, "local": {"batch_size": 10}, "effort": replace(s.CPU_SHORT, evaluations=12)},
         ),
         (

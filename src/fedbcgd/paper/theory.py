@@ -1,4 +1,4 @@
-"""Table 1 of the paper with numbers: orders of rounds and floats until an error of ε.
+"""Table 1 of the paper in numbers: orders of rounds and floats until an error of ε.
 
 Every constant that the O hides is taken as 1. So the numbers show how a cost changes with N, G, σ, …; they do not show
 which of two algorithms is cheaper.
@@ -144,9 +144,9 @@ class Row:
 
     name: str
     algorithm: str  # its name in this package; empty if it is not implemented
-    rounds: Mapping[str, Rounds]  # by case; a case that the table leaves open is absent
-    vectors: int  # vectors of d floats sent in a round, or of d/N floats
-    blocked: bool  # whether it is d/N
+    rounds: Mapping[str, Rounds]  # by case; cases that the table leaves open are absent
+    vectors: int  # how many vectors a client sends in a round, of d or of d/N floats
+    blocked: bool  # whether the vectors have d/N floats
     source: str
 
     def floats_per_round(self, s: Setting) -> float:

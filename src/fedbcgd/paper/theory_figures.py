@@ -66,7 +66,7 @@ def sweep(s: Setting) -> list[dict[str, Any]]:
 
 
 def figure(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
-    """Draw the rows of `sweep`: floats over N and over G, a line of panels for each case."""
+    """Draw the rows of `sweep`: floats over N and over G, with a row of panels for each case."""
     styles = _styles()
     with matplotlib.rc_context(plots.STYLE):
         drawn = Figure(figsize=(plots.PAGE, 4.6), layout="constrained")
@@ -89,7 +89,7 @@ def figure(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
 
 
 def measured_figure(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
-    """Draw measured floats over N and, thin, the theorem's order scaled to the measured value at N = 1."""
+    """Draw measured floats over N and, as thin lines, the theorem's order scaled to the measured value at N = 1."""
     names = list(dict.fromkeys(row["algorithm"] for row in rows))
     styles = looks(names)
     highest = max(row["blocks"] for row in rows)

@@ -1,1 +1,1 @@
-"""Runs on disk, shown: the page and its server, hours on networks, `doctor`."""
+"""Reports about runs on disk (the page and its server, hours on networks) and about this machine (`doctor`)."""

@@ -18,7 +18,7 @@ from fedbcgd.runs.secrets import mask_command, mask_config
 
 FILES = ("config.toml", "federation.json", "metrics.jsonl", "summary.json", "label_counts.json", "holdings.json")
 RUNNING_SECONDS = 120.0  # a run that wrote nothing for this long is "unfinished", no longer "running"
-MAX_ROWS = 2000  # of a run on the page; of more rows, every k-th and the last are shown
+MAX_ROWS = 2000  # of a run on the page; if there are more, every k-th and the last are shown
 MAX_BLOCKS = facts.MAX_ITEMS
 MAX_LABEL_COUNTS = 300_000  # clients times labels; larger tables are left out
 MAX_RUNS = 2000  # on a page
@@ -47,7 +47,7 @@ class RunData:
     summary: dict[str, Any] = field(default_factory=dict)
     label_counts: dict[str, Any] | None = None  # names of the labels, and examples by client and label
     hours: dict[str, list[float]] = field(default_factory=dict)  # by network profile: hours at each row
-    block_bytes: list[int] = field(default_factory=list)  # uploaded so far, of a run without a summary
+    block_bytes: list[int] = field(default_factory=list)  # uploaded so far for each block, if there is no summary
     size: int = 0  # approximate bytes on the page
 
 
@@ -68,7 +68,7 @@ class Collector:
     """Reads run folders repeatedly; a folder is read again only if its files have changed.
 
     Args:
-        folders: Folders of runs, or folders that contain some.
+        folders: folders of runs, or folders that contain some.
     """
 
     def __init__(self, folders: Sequence[Path]):
@@ -87,8 +87,12 @@ class Collector:
                 continue
             stamp = _stamp(folder)
             if folder not in self._cache or self._cache[folder][0] != stamp:
-                found: list[Problem] = []
-                self._cache[folder] = (stamp, _read_safely(folder, found), found[:MAX_PROBLEMS_PER_RUN])
+                folder_problems: list[Problem] = []
+                self._cache[folder] = (
+                    stamp,
+                    _read_safely(folder, folder_problems),
+                    folder_problems[:MAX_PROBLEMS_PER_RUN],
+                )
             _, run, own_problems = self._cache[folder]
             problems += own_problems
             if run is not None:
@@ -119,11 +123,11 @@ def read(folder: Path, problems: list[Problem]) -> RunData | None:
     """Read a run folder.
 
     Args:
-        folder: The folder.
-        problems: Problems are appended to it.
+        folder: the folder.
+        problems: a list to which problems are appended.
 
     Returns:
-        None if not even the algorithm is known.
+        What could be read; None if not even the algorithm is known.
     """
 
     def report(name: str, what: str) -> None:
@@ -207,7 +211,7 @@ def _block_bytes(path: Path) -> list[int]:
 
 
 def _stamp(folder: Path) -> tuple[Any, ...]:
-    """Return time and size of each file, to see whether one has changed."""
+    """Return the time and size of each file, which show whether one has changed."""
 
     def of(path: Path) -> tuple[int, int] | None:
         try:

@@ -5,16 +5,16 @@ from rich.table import Table
 from fedbcgd.core.algorithm import Algorithm
 from fedbcgd.core.vector import Layout
 
-MAX_SHOWN = 100  # blocks; of more, the first and the last half of that
+MAX_SHOWN = 100  # blocks; if there are more, the first and the last MAX_SHOWN / 2 are shown
 
 
 def table(algorithm: Algorithm, layout: Layout, model: str) -> Table:
     """Return a row per block: its layers, its size, and the bytes a client uploads for it in a round.
 
     Args:
-        algorithm: The algorithm, for the size of an upload.
-        layout: The model's layout.
-        model: The model's name.
+        algorithm: the algorithm, for the size of an upload.
+        layout: the model's layout.
+        model: the model's name.
     """
     out = Table(
         title=f"{model}: d = {layout.dim:,}, N = {layout.blocks}, divider {layout.divider}; a whole upload is "

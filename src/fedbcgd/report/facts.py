@@ -92,8 +92,8 @@ def summary(loaded: Mapping[str, Any], report: ReportProblem) -> dict[str, Any]:
     """Return the values of a summary that have the right type.
 
     Args:
-        loaded: The content of summary.json.
-        report: Called with a text about each value that is left out.
+        loaded: the content of summary.json.
+        report: called with a text about each value that is left out.
     """
     renamed = {"carrier": "backend"}  # keys of earlier versions
     valid = _validate({renamed.get(key, key): value for key, value in loaded.items()}, SUMMARY, "", report)

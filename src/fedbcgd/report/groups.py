@@ -1,4 +1,4 @@
-"""Runs grouped for the page: tasks, whose runs can be compared, and in them groups, whose runs differ only in their seed."""
+"""Groups runs for the page: runs of a task can be compared, and runs of a group within it differ only in their seed."""
 
 import re
 from collections import Counter
@@ -22,7 +22,7 @@ IGNORED_OPTIONS = {
     "run.tensorboard",
     "run.checkpoint_every",
 }
-# Options that change only when a run is evaluated and stopped: they name a group only if no other option does.
+# Options that change only when a run is evaluated and stopped: they are in the name of a group only if no others differ.
 STOP_OPTIONS = {"run.evaluate_every", "run.rounds", "run.budget", "run.target"}
 MAX_VALUE_LENGTH = 24  # characters of an option's value in a name
 MAX_KEYS = 60  # of the options that differ, considered for a name
@@ -155,7 +155,7 @@ def _repeated(names: Sequence[str]) -> list[list[int]]:
 
 
 def _option_texts(run: RunData, keys: Sequence[str]) -> list[str]:
-    """Return texts such as `momentum 0.5`; of flags, the name of those that are on."""
+    """Return texts such as `momentum 0.5`; for a flag, its name if it is on, and nothing if it is off."""
     names = {key: key.rpartition(".")[2] for key in keys if run.options.get(key) is not False}
     return [
         name if run.options.get(key) is True else f"{name} {_value_text(run.options.get(key))}"

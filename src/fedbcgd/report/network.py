@@ -25,15 +25,15 @@ Networks = dict[str, Network | str | None]  # by shown name: a network, a profil
 
 
 def select_networks(folder: Path, names: str | None, csv: Path | None) -> Networks:
-    """Return the networks to put a run on: measured links first, then the run's own network, then profiles.
+    """Return the networks to time a run on: measured links first, then the run's own network, then profiles.
 
     Args:
-        folder: The folder of the run.
-        names: Names with commas between them; by default the run's own network, if it has one, and every profile.
-        csv: A file of measured links.
+        folder: the folder of the run.
+        names: names separated by commas; None: the run's own network, if it has one, and every profile.
+        csv: a file of measured links; None: there is none.
 
     Raises:
-        UserError: none is named.
+        UserError: no network is named.
     """
     run = RunFolder(folder)
     if names is None:
@@ -71,7 +71,7 @@ class Aim:
         return (max if self.falling else min)(best, default=None)
 
     def check(self, target: float | None) -> None:
-        """Check that a target is possible.
+        """Check that a target is a possible value of the metric.
 
         Raises:
             UserError: it is not.
@@ -101,9 +101,9 @@ def measure_hours(folder: Path, chosen: Networks, target: float | None) -> list[
     """Return a row for each network: hours of the whole run and to the target, or why there are none.
 
     Args:
-        folder: The folder of the run.
-        chosen: From `select_networks`.
-        target: Of the run's metric; by default the best that the run reached.
+        folder: the folder of the run.
+        chosen: what `select_networks` returned.
+        target: a value of the run's metric; None: the best that the run reached.
 
     Raises:
         UserError: the run has no metrics yet, or none for a target.
@@ -133,7 +133,7 @@ def measure_hours(folder: Path, chosen: Networks, target: float | None) -> list[
 
 
 def runs_in(folder: Path) -> list[Path]:
-    """Return the runs below a folder that is none itself, and else this folder alone."""
+    """Return the runs below a folder; if the folder is a run itself or has none below, return the folder alone."""
     runs = find_runs([folder]) if folder.is_dir() else []
     return [folder] if not runs or folder in runs else runs
 
@@ -144,11 +144,11 @@ def measure_runs(
     """Return the rows of `measure_hours` for each run, with its name; a run without hours has the reason.
 
     Args:
-        folder: The folder that the runs are in.
-        runs: Their folders.
-        names: As for `select_networks`.
-        csv: As for `select_networks`.
-        target: By default the best value that every run reached.
+        folder: the folder that the runs are in.
+        runs: the folders of the runs.
+        names: as for `select_networks`.
+        csv: as for `select_networks`.
+        target: a value of the metric; None: the best value that every run reached.
     """
     metrics = {run: RunFolder(run).rows() for run in runs}
     measured = [rows for rows in metrics.values() if rows]

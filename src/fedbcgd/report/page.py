@@ -35,14 +35,14 @@ _LEDGER = ("dim", "itemsize", "blocks", "block_bytes", "upload_bytes", "upload_m
 
 
 def write(folders: Sequence[Path], path: Path) -> tuple[int, list[Problem]]:
-    """Write the page of these folders.
+    """Write the page about the runs in these folders.
 
     Args:
-        folders: Folders of runs, or folders that contain some.
-        path: The HTML file.
+        folders: folders of runs, or folders that contain some.
+        path: the HTML file.
 
     Returns:
-        The number of runs on the page, and the problems with the others.
+        The number of runs on the page, and the problems with folders and files.
     """
     from fedbcgd.files import write_text
 
@@ -79,8 +79,8 @@ def document(data: dict[str, Any], watch: bool = False) -> str:
     """Return the page as HTML. Nothing in `data` is read as markup: it is JSON, and the script only sets text.
 
     Args:
-        data: From `content`.
-        watch: Whether the page asks its server for changes.
+        data: what `content` returned.
+        watch: whether the page asks its server for changes.
     """
     style, script = _part("page.css"), "\n".join(_part(name) for name in SCRIPTS)
     connect = "'self'" if watch else "'none'"

@@ -28,10 +28,10 @@ def rows(
     """Return a row for each run; a run that diverged reached nothing.
 
     Args:
-        outcomes: By algorithm and seed.
-        folder: The folder of the comparison.
-        target: Of the metric that all runs measured; by default the best that every run reached.
-        say: Called with the reason why a run has no hours.
+        outcomes: the outcomes by algorithm and seed.
+        folder: the folder of the comparison.
+        target: a value of the metric that all runs measured; None: the best that every run reached.
+        say: called with the reason why a run has no hours.
     """
     run_folders = [folder / name / f"seed-{seed}" for name, group in outcomes.items() for seed in group]
     columns = [set(o.rows[0]) for group in outcomes.values() for o in group.values() if o.rows]

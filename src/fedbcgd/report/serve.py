@@ -24,11 +24,11 @@ RESPONSE_SECONDS = 300.0  # for a whole response to be read
 
 
 class PageServer(ThreadingHTTPServer):
-    """Serves `/`, the page, and `/data.json`, its current data, to this machine alone.
+    """Serves the page as `/` and its current data as `/data.json`, to this machine alone.
 
     Args:
-        folders: Folders of runs, or folders that contain some.
-        port: The port; 0 for a free one.
+        folders: folders of runs, or folders that contain some.
+        port: the port; 0 for a free one.
 
     Raises:
         UserError: the port cannot be used.
@@ -80,7 +80,7 @@ class PageServer(ThreadingHTTPServer):
             self._free.release()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Print an unexpected error; a browser that closes its connection is none."""
+        """Print an unexpected error; a browser that closes its connection is not unexpected."""
         if not isinstance(sys.exc_info()[1], OSError):
             super().handle_error(request, client_address)
 
@@ -89,7 +89,7 @@ class _Handler(BaseHTTPRequestHandler):
     server: PageServer
     server_version = "fedbcgd"
     sys_version = ""
-    # Defaults for requests that are malformed or not read to the end: they get a status line too.
+    # Defaults for requests that are malformed or were not read to the end, so that they get a status line, too.
     default_request_version = "HTTP/1.0"
     request_version, requestline, command = default_request_version, "", ""
 

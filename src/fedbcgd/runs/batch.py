@@ -38,7 +38,7 @@ def run_all(runs: Sequence[Planned], folder: Path, shown: Any, figures: bool = T
     Args:
         runs: what to do.
         folder: contains the folders of the runs.
-        shown: displays the progress: a callback with methods `begin` and `skip`, see display/terminal.py.
+        shown: displays the progress; a callback that also has the methods `begin` and `skip` (display/terminal.py).
         figures: whether each run draws its figures, which takes longer than a short run.
 
     Returns:

@@ -19,7 +19,7 @@ class BlockBias:
     Attributes:
         block: its number, from 0.
         uploads: how many were accepted.
-        clients: how many different ones sent them.
+        clients: how many different clients sent them.
         rank: mean rank of their uplinks: 0 is the slowest client, 1 the fastest; 0.5 is fair.
         shares: the share of the uploads that came from each fifth of the clients, the slowest first; 0.2 each is fair.
         distance: total variation between `shares` and equal shares: 0 if they are equal, 0.8 if all uploads come from one

@@ -13,7 +13,7 @@ from fedbcgd.engine.run_folder import MAX_CHECKED_BYTES, MAX_READ_BYTES, RunFold
 from fedbcgd.errors import UserError
 from fedbcgd.files import bytes_checksum, open_regular, parse_json_object, read_regular, read_tensors, verify_checksum
 
-WHOLE, DAMAGED, MISSING, UNVERIFIED = "whole", "damaged", "missing", "unverified"
+WHOLE, DAMAGED, MISSING, UNVERIFIED = "whole", "damaged", "missing", "unverified"  # states of a file
 
 
 @dataclass(frozen=True)

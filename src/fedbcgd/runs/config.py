@@ -98,7 +98,7 @@ EARLIER_NAMES = {"carrier": "backend", "together": "batch_clients"}  # keys of [
 
 @cache
 def _warn_of_earlier_name(earlier: str) -> None:
-    """Warn once in a process: hundreds of runs may be read."""
+    """Log a warning, but only once in a process, since hundreds of runs may be read."""
     log.warning("run.%s is called run.%s now; the old name works in this version only", earlier, EARLIER_NAMES[earlier])
 
 
@@ -200,7 +200,7 @@ MAY_CHANGE |= {"run.backend", "run.address", "run.gpus"}
 
 # Limits for a configuration from a run folder, which may come from anywhere.
 MAX_BYTES = 1 << 16
-MAX_DOTS = 2000  # in a line: the memory of the parser grows with the square of the parts of a key
+MAX_DOTS = 2000  # in a line: the parser's memory grows with the square of the number of parts of a dotted key
 
 
 def load(path: Path, overrides: Sequence[str] = (), run: Mapping[str, Any] | None = None) -> Config:
@@ -248,7 +248,7 @@ def read_table(path: Path) -> dict[str, Any]:
         Its tables.
 
     Raises:
-        UserError: it is no regular file, too large, damaged, or not TOML.
+        UserError: it is not a regular file, too large, damaged, or not TOML.
         OSError: it does not exist, or cannot be read.
     """
     data = read_regular(path, MAX_BYTES)
@@ -448,7 +448,7 @@ def _contradictions(config: Config) -> list[str]:
 
 
 def _explain(error: Any) -> str:
-    """Word one of pydantic's errors for the user."""
+    """Return one of pydantic's errors as a message to the user."""
     section: Any = Config
     path = [str(step) for step in error["loc"]]
     for key in path[:-1]:
@@ -469,7 +469,7 @@ _HINTED: dict[str, type[Section]] = {"data": Data, "model": Model, "run": RunSec
 
 
 def _in_another_section(key: str, here: str, own: Collection[str]) -> str:
-    """Say which other section has a key, perhaps by another name; empty if none has."""
+    """Return a hint at the section that has this key, perhaps by another name; empty if none has it."""
     if other_name(key, own):
         return ""
     name = ALIASES.get(key.lower(), key)

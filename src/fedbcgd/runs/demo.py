@@ -17,15 +17,15 @@ from fedbcgd.models import LeNet5
 from fedbcgd.simulation import Interrupted, Result, simulate
 
 CLIENTS, COHORT, RHO = 100, 10, 0.6
-# The same local training for each. On the test set lr is the best of 0.03, 0.06, 0.1 for FedAvg, and λ (momentum) the better
-# of 0.5, 0.8 for FedBCGD.
+# The local training of each algorithm. On the test set, lr is the best of 0.03, 0.06 and 0.1 for FedAvg, and λ (momentum)
+# the better of 0.5 and 0.8 for FedBCGD.
 LOCAL: dict[str, Any] = {"lr": 0.1, "local_epochs": 1, "batch_size": 10, "weight_decay": 1e-3, "lr_decay": 0.998}
 ALGORITHMS: dict[str, dict[str, Any]] = {
     "fedavg": {},
     "fedbcgd": {"blocks": 5, "momentum": 0.5},
     "fedpaq": {"levels": 127},
 }
-ROW_EVERY_D = 0.8  # upload of a client between evaluations, in d, approximately
+ROW_EVERY_D = 0.8  # a client's upload between two evaluations, in d, approximately
 
 
 def introduce(console: Console, budget: float, seed: int) -> None:

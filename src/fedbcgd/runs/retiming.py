@@ -1,8 +1,8 @@
 """Timing a finished run on any network: hours at each row of its metrics, hours to a target, who served which block.
 
 A network that only measures time does not change training, so that one run can be timed on all networks:
-`traffic.jsonl` in its folder has what was sent. A run whose network did more is tied to it: on another network other
-clients would have been late, or had other blocks.
+`traffic.jsonl` in its folder has what was sent. A run whose network did more is tied to that network: on another one,
+other clients would have been late, or had other blocks.
 """
 
 import math
@@ -30,28 +30,28 @@ NetworkLike = str | Mapping[str, Any] | Network | Links  # the name of a profile
 
 @dataclass(frozen=True)
 class RunConditions:
-    """How a run was run, as far as its time on a network depends on that."""
+    """What must be known about a run to compute its time on a network."""
 
     clients: int
     seed: int
     network: Network | None
     algorithm: Mapping[str, Any]
-    closed_early: bool = False  # on Flower: rounds closed before all uploads were there
+    closed_early: bool = False  # on Flower: whether rounds closed before all uploads had arrived
 
 
 class Tied(UserError):
-    """A run depended on its own network, so that its hours on another one would mislead."""
+    """A run depended on its own network, so that hours on another one would be misleading."""
 
 
 def hours(folder: Path | str, network: NetworkLike | None = None) -> list[float]:
     """Compute the hours since the beginning of a run at each row of its metrics.
 
     Args:
-        folder: of the run.
-        network: that the run is timed on; None is the run's own.
+        folder: the run folder.
+        network: the network to time the run on; None: the run's own.
 
     Returns:
-        Hours, one for each row.
+        The hours at each row.
 
     Raises:
         Tied: the run depended on its own network.
@@ -73,9 +73,9 @@ def hours_under(
     """Compute the hours of a run on several networks after some rounds.
 
     Args:
-        folder: of the run.
-        networks: by name; None is the profile of that name.
-        rounds: after which the hours are computed.
+        folder: the run folder.
+        networks: the networks by name; None: the profile of that name.
+        rounds: the rounds after which the hours are computed.
 
     Returns:
         For each network the hours after each of the rounds.
@@ -100,11 +100,11 @@ def hours_under(
 
 
 def bias(folder: Path | str, network: NetworkLike | None = None) -> list[BlockBias]:
-    """Measure who served each block of a run, by the speed of their uplinks.
+    """Measure how fast the uplinks of the clients are that served each block of a run.
 
     Args:
-        folder: of the run.
-        network: that has the uplinks; None is the run's own.
+        folder: the run folder.
+        network: the network that has the uplinks; None: the run's own.
 
     Returns:
         The bias of each block.
@@ -120,13 +120,13 @@ def bias(folder: Path | str, network: NetworkLike | None = None) -> list[BlockBi
 def to_reach(
     rows: Sequence[Row], values: Sequence[float], metric: str, target: float, falling: bool = False
 ) -> float | None:
-    """Find what it took to reach a target.
+    """Return the cost at which a run reached a target.
 
     Args:
-        rows: metrics of a run.
-        values: for each row, such as hours, rounds or upload.
-        metric: its name in the rows.
-        target: that the metric should reach.
+        rows: the metrics of the run.
+        values: the cost at each row, such as hours, rounds or upload.
+        metric: the name of the metric in the rows.
+        target: the value that the metric should reach.
         falling: whether the metric reaches it from above.
 
     Returns:
@@ -137,10 +137,10 @@ def to_reach(
 
 
 def check_target(target: float | None) -> None:
-    """Check that a target accuracy is possible.
+    """Check that a target is a possible accuracy.
 
     Raises:
-        UserError: it is not above 0 and at most 1.
+        UserError: it is not above 0, or it is above 1.
     """
     if target is not None and not 0 < target <= 1:
         raise UserError(f"target: expected an accuracy > 0 and ≤ 1, such as 0.8, got {target:g}")
@@ -168,10 +168,10 @@ def _refuse_tied(run: RunFolder, conditions: RunConditions, links: Links) -> Non
 
 
 def own_network(run: RunFolder) -> Network:
-    """Return the network that a run was done with.
+    """Return the network of a run.
 
     Raises:
-        UserError: it was done without one, or its configuration cannot be read.
+        UserError: the run had none, or its configuration cannot be read.
     """
     network = conditions_of(run).network
     if network is None:
@@ -180,10 +180,10 @@ def own_network(run: RunFolder) -> Network:
 
 
 def conditions_of(run: RunFolder) -> RunConditions:
-    """Read how a run was run: from its configuration, or, on Flower, from what the strategy wrote.
+    """Read the conditions of a run: from its configuration or, on Flower, from federation.json.
 
     Raises:
-        UserError: it cannot be read, or is wrong.
+        UserError: the file cannot be read, or a value is wrong.
     """
     if run.federation.exists() and not run.config.exists():
         return _conditions_on_flower(run.federation)

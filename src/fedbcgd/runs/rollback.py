@@ -1,4 +1,4 @@
-"""Take a run back to the checkpoint before its last one."""
+"""Take a run back to an earlier checkpoint."""
 
 import os
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ class KeptCheckpoint:
     """A checkpoint of a run folder."""
 
     path: Path
-    round: int | None  # rounds that were done; None: it is damaged
+    round: int | None  # the number of finished rounds; None: the checkpoint is damaged
     problem: str = ""
 
 
@@ -59,7 +59,7 @@ def roll_back(folder: Path, round: int) -> list[Path]:
         UserError: there is no such checkpoint, or another process uses the folder.
     """
     place = RunFolder(folder)
-    checkpoints(folder)  # refuse a folder that is no run before a lock file is made in it
+    checkpoints(folder)  # raises if this is not the folder of a run, before a lock file is made in it
     with exclusive_lock(folder):
         kept = checkpoints(folder)
         if round not in [k.round for k in kept]:

@@ -1,4 +1,4 @@
-"""Masking of secrets: values with the name of a secret are written neither to run folders nor to the page."""
+"""Masking of secrets: values with the name of a secret are not written to run folders and reports."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -42,11 +42,11 @@ def _mask_argument(argument: str) -> str:
 
 
 def refuse_masked(values: Mapping[str, Any], prefix: str = "") -> None:
-    """Check that no secret is masked: a configuration from a run folder lacks them.
+    """Check that no secret is masked, as in a configuration from a run folder.
 
     Args:
-        values: of a configuration.
-        prefix: of their names.
+        values: the values of a configuration.
+        prefix: the beginning of their dotted names.
 
     Raises:
         UserError: a value is `***`; the message says how to set it.

@@ -104,7 +104,10 @@ class SVRG(LocalRule):
         return first, later
 
     def corrector(self, work: Work) -> Callable[[Tensor], None]:
-        """Return the correction by `work.notes`: ∇f_i(x) with weight decay, and for each step ∇f_i(x; ζ) without it."""
+        """Return the function that corrects a gradient.
+
+        It reads `work.notes`: "full" is ∇f_i(x) with weight decay; "anchor" is ∇f_i(x; ζ) without it, set before each step.
+        """
         sign = -1 if self.printed else 1
         full = work.notes["full"]
         offset = self.correction(work, full).add_(full, alpha=sign).sub_(work.x, alpha=sign * self.weight_decay)
@@ -217,7 +220,7 @@ class _Anchor:
         self._capacity = min(capacity, len(self.batches))
         self._kept = work.keep(self._capacity)
         self.full = torch.zeros_like(work.y)
-        # If all are kept they are summed at the end, piece by piece: the sum is then written once, in the cache.
+        # If all of them are kept, they are summed at the end, piece by piece, so that the sum stays in the cache.
         sum_at_end = self._capacity == len(self.batches)
         weights = [batch.size / work.examples for batch in self.batches]
         for k, batch in enumerate(self.batches):  # still y = x, so y need not be saved

@@ -6,8 +6,7 @@ import numpy as np
 
 _COHORTS = 200  # cohorts drawn to compare block sizes
 _POWERS = np.linspace(0, 5, 101)  # exponents p that are tried for the sizes q^p
-# The share by which times may differ and still count as equal, so that blocks that differ by one element do.
-SLACK = 0.01
+SLACK = 0.01  # times that differ by this share count as equal, such as those of blocks that differ by one element
 
 
 def fastest(costs: np.ndarray, blocks: Sequence[int], rng: np.random.Generator, slack: float = SLACK) -> list[int]:
@@ -26,7 +25,7 @@ def fastest(costs: np.ndarray, blocks: Sequence[int], rng: np.random.Generator, 
 
     Why each is equally likely. Blocks are assigned from the largest on, each to one of the clients without a block that
     can have it. All clients that can have a larger block can have this one: how many there are to choose from does not
-    depend on who was chosen before. So clients that are not critical serve any block, at no cost in time.
+    depend on who was chosen before. So a client that is not the slowest may serve any block that costs no more time.
 
     Args:
         costs: costs[k, j] is the seconds that client k takes if it uploads block j. A larger block takes every client at
@@ -78,7 +77,7 @@ def fitted_sizes(
 
     Sort a cohort by its uplinks, slowest first, and cut it into as many groups as there are blocks; q_j is the mean of the
     slowest uplink of group j. Blocks proportional to q take every group about equally long. But the fixed time counts too,
-    and in a share 1 − haste of the rounds blocks are assigned at random, so that slow clients get large blocks. So the sizes
+    and in a share 1 − haste of the rounds blocks are assigned at random, where slow clients get large blocks. So the sizes
     are q^p, with the p of a grid for which the mean time over drawn cohorts, of both kinds of rounds, is least. p = 0, even
     blocks, is on the grid. Of powers with about the same time the smallest is taken, since it is the fairest.
 

@@ -10,7 +10,7 @@ from fedbcgd.core.blocks import divide, paper_blocks
 from fedbcgd.core.uplink import Uplink
 from fedbcgd.core.vector import Layout
 
-DEFAULT_BLOCKS = 5  # N with blocks="auto", unless the cohort is smaller
+DEFAULT_BLOCKS = 5  # N with blocks="auto", unless the cohort is smaller or the divider lists the blocks
 EXPECTED_DIVIDER = "'auto', 'layers', 'even', 'paper', or a list of relative sizes or of name patterns for each block"
 
 

@@ -17,10 +17,10 @@ class Matched(Blocks):
     """Assigns blocks by the clients' links: a round takes as little time as possible, and each client serves every block.
 
     In a share `haste` of the rounds, the fast ones, blocks are assigned by the links (`assignment.py`). In the others, the
-    fair ones, spread evenly over the run, they are assigned at random as by `blocks`. Each kind has a round-robin of its
-    own: with one for both, and a cohort that is no multiple of N, fair rounds could assign the same blocks each time.
-    So of the rounds in which a client is sampled it serves each block in a share of at least (1 − haste)/N, in the long
-    run, however slow it is.
+    fair ones, which are spread evenly over the run, they are assigned at random, as the uplink `blocks` does. Each of the
+    two kinds of rounds has a round-robin of its own: with one for both, and a cohort that is no multiple of N, fair rounds
+    could assign the same blocks each time. So in the long run every client, however slow, serves each block in at least a
+    share (1 − haste)/N of the rounds in which it is sampled.
     """
 
     divider: str | Sequence[str | Sequence[str]] | Sequence[float] = Field(
@@ -70,7 +70,7 @@ class Matched(Blocks):
         return fastest(costs, to_assign, rng)
 
     def fair(self, round: int) -> bool:
-        """Return whether blocks are assigned at random in this round: in one of any 1/(1 − haste) rounds in a row."""
+        """Return whether blocks are assigned at random in this round, which is one in 1/(1 − haste) rounds."""
         return self.fair_before(round + 1) > self.fair_before(round)
 
     def fair_before(self, round: int) -> int:

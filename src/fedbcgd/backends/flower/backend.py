@@ -26,11 +26,11 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("flwr.fedbcgd")  # shown where Flower shows its own
 
-EVALUATE_FN = "evaluate_fn_"  # before a name that `evaluate_fn` has in common with the metrics on the test data
+EVALUATE_FN = "evaluate_fn_"  # prefix for a value of `evaluate_fn` that has the name of a metric on the test data
 
 
 def evaluate_fn_names(values: Mapping[str, Any], row: Mapping[str, float]) -> dict[str, str]:
-    """Return the column of a row in which each value of `evaluate_fn` stands."""
+    """Return, for each value of `evaluate_fn`, the name of its column in a row of metrics."""
     columns = {}
     for name in values:
         short = name.removeprefix("test_")
@@ -44,7 +44,7 @@ class GridHooks(RoundHooks):
     """Samples only clients that are online, and tells the federation of each commit.
 
     Args:
-        federation: whose rounds these are.
+        federation: the strategy that the run belongs to.
     """
 
     def __init__(self, federation: "Federation"):
@@ -67,13 +67,13 @@ class GridHooks(RoundHooks):
 
 
 class GridBackend:
-    """Has the nodes of a Flower grid do the clients' work.
+    """Sends the clients' work to the nodes of a Flower grid.
 
     Args:
         federation: makes the messages and reads the replies.
-        grid: Flower's.
-        job: for the evaluation on the server.
-        store: empty: the clients keep their state themselves.
+        grid: Flower's grid, which sends messages to the nodes.
+        job: the job, for evaluation on the server.
+        store: an empty store, since the clients keep their state themselves.
     """
 
     def __init__(self, federation: "Federation", grid: Grid, job: Job, store: StateStore):
@@ -84,9 +84,9 @@ class GridBackend:
         self._job = job
 
     def run_round(self, inbox: Inbox, plan: Plan) -> None:
-        """Send the tasks, and take replies until each block has enough uploads or the timeout is over.
+        """Send the tasks, and read replies until each block has enough uploads or the time is up.
 
-        Clients that have not answered by then are lost.
+        Clients that have not answered by then are reported as lost.
         """
         federation = self._federation
         quorum = Quorum((task.block for task in plan.tasks), close_at=federation.close_at)
@@ -121,4 +121,4 @@ class GridBackend:
         return values
 
     def close(self) -> None:
-        """Do nothing: the grid is Flower's."""
+        """Do nothing: Flower made the grid, and closes it."""

@@ -51,16 +51,17 @@ def client_app(
         >>> app = fedbcgd.flower.client_app(Net, lambda client: load(f"part-{client}.npz"))
 
     What is trained:
-        make_model: returns the model; its weights are replaced by the server's. It may also take `context`, Flower's.
+        make_model: returns the model; its weights are replaced by the server's. It may take an argument `context`, which
+            is Flower's context.
         load_data: returns this client's training data, given its index: a pair (x, y) of tensors, a dictionary of tensors,
-            or a map-style data set; with `train` whatever that function takes. It may also take `context`.
+            or a map-style data set; with `train`, whatever that function takes. It may also take `context`.
         load_test: the same for evaluation on the client; None: this client does not evaluate.
         loss, metrics: as in `fedbcgd.simulate`.
 
     How:
-        train: a training function of your own, train(model, data, config), in the place of the algorithm's local steps;
+        train: a training function of your own, train(model, data, config), which replaces the algorithm's local steps;
             `config["name"]` reads Flower's `train_config`. See docs/own-training.md.
-        threads: of the computation; 1, the default, gives the same bits as a simulation.
+        threads: how many threads compute; 1, the default, gives the same bits as a simulation.
         device: "cpu", "cuda", …
 
     Which client it is, and what it keeps:
@@ -69,15 +70,15 @@ def client_app(
         folder: where the client's state (control variates, residuals) is kept on disk, so that a restarted SuperNode has
             it; default: in Flower's memory.
 
-    What stands around it:
-        mods: Flower's mods, around every message. They see what crosses the network: flat arrays of bytes, encoded by the
-            algorithm's codec (wire.py).
+    What processes its messages:
+        mods: Flower mods that every message passes through. They see what crosses the network: flat arrays of bytes,
+            encoded by the algorithm's codec.
 
     Returns:
         The app.
 
     Raises:
-        UserError: `train` is no function, or a mod cannot do its work with partial uploads.
+        UserError: `train` is not a function, or a mod cannot work with partial uploads.
     """
     site = _Site(
         make_model=make_model,
@@ -110,10 +111,10 @@ def client_app(
 
 
 def partition_id(context: Context) -> int:
-    """Return the client's index as the node's configuration has it.
+    """Return the client's index from the node's configuration.
 
     Raises:
-        UserError: it has none.
+        UserError: the configuration has none.
     """
     given = context.node_config.get("partition-id")
     try:
@@ -126,14 +127,14 @@ def partition_id(context: Context) -> int:
 
 
 def answer(work: Callable[[Message, Context], RecordDict], message: Message, context: Context) -> RecordDict:
-    """Return the content of a reply: what the work gives, or why it failed, and the token of the message.
+    """Return the content of a reply: the result of the work or why it failed, and the token of the message.
 
-    Flower itself would only tell the server that an app has failed.
+    If an app raises an error, Flower tells the server that it failed, but not why.
 
     Args:
         work: makes the content of the reply.
-        message: from the server.
-        context: Flower's.
+        message: the server's message.
+        context: Flower's context.
     """
     task: Any = message.content[wire.TASK]
     token = task[wire.TOKEN]
@@ -152,7 +153,7 @@ def answer(work: Callable[[Message, Context], RecordDict], message: Message, con
 
 @dataclass(frozen=True)
 class _Made:
-    """A client that was made, and what it was made for."""
+    """A client that was made, and the settings it was made for."""
 
     key: Any
     client: Client
@@ -212,7 +213,7 @@ class _Site:
         keeper = self._keeper(order, context, client)
         memory = keeper.load() if names else None
         if memory is not None and not memory.settle(order, client.layout.dim, client.layout.dtype):
-            if order.algorithm.local.controls:  # c is no longer the mean of the c_i: the server must reset it
+            if order.algorithm.local.controls:  # c is no longer the mean of the c_i, so the server must reset it
                 keeper.save(memory)
                 return wire.failure(
                     f"state: expected the client's state of {_version(order.accepted)}, got that of "
@@ -244,7 +245,7 @@ class _Site:
         return wire.evaluation(len(data), combine(batches))
 
     def _client(self, order: Order, context: Context) -> Client:
-        """Return the client for this task; made anew if model, algorithm or seed are not those of the last one."""
+        """Return the client for this task; make a new one if model, algorithm or seed have changed since the last task."""
         key = (order.layout, order.model, order.channels_last, order.precision, order.seed, repr(order.algorithm))
         if self._made is None or self._made.key != key:
             module = _call(self.make_model, context).to(torch.device(self.device))
@@ -272,7 +273,7 @@ class _Site:
         return self._made.client
 
     def _load(self, what: str, load: Callable[..., Any], context: Context) -> Any:
-        """Return the client's data: a Source, or as the user gave it where the user's own function trains on it."""
+        """Return the client's data as a Source; data for a user's own training function as the user gave it."""
         client = self.index(context)
         if what not in self._loaded or self._loaded[what].client != client:
             data = _call(load, context, client)
@@ -301,6 +302,6 @@ def _version(round: int) -> str:
 
 
 def _call(function: Callable[..., Any], context: Context, *arguments: Any) -> Any:
-    """Call a user's function, with Flower's context if it takes that."""
+    """Call a user's function, with Flower's context if it has a parameter of that name."""
     takes = "context" in inspect.signature(function).parameters
     return function(*arguments, context=context) if takes else function(*arguments)

@@ -1,7 +1,7 @@
 """The definition of a model: what must be the same on server and clients, beside the weights that are sent.
 
-Weights that are trained, and floating-point buffers, are sent with every task. Frozen weights are not: a client whose
-frozen weights differ from the server's would train another model, unnoticed. So the definition has a hash of each.
+Trained weights and floating-point buffers are sent with every task. Frozen weights are not: a client whose frozen weights
+differ from the server's would train another model, and nobody would notice. So the definition has a hash of each of them.
 """
 
 import hashlib
@@ -18,12 +18,12 @@ from torch import Tensor, nn
 from fedbcgd.core.torch_private import is_saved
 
 TRAINED, FROZEN, BUFFER = "trained parameter", "frozen parameter", "buffer"
-MOST_NAMED = 3  # differences that are named; the others are counted
+MOST_NAMED = 3  # differences that a message names; it counts the others
 
 
 @dataclass(frozen=True)
 class Item:
-    """A parameter or buffer: its kind, shape and type, and a hash of its content where that is not sent."""
+    """A parameter or buffer: its kind, shape and type, and a hash of its content if the content is not sent."""
 
     kind: str
     shape: tuple[int, ...]
@@ -39,7 +39,7 @@ class Definition:
 
     @classmethod
     def of(cls, module: nn.Module) -> "Definition":
-        """Return the definition of a module. This hashes all its frozen weights: keep the result."""
+        """Return the definition of a module. Keep the result: all frozen weights are hashed, which takes time."""
         tensors = {}
         for name, p in module.named_parameters():
             kind = TRAINED if p.requires_grad else FROZEN
@@ -63,15 +63,15 @@ class Definition:
 
     @cached_property
     def digest(self) -> str:
-        """A short fingerprint: models that have the same one differ in nothing but the weights that are sent."""
+        """A short fingerprint: models with the same one differ at most in the weights that are sent."""
         rows = sorted((name, repr(t)) for name, t in self.tensors.items())
         return hashlib.sha256(repr(rows).encode()).hexdigest()[:16]
 
     def differences(self, server: "Definition") -> str:
-        """Say in what this model differs from the server's; empty if in nothing."""
-        found = list(self._differences(server))
-        more = f"; and {len(found) - MOST_NAMED} more" if len(found) > MOST_NAMED else ""
-        return "; ".join(found[:MOST_NAMED]) + more
+        """Return how this model differs from the server's, as text; empty if it does not."""
+        texts = list(self._differences(server))
+        more = f"; and {len(texts) - MOST_NAMED} more" if len(texts) > MOST_NAMED else ""
+        return "; ".join(texts[:MOST_NAMED]) + more
 
     def _differences(self, server: "Definition") -> Iterator[str]:
         for name in {**server.tensors, **self.tensors}:

@@ -41,7 +41,11 @@ log = logging.getLogger("flwr.fedbcgd")  # shown where Flower shows its own
 TrainFunction = Callable[[Message, Context], Message]
 Mod = Callable[[Message, Context, TrainFunction], Message]
 
-LOSS_NAMES = ("train_loss", "train-loss", "loss")  # of the metric in which an app reports the loss of its training
+LOSS_NAMES = (
+    "train_loss",
+    "train-loss",
+    "loss",
+)  # the metrics that may be an app's training loss; the first one counts
 
 
 def train(
@@ -65,14 +69,15 @@ def train(
     Args:
         app: the app to register the function with.
         mods: Flower mods around the function; they see its ordinary arrays. Mods of the app itself see what is sent.
-        index: who this client is, 0 to M − 1; default: `partition-id` of the node's configuration.
+        index: a function of Flower's context that returns this client's index, 0 to M − 1; default: `partition-id` of the
+            node's configuration.
         folder: where residuals (top-k) are kept on disk, so that a restarted SuperNode has them; default: in memory.
 
     Returns:
         A decorator that registers the function and returns it unchanged.
 
     Raises:
-        UserError: a mod cannot do its work with partial uploads.
+        UserError: a mod cannot work with partial uploads.
     """
     refuse_mods(getattr(app, "_mods", ()), sees_whole_models=False)
     refuse_mods(mods, sees_whole_models=True)
@@ -108,10 +113,10 @@ def wrap(
         folder: see `train`.
 
     Returns:
-        Another app, which has the given one train.
+        A new app, which calls the given one to train.
 
     Raises:
-        UserError: the app has no `client_fn`, or a mod that cannot do its work with partial uploads.
+        UserError: the app has no `client_fn`, or has a mod that cannot work with partial uploads.
     """
     if getattr(app, "_call", None) is None:
         raise UserError(
@@ -167,7 +172,7 @@ class _Trained:
     """What an app's training returned."""
 
     state: Mapping[str, Tensor]
-    examples: int | None  # None: it does not say how many
+    examples: int | None  # None: it did not report how many
     metrics: Mapping[str, Any]
 
 
@@ -198,7 +203,7 @@ class _MessageApp:
 
 
 class _NumPyApp:
-    """Runs an app with `client_fn`, by the messages that Flower itself would send it."""
+    """Runs an app with `client_fn`, with the messages that Flower itself would send to it."""
 
     def __init__(self, app: ClientApp):
         self._app = app
@@ -245,7 +250,7 @@ def _model_and_settings(content: RecordDict, form: Form) -> tuple[ArrayRecord, C
 
 
 class _Site:
-    """What a node does with the messages of the server, if it trains by an app of its own."""
+    """What a node does with the messages of the server, if an app of its own trains."""
 
     def __init__(self, index: Callable[[Context], int], folder: str | Path | None):
         self._index = index
@@ -269,7 +274,7 @@ class _Site:
         keeper = InContext(context.state, layout.dtype) if self._folder is None else InFolder(self._folder, task.client)
         memory = keeper.load() if algorithm.state_names else None
         if memory is not None and not memory.settle(order, layout.dim, layout.dtype):
-            memory.begin_anew(order)  # without its residual a client is consistent: it goes on from zero
+            memory.begin_anew(order)  # the state is a residual, which may begin again from zero
         # The function sees what Flower's own strategies would send.
         message.content = RecordDict({form.arrays: arrays, form.config: config})
         with generators_restored():
@@ -285,7 +290,7 @@ class _Site:
         own |= memory.vectors if memory is not None else {}
         rate, dim = algorithm.local.rate(task.round), layout.dim
         work = Progress(x[:dim], y[:dim], {}, own, layout.slices(task.block), rate, torch.zeros(()))
-        work.steps = 1  # how many there were is not known here
+        work.steps = 1  # the number of steps is not known here
         broadcast, new_memory = Broadcast(task.round, order.epoch, x, {}), partial(torch.empty, dtype=torch.uint8)
         payload, values = encode(
             algorithm, layout, order.seed, work, broadcast, task, y[layout.buffer_slice], new_memory
@@ -303,7 +308,7 @@ class _Site:
 
 
 def _vector(layout: Layout, state: Mapping[str, Tensor], where: str) -> Tensor:
-    """Return a model in the server's layout; values that are not finite are for the server to refuse."""
+    """Return a model in the server's layout. Values may be NaN or infinite; the server refuses these."""
     out = torch.empty(layout.size, dtype=layout.dtype)
     for e in (*layout.parameters, *layout.buffers):
         if e.name not in state:

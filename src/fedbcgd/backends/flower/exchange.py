@@ -1,4 +1,4 @@
-"""Messages to nodes, and their replies. Each reply is fetched alone, so that one which Flower cannot read harms no other."""
+"""Messages to nodes, and their replies. Replies are fetched one by one, so that an unreadable one does not lose others."""
 
 import logging
 import time
@@ -12,8 +12,8 @@ from fedbcgd.core.reading import shorten
 
 log = logging.getLogger("flwr.fedbcgd")  # shown where Flower shows its own
 
-SHORTEST, LONGEST = 0.02, 1.0  # seconds between looks for replies: often at first, then less and less
-UNREADABLE = 0  # Flower's code for an error that it has no other for
+SHORTEST, LONGEST = 0.02, 1.0  # seconds between two checks for replies, which become rarer with time
+UNREADABLE = 0  # Flower's code for unknown errors
 
 # What Flower raises when a node's bytes do not make a message. Errors of the network are not among them.
 _BAD_BYTES = (
@@ -29,7 +29,7 @@ _BAD_BYTES = (
 
 
 def push(grid: Grid, messages: Sequence[Message]) -> dict[str, Message]:
-    """Send messages; return those that Flower took, by their message id."""
+    """Send messages; return those that Flower accepted, by their message id."""
     taken = set(grid.push_messages(messages))
     return {m.metadata.message_id: m for m in messages if m.metadata.message_id in taken}
 
@@ -38,12 +38,12 @@ def pull(grid: Grid, key: str, question: Message) -> Message | None:
     """Return the reply to a message; None if there is none yet.
 
     Args:
-        grid: Flower's.
+        grid: Flower's grid.
         key: the id of the message.
         question: the message.
 
     Returns:
-        The reply; one that cannot be read as a message of Flower's that has an error.
+        The reply. In place of a reply that cannot be read: a message of Flower with an error.
     """
     try:
         replies = list(grid.pull_messages([key]))
@@ -62,14 +62,14 @@ def exchange(
     on_wait: Callable[[], None] = lambda: None,
     enough: Callable[[], bool] = lambda: False,
 ) -> Iterator[Message]:
-    """Send messages, and yield each reply as it comes, until all are there or the time is over.
+    """Send messages, and yield each reply as it arrives, until all have arrived or the time is up.
 
     Args:
-        grid: Flower's.
+        grid: Flower's grid.
         messages: what to send.
         timeout: seconds to wait for the replies.
-        on_wait: called after each look for replies.
-        enough: called after that; whether to stop. All replies that have come by then were yielded.
+        on_wait: called after each check for replies.
+        enough: called after `on_wait`, when all replies that have arrived were yielded; returns whether to stop.
     """
     deadline = time.monotonic() + timeout
     waiting = push(grid, messages)

@@ -49,7 +49,7 @@ from fedbcgd.rng import stream
 
 log = logging.getLogger("flwr.fedbcgd")  # shown where Flower shows its own
 
-MAX_NORM = "20x"  # of an upload, unless the algorithm says another limit
+MAX_NORM = "20x"  # `max_norm` of algorithms that have none: clients of a federation are not trusted
 
 EvaluateFn = Callable[[int, ArrayRecord], MetricRecord | None]
 
@@ -63,51 +63,51 @@ def strategy(algorithm: str | Algorithm, model: nn.Module, **options: Any) -> "F
 
     What is trained:
         algorithm: a registered name (`fedbcgd.algorithm_names()` lists them) or an Algorithm.
-        model: any nn.Module; its weights are the ones to begin with, unless `start` is given others.
-        **options: besides those below, hyper-parameters of a named algorithm: `blocks=5, lr=0.1, momentum=0.8`. Where
-            clients train in an app of their own, rates, batches and epochs are the app's.
-        precision: "fp32" or "bf16", of the forward and backward passes here and on every client; as in
+        model: any nn.Module; training begins with its weights, unless `start` is given others.
+        **options: besides those below, hyper-parameters of a named algorithm: `blocks=5, lr=0.1, momentum=0.8`. If
+            clients train in an app of their own, the app determines learning rate, batches and epochs.
+        precision: "fp32" or "bf16", for the forward and backward passes here and on every client; as in
             `fedbcgd.simulate`.
-        channels_last: compute in that memory format; default: if a trial on `test` shows that the model can.
-        seed: of cohorts and of every client's draws.
+        channels_last: whether to compute in that memory format; default: if a trial on `test` shows that the model can.
+        seed: fixes the cohorts and every client's draws.
 
     Who takes part:
-        clients: M, all clients of the federation, online or not; default: as many as the roster has, else as many nodes as
-            are there when the run begins.
+        clients: M, the number of all clients of the federation, online or not; default: as many as the roster lists;
+            without a roster, as many nodes as are connected when the run begins.
         roster: a TOML or JSON file that says which node is which client (docs/flower.md).
-        authenticated: whether nodes have keys of their own, which they keep (`--enable-supernode-auth`): then an index is
-            never given to another key.
-        max_examples: what a client may weigh at most, in means by examples and in evaluations.
+        authenticated: whether each node has a key that it keeps (`--enable-supernode-auth`): the index of a client is then
+            never given to a node with another key.
+        max_examples: the most examples that a client counts for, in means weighted by examples and in evaluations.
 
     Who is asked in a round, and how long it lasts:
-        cohort: clients asked in a round; default: all that are online. Or Flower's `fraction_train` of the M clients, and
-            at least `min_train_nodes`.
-        min_clients: no round begins with fewer online; default 2. Flower's `min_available_nodes` is the same.
-        patience: seconds to wait for them; default 3600.
-        close_at: a round closes when each block has this share of its clients' uploads, rounded up; default 1: all are
-            waited for.
+        cohort: how many clients are asked in a round; default: all that are online. Instead of it, Flower's
+            `fraction_train` (a share of the M clients) and `min_train_nodes` may be given.
+        min_clients: no round begins with fewer clients online; default 2. Flower's `min_available_nodes` is the same.
+        patience: seconds to wait for that many clients; default 3600.
+        close_at: a round closes when each block has this share of its clients' uploads, rounded up; default 1, which
+            waits for all.
         oversample: factor by which more clients than the cohort are asked, so that slow ones need not be waited for.
-        max_empty_rounds: rounds in a row without an accepted upload after which the run fails with the reasons; default 3;
-            None: never.
+        max_empty_rounds: after so many rounds in a row without an accepted upload the run fails with the reasons; default
+            3; None: never.
 
     How it is evaluated:
         test, loss, metrics: data and functions for the evaluation on the server, as in `fedbcgd.simulate`.
         evaluate_every: rounds between evaluations.
         evaluate_clients: share of the online clients that evaluate too; default 0. Flower's `fraction_evaluate` is the
-            same, `min_evaluate_nodes` how many evaluate at least.
+            same; `min_evaluate_nodes` is how many evaluate at least.
 
     When it stops, besides the number of rounds:
-        budget: the upload of a client, in units of the model's size d.
+        budget: the mean upload of a client, in units of the model's size d.
         target: a metric to be reached, as in `fedbcgd.simulate`.
 
-    What is kept and seen:
-        folder: for checkpoints, metrics, summary and model; a run that is there goes on.
+    What is saved and shown:
+        folder: where to write checkpoints, metrics, summary and model; a run that is in the folder already is resumed.
         checkpoint_every: rounds between checkpoints; default 1.
         callbacks: called with a RoundInfo after each round; `info.stop()` ends the run.
-        progress_seconds: between two lines in the log about a round that goes on; default 30.
+        progress_seconds: seconds between two lines in the log about the current round; default 30.
         metrics_file: a file for OpenMetrics text about the run, written after each round.
 
-    Names in messages to apps of the clients' own, as in Flower's FedAvg:
+    Names in messages to clients that train in an app of their own, as in Flower's FedAvg:
         weighted_by_key: the metric by which clients are weighted; sets `weighting="examples"`.
         arrayrecord_key: the name of the record with the model; default "arrays".
         configrecord_key: the name of the record with the settings; default "config".
@@ -116,7 +116,7 @@ def strategy(algorithm: str | Algorithm, model: nn.Module, **options: Any) -> "F
         The strategy; call its `start`.
 
     Raises:
-        UserError: an option is not known, or not possible.
+        UserError: an option does not exist, or its value is wrong.
     """
     flower = FlowerOptions.take(options)
     if flower.weighted_by_key is not None and isinstance(algorithm, str):
@@ -135,7 +135,7 @@ def strategy(algorithm: str | Algorithm, model: nn.Module, **options: Any) -> "F
 
 
 def _check(algorithm: Algorithm, model: Any) -> None:
-    """Refuse what cannot be federated."""
+    """Raise a UserError if this algorithm or model cannot be trained in a federation."""
     if algorithm.uplink.pooled:
         raise UserError(
             f"algorithm: expected one whose clients upload, got {algorithm.name!r}, which has all data in one place; take "
@@ -154,12 +154,14 @@ class _Evaluated:
 
 
 class Federation(LegacyRounds, Strategy):
-    """Any algorithm of the registry as a Flower strategy. `fedbcgd.flower.strategy` makes one, and says what each option is.
+    """Any algorithm of the registry as a Flower strategy.
+
+    `fedbcgd.flower.strategy` makes one; its docstring describes all options that are not listed here.
 
     Args:
         algorithm: the four choices.
         model: the module.
-        flower: the options of Flower's FedAvg, which `fedbcgd.flower.strategy` takes by their own names.
+        flower: the options of Flower's FedAvg, which `fedbcgd.flower.strategy` takes as keywords.
 
     Attributes:
         rows: the metrics so far, as in `metrics.jsonl`.
@@ -223,7 +225,7 @@ class Federation(LegacyRounds, Strategy):
         # What the clients do.
         if algorithm.max_norm is None:  # clients of a federation are not trusted
             algorithm = replace(algorithm, max_norm=MAX_NORM)
-        self._asked = algorithm  # perhaps with blocks="auto", to be settled when it is known how many clients there are
+        self._asked = algorithm  # may have blocks="auto", which is settled when it is known how many clients there are
         if self._clients:
             algorithm = algorithm.for_cohort(self._cohort_of(self._clients))
         self.algorithm = algorithm
@@ -260,13 +262,14 @@ class Federation(LegacyRounds, Strategy):
         self._questions = OpenQuestions()
         self._accepted_now: dict[int, int] = {}  # client → round, as in `accepted`
 
-        # Of the last call of `start`, or of Flower's loop.
+        # Arguments of the last call of `start`, or of the last call by Flower's loop.
         self.grid: Grid | None = None
         self.timeout = 3600.0  # seconds
         self.train_config: Mapping[str, Any] = {}
         self.evaluate_config: Mapping[str, Any] = {}
-        self._initial: ArrayRecord | None = None  # the names that an app's models have, and what is not trained
-        self._returned: ArrayRecord | None = None  # by the last call of aggregate_train
+        # `initial_arrays`: it has the names that the clients' apps use, and values that are not trained.
+        self._initial: ArrayRecord | None = None
+        self._returned: ArrayRecord | None = None  # what the last call of `aggregate_train` returned
         self._evaluate_fn: EvaluateFn | None = None
         self._evaluated = _Evaluated()
 
@@ -285,21 +288,21 @@ class Federation(LegacyRounds, Strategy):
         """Run until round `num_rounds` of the whole run; a checkpoint in the folder is resumed.
 
         Args:
-            grid: Flower's.
-            initial_arrays: weights to begin with instead of the model's, unless a checkpoint is there.
-            num_rounds: rounds of the whole run.
+            grid: Flower's grid.
+            initial_arrays: weights to begin with instead of the model's; ignored if there is a checkpoint.
+            num_rounds: rounds of the whole run, those before a checkpoint included.
             timeout: seconds that a round waits for its clients.
-            train_config: settings for the clients' own training; each gets them, with `server-round`.
-            evaluate_config: the same for their own evaluation.
-            evaluate_fn: called with the round and the model before the first round and after each.
+            train_config: settings for the clients' own training; each client gets them, with `server-round`.
+            evaluate_config: the same for the clients' own evaluation.
+            evaluate_fn: called with the round and the model, before the first round and after each round.
 
         Returns:
             Flower's result: the model, and the metrics of each round.
 
         Raises:
-            UserError: settings and algorithm do not fit the clients that are there.
+            UserError: settings or algorithm do not fit the clients that are connected.
             NothingAccepted: no upload was accepted in `max_empty_rounds` rounds in a row.
-            Diverged: two of three uploads, or more, were refused in three rounds in a row.
+            Diverged: at least two thirds of the uploads were refused in each of three rounds in a row.
         """
         self.timeout = timeout
         self.train_config, self.evaluate_config = dict(train_config or {}), dict(evaluate_config or {})
@@ -334,14 +337,14 @@ class Federation(LegacyRounds, Strategy):
             return result
 
     def _expect(self, begun: Begun) -> None:
-        """Take over who the clients of the run in the folder are."""
+        """Restore who the clients are, from the run in the folder."""
         self._clients = self._clients or begun.clients
         self._begun_blocks = begun.blocks
         self.roster.restore(begun.roster)
         self._resets.restore(begun.resets)
 
     def _go_on(self, restored: Restored) -> None:
-        """Take over where the run in the folder goes on."""
+        """Restore metrics, run id and accepted rounds, from the run in the folder."""
         self.rows = list(restored.rows)
         if restored.run_id is not None:
             self.run_id, self.accepted = restored.run_id, dict(restored.accepted)
@@ -364,7 +367,7 @@ class Federation(LegacyRounds, Strategy):
             log.info("round 0: %s", shown)
 
     def _recorder(self, result: Result) -> Callback:
-        """Return a callback that tells of each round: in Flower's result, in the log, and in the metrics file."""
+        """Return a callback that reports each round: in Flower's result, in the log, and in the metrics file."""
 
         def record(info: RoundInfo) -> None:
             values = self.evaluate_centrally()
@@ -378,7 +381,7 @@ class Federation(LegacyRounds, Strategy):
         self.monitor.check(info.report)
 
     def _open(self, grid: Grid, arrays: ArrayRecord | None, stop: Stop | None = None) -> Run:
-        """Make the run as soon as it is known how many clients there are; a later call goes on with it."""
+        """Return the run; the first call waits for clients and makes it."""
         self.grid = grid
         if self._run is None:
             if self._clients is not None:
@@ -390,7 +393,7 @@ class Federation(LegacyRounds, Strategy):
             self.roster.settle(count)
             state = None if arrays is None else arrays.to_torch_state_dict()
             if state is not None:
-                self.job.module.load_state_dict(state, strict=False)  # what is not trained, too
+                self.job.module.load_state_dict(state, strict=False)  # also values that are not trained
             self._initial = arrays
             self.definition = Definition.of(self.job.module)
             cohort = self._cohort_of(count)
@@ -411,7 +414,7 @@ class Federation(LegacyRounds, Strategy):
         return min(self._cohort or self.flower.cohort(clients), clients)
 
     def _check_clients(self) -> None:
-        """Refuse settings and algorithms that do not fit the way in which most clients train."""
+        """Raise a UserError if settings or algorithm do not fit the way in which most clients train."""
         if self.most_train(APP) and (why := unfit_reason(self.algorithm)):
             raise UserError(why)
         if self.most_train(RULE):
@@ -423,7 +426,7 @@ class Federation(LegacyRounds, Strategy):
         return 2 * trains.count(how) > len(trains)
 
     def _settle_blocks(self, cohort: int) -> None:
-        """Take as many blocks as a cohort of this size can serve, if the user left that open."""
+        """With blocks="auto", divide the model into as many blocks as a cohort of this size can serve."""
         algorithm = self._asked.for_cohort(cohort)
         if algorithm != self.algorithm:
             self.algorithm, self.layout = algorithm, algorithm.uplink.layout(self.job.module)
@@ -441,8 +444,8 @@ class Federation(LegacyRounds, Strategy):
         return self._run.server
 
     def arrays(self) -> ArrayRecord:
-        """Return the model as an ordinary state_dict, in Flower's form; what is bfloat16 becomes float32."""
-        # NumPy, in which Flower keeps arrays, has no bfloat16; float32 holds every value of it.
+        """Return the model as an ordinary state_dict, in Flower's form; bfloat16 becomes float32."""
+        # Flower keeps arrays in NumPy's form, which has no bfloat16; float32 holds all its values exactly.
         wide = {n: t.float() if t.dtype == torch.bfloat16 else t for n, t in self.state_dict().items()}
         return ArrayRecord(wide)
 
@@ -451,7 +454,7 @@ class Federation(LegacyRounds, Strategy):
         return self.job.state_dict(self.server.x)
 
     def evaluate_centrally(self) -> Mapping[str, Any]:
-        """Return the values of `evaluate_fn` for the model as it is now; empty without one."""
+        """Return the values of `evaluate_fn` for the current model; empty if there is no such function."""
         if self._evaluate_fn is None:
             return {}
         now = self.server.round
@@ -460,14 +463,16 @@ class Federation(LegacyRounds, Strategy):
         return self._evaluated.values
 
     def _app_arrays(self) -> ArrayRecord:
-        """Return the model under the names that the clients' own apps know it by."""
+        """Return the model under the names that the clients' own apps use."""
         ours = self.arrays()
         return ours if self._initial is None else ArrayRecord({n: ours.get(n, a) for n, a in self._initial.items()})
 
     # -- a round ------------------------------------------------------------------------------------------------------
 
     def online(self, grid: Grid) -> Sequence[int]:
-        """Wait for enough clients, and return those that can be asked: all that are connected and not still at work.
+        """Wait for enough clients, and return those that can be asked.
+
+        These are all that are connected and have answered their last task, or all that are connected if none has.
 
         Raises:
             UserError: fewer than `min_clients` are connected within `patience` seconds.
@@ -479,7 +484,7 @@ class Federation(LegacyRounds, Strategy):
         return [client for client in connected if client not in busy] or connected
 
     def messages(self, plan: Plan) -> list[Message]:
-        """Open a round, and return a message for each client of its cohort: the same vectors, a task of its own."""
+        """Open a round, and return a message for each client of its cohort, with the model and the client's task."""
         self._plan, self._accepted_now = plan, {}
         messages = self._send(filter(self.server.expects, plan.tasks), plan.broadcast, MessageType.TRAIN)
         self.monitor.opened(plan.broadcast.round + 1, len(messages))
@@ -502,7 +507,7 @@ class Federation(LegacyRounds, Strategy):
                 content = self.form.content(arrays(), self.train_config, task.round + 1, self.layout)
                 message = self._message(task, content, kind, token)
             else:
-                # The app's own evaluation knows no token; Flower returns the group of a message with its reply.
+                # An app's own evaluation does not return our token, but Flower returns the group id of a message.
                 content = self.form.content(arrays(), self.evaluate_config, task.round)
                 message = Message(content, self.roster.node[task.client], kind, ttl=self.timeout, group_id=token)
             self._questions.add(token, message, task)
@@ -525,10 +530,10 @@ class Federation(LegacyRounds, Strategy):
         return Message(content, self.roster.node[task.client], kind, ttl=self.timeout, group_id=str(task.round))
 
     def take(self, reply: Message) -> Answer | None:
-        """Hand the upload in a reply to the server, or count the client as lost. It raises nothing, whatever the reply is.
+        """Hand the upload in a reply to the server, or report the client as lost; raise nothing, whatever the reply is.
 
         Returns:
-            What became of the task; None if the reply answers no open question.
+            The task and whether its upload was accepted; None if the reply belongs to no open question.
         """
         task = self._questions.answered(reply)
         if task is None:
@@ -585,7 +590,7 @@ class Federation(LegacyRounds, Strategy):
         return ""
 
     def committed(self) -> None:
-        """Take note of a commit: which uploads were accepted; none, if the controls were reset in this round."""
+        """Record which uploads of the round count; none does if the controls were reset in this round."""
         assert self.server.last is not None
         self.monitor.closed(self.server.last)
         if self._plan is not None:
@@ -602,13 +607,13 @@ class Federation(LegacyRounds, Strategy):
         """Open the next round, and return the messages to send.
 
         Args:
-            server_round: Flower's number of the round, from 1; the strategy counts its own.
+            server_round: Flower's number of the round, from 1; the strategy counts rounds by itself.
             arrays: weights to begin with, in round 1; after that, what `aggregate_train` returned.
             config: settings for the clients' own training.
-            grid: Flower's.
+            grid: Flower's grid.
 
         Raises:
-            UserError: the arrays are not what `aggregate_train` returned, or settings and clients do not fit together.
+            UserError: the arrays are not what `aggregate_train` returned, or the settings do not fit the clients.
         """
         refuse_wrapper(self, sys._getframe(1))
         refuse_changed(self._returned, arrays)
@@ -656,25 +661,26 @@ class Federation(LegacyRounds, Strategy):
         Args:
             server_round: Flower's number of the round.
             arrays: not used: the server has the model.
-            config: settings for the clients' own evaluation; None: those of before.
+            config: settings for the clients' own evaluation; None: those of the last call.
             grid: not used.
-            **legacy: arguments from a `server_fn`, whose evaluations are part of our rounds; then none is asked for here.
+            **legacy: arguments that Flower passes to a strategy from a `server_fn`. That strategy evaluates in its own
+                rounds, so nothing is returned.
         """
         if legacy:
             return []
         if config is not None:
             self.evaluate_config = dict(config)
         server = self.server
-        there = sorted(client for client in self.roster.node if client < server.clients)
-        count = self.flower.evaluating(self._evaluating_share, len(there))
+        connected = sorted(client for client in self.roster.node if client < server.clients)
+        count = self.flower.evaluating(self._evaluating_share, len(connected))
         if not count:
             return []
-        chosen = stream(server.seed, "evaluation", server.round).choice(there, count, replace=False)
+        chosen = stream(server.seed, "evaluation", server.round).choice(connected, count, replace=False)
         tasks = [Task(server.round, int(client), 0) for client in sorted(chosen)]
         return self._send(tasks, Broadcast(server.round, server.epoch, server.x, {}), MessageType.EVALUATE)
 
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
-        """Return means over the examples of all that answered; a metric that half of them or fewer have is left out.
+        """Return the clients' metrics, averaged over examples; one that at most half of those who answered have is left out.
 
         Args:
             server_round: Flower's number of the round.
@@ -705,17 +711,17 @@ class Federation(LegacyRounds, Strategy):
         if failure is not None:
             raise Malformed(failure.failed)
         if of_app:
-            found = read_evaluation(reply.content, self.form.weighted_by)
-            self.roster.limit("test_examples", client, found.examples)  # it could not be asked before
+            evaluation = read_evaluation(reply.content, self.form.weighted_by)
+            self.roster.limit("test_examples", client, evaluation.examples)  # an app of its own is not asked before
         else:
-            found = wire.read_evaluation(reply.content)
+            evaluation = wire.read_evaluation(reply.content)
         most = self.roster.most["test_examples"].get(client)
         if most is None:
             raise Malformed("it did not say how many test examples it has when it first came")
-        return found.model_copy(update={"examples": min(found.examples, most)})
+        return evaluation.model_copy(update={"examples": min(evaluation.examples, most)})
 
     def summary(self) -> None:
-        """Log what the strategy is; Flower calls it when a run begins."""
+        """Log the algorithm and its size; Flower calls this when a run begins."""
         refuse_wrapper(self, sys._getframe(1))
         log.info(
             "%s: d = %s, N = %d, mean upload %.4f d", self.algorithm.name, f"{self.layout.dim:,}", self.layout.blocks,

@@ -1,4 +1,4 @@
-"""Options that Flower's own strategies have: what `fedbcgd.flower.strategy` takes of them, and what it refuses."""
+"""Options of Flower's own strategies: which of them `fedbcgd.flower.strategy` takes, and which it refuses."""
 
 import logging
 from collections.abc import Mapping
@@ -11,8 +11,8 @@ from fedbcgd.errors import UserError
 
 log = logging.getLogger("flwr.fedbcgd")  # shown where Flower shows its own
 
-_MAIN = "which needs a ServerApp with @app.main()"  # one with server_fn has no call of its own
-# What is refused, and what to say instead.
+_MAIN = "which needs a ServerApp with @app.main()"  # in one with server_fn, Flower calls `start`
+# The options that are refused, and what to write instead.
 _INSTEAD = {
     "fraction_fit": "say fraction_train=…",
     "min_fit_clients": "say min_train_nodes=…",
@@ -36,20 +36,20 @@ _INSTEAD = {
 
 @dataclass(frozen=True)
 class FlowerOptions:
-    """Options of Flower's FedAvg, in its meaning. None: not given.
+    """Options of Flower's FedAvg, with the same meaning. None: not given.
 
     Attributes:
         fraction_train: share of the clients that train in a round.
         min_train_nodes: how many train at least.
         fraction_evaluate: share of the online clients that evaluate.
         min_evaluate_nodes: how many evaluate at least.
-        min_available_nodes: no round begins with fewer online.
+        min_available_nodes: no round begins with fewer clients online.
         weighted_by_key: the metric by which clients are weighted.
-        arrayrecord_key: the name of the model in messages to an app of one's own.
-        configrecord_key: the name of the settings in them.
+        arrayrecord_key: the name of the model's record in messages to clients that train in an app of their own.
+        configrecord_key: the name of the settings' record in these messages.
 
     Raises:
-        UserError: a value is not possible.
+        UserError: a value is wrong.
     """
 
     fraction_train: float | None = None
@@ -77,10 +77,10 @@ class FlowerOptions:
 
     @classmethod
     def take(cls, options: dict[str, Any]) -> "FlowerOptions":
-        """Take Flower's options out of `options`, and put what they mean for ours in their place.
+        """Remove Flower's options from `options`, and set our options that follow from them.
 
         Raises:
-            UserError: an option of Flower's is not taken here, or says the same as one of ours.
+            UserError: an option of Flower is not possible here, or has the same meaning as one of ours that is given too.
         """
         for name in options:
             if name in _INSTEAD:
@@ -103,7 +103,7 @@ class FlowerOptions:
         return given
 
     def form(self) -> Form:
-        """Return the names in messages to an app of one's own."""
+        """Return the names in messages to clients that train in an app of their own."""
         default = Form()
         return Form(
             self.arrayrecord_key or default.arrays,
@@ -117,11 +117,11 @@ class FlowerOptions:
         return min(clients, max(share, self.min_train_nodes or 1))
 
     def evaluating(self, share: float, online: int) -> int:
-        """Return how many of those online evaluate.
+        """Return how many of the online clients evaluate.
 
         Args:
-            share: the share that is asked for; 0: none evaluates.
-            online: how many are online.
+            share: the share of them that is to evaluate; 0: none.
+            online: how many clients are online.
         """
         if not share:
             return 0
@@ -129,7 +129,7 @@ class FlowerOptions:
 
 
 def check_train_config(config: Mapping[str, Any], algorithm: Algorithm) -> None:
-    """Check settings for clients that train by the algorithm's own rule: they read nothing but the algorithm's options.
+    """Check settings for clients that train by the algorithm's local rule, which reads only the algorithm's options.
 
     Raises:
         UserError: a setting contradicts the algorithm's option of that name.
@@ -151,14 +151,14 @@ def check_train_config(config: Mapping[str, Any], algorithm: Algorithm) -> None:
 
 
 def check_counts(*, or_none: bool = False, **counts: Any) -> None:
-    """Refuse options that are no counts.
+    """Check options that count something.
 
     Args:
-        or_none: whether None is possible, too.
+        or_none: whether None is allowed, too.
         **counts: the options by name.
 
     Raises:
-        UserError: one is no integer, or below 1.
+        UserError: one is not an integer, or below 1.
     """
     for name, value in counts.items():
         if value is None and or_none:
@@ -168,10 +168,10 @@ def check_counts(*, or_none: bool = False, **counts: Any) -> None:
 
 
 def check_shares(evaluate_clients: float, close_at: float, oversample: float) -> None:
-    """Refuse shares of the clients that are not possible; the arguments are options of `fedbcgd.flower.strategy`.
+    """Check the options of `fedbcgd.flower.strategy` that are shares of the clients, or a factor.
 
     Raises:
-        UserError: one is not possible.
+        UserError: one is out of range.
     """
     if not 0 <= evaluate_clients <= 1:
         raise UserError(f"evaluate_clients: expected a share from 0 to 1, got {evaluate_clients!r}")

@@ -1,4 +1,4 @@
-"""What a federation's server leaves on disk: the same files as a simulated run, and a checkpoint to go on from."""
+"""What a federation's server writes to disk: the same files as a simulated run, and checkpoints to resume from."""
 
 import contextlib
 import json
@@ -26,13 +26,13 @@ log = logging.getLogger("flwr.fedbcgd")  # shown where Flower shows its own
 
 @dataclass(frozen=True)
 class Begun:
-    """What must be known of the run in a folder before its clients are counted.
+    """What must be known about the run in a folder before its clients are counted.
 
     Attributes:
         clients: M.
         blocks: N; None if the algorithm has no blocks.
-        roster: the `Roster.snapshot` of its last checkpoint.
-        resets: the `ControlResets.snapshot`.
+        roster: what `Roster.snapshot` returned for the last checkpoint.
+        resets: what `ControlResets.snapshot` returned.
     """
 
     clients: int
@@ -43,13 +43,13 @@ class Begun:
 
 @dataclass(frozen=True)
 class Restored:
-    """Where the run in a folder goes on.
+    """What a resumed run takes over from the run in a folder.
 
     Attributes:
         rows: its metrics so far.
         seconds: the time that it took so far.
-        run_id: its id; None if there is no checkpoint, and a run begins.
-        accepted: the round of each client's last accepted upload in the current control epoch.
+        run_id: its id; None if there is no checkpoint, so that a new run begins.
+        accepted: by client, the round of its last accepted upload in the current control epoch.
     """
 
     rows: Sequence[Row]
@@ -59,10 +59,10 @@ class Restored:
 
 
 class ServerFolder:
-    """The run folder of a federation's server; a context manager that holds its lock.
+    """The run folder of a federation's server; a context manager that holds the folder's lock.
 
     Args:
-        path: the folder; it is made if it is not there.
+        path: the folder; it is made if it does not exist.
         every: rounds between checkpoints.
     """
 
@@ -87,7 +87,7 @@ class ServerFolder:
         self._stack.close()
 
     def peek(self) -> Begun | None:
-        """Return what the last checkpoint says of the run, without restoring it; None if there is none."""
+        """Return what the last checkpoint says about the run, without restoring it; None if there is no checkpoint."""
         saved = self._checkpoints.load()
         if saved is None:
             return None
@@ -96,12 +96,12 @@ class ServerFolder:
         return Begun(int(values["clients_in_all"]), blocks, values.get("roster", {}), values.get("claims", {}))
 
     def restore(self, run: Run, model_digest: str, close_at: float) -> Restored:
-        """Put a run back to its last checkpoint, if there is one, and open the files of its rows.
+        """Restore the last checkpoint, if there is one, into a run, and open the files of metrics and traffic.
 
         Args:
-            run: the run, just made.
+            run: the run, which was just made.
             model_digest: see `Definition.digest`.
-            close_at: see `fedbcgd.flower.strategy`; it is written down for `report` and `hours`.
+            close_at: see `fedbcgd.flower.strategy`; it is written to the folder for `report` and `hours`.
 
         Raises:
             UserError: the run in the folder has another algorithm, precision, model or number of clients.
@@ -112,7 +112,7 @@ class ServerFolder:
             self._refuse_another(before[1], model_digest)
         saved = run.restore(self._checkpoints)
         self._metrics = self._stack.enter_context(JsonlFile.resumed(self._folder.metrics, saved))
-        if saved is None or "traffic" in saved:  # without its first rounds the file is of no use
+        if saved is None or "traffic" in saved:  # a file that lacks the first rounds could not be used
             self._traffic = self._stack.enter_context(JsonlFile.resumed(self._folder.traffic, saved))
         self._write_conditions(close_at)
         remove(self._folder.summary)  # a summary says that a run is finished
@@ -121,13 +121,13 @@ class ServerFolder:
         log.info("going on after round %d, from %s", server.round, self._folder.path)
         accepted = {int(client): round for client, round in saved["accepted"].items()}
         if (saved["every"] > 1 or self._checkpoints.fallen_back) and server.controls:
-            # Rounds after the checkpoint may have moved the clients' c_i on; c no longer fits them.
+            # Rounds after the checkpoint may have changed the clients' c_i, so that c may no longer be their mean.
             server.reset_controls()
             accepted = {}
         return Restored(self._metrics.rows, float(saved["seconds"]), saved["run"], accepted)
 
     def _refuse_another(self, values: Mapping[str, Any], model_digest: str) -> None:
-        """Refuse to go on with a run that was begun with other options or another model."""
+        """Raise a UserError if the run in the folder was begun with other options or another model."""
         job, clients = self._run.job, self._run.server.clients
         before = json.loads(values["algorithm"])
         before |= {"precision": values.get("precision", "fp32"), "clients": values["clients_in_all"]}
@@ -147,7 +147,7 @@ class ServerFolder:
             )
 
     def _write_conditions(self, close_at: float) -> None:
-        """Write what `report` and `hours` must know of the run, while it goes on too."""
+        """Write what `report` and `hours` must know about the run. They may read it while the run goes on."""
         server = self._run.server
         values = {
             "algorithm": server.algorithm.options(),

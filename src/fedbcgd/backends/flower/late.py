@@ -16,14 +16,14 @@ log = logging.getLogger("flwr.fedbcgd")  # shown where Flower shows its own
 @dataclass(frozen=True)
 class _Late:
     question: Question
-    until: float  # when Flower gives it up
+    until: float  # when Flower discards it, in the time of time.monotonic
 
 
 class LateReplies:
-    """Questions whose round closed without them. A client with such a question is not asked another one meanwhile.
+    """Questions that were not answered when their round closed. While such a question is open, its client gets no other.
 
     A late reply is fetched, so that the SuperLink need not keep it, and dropped without being decoded. The client learns
-    from its next task that its upload was not accepted, and drops the state that went with it.
+    from its next task that its upload was not accepted, and drops the state that belongs to it.
     """
 
     def __init__(self) -> None:
@@ -39,7 +39,7 @@ class LateReplies:
         self._late[question.task.client] = _Late(question, time.monotonic() + seconds)
 
     def drop_arrived(self, grid: Grid) -> None:
-        """Drop the replies that have come, and forget the questions that Flower has given up."""
+        """Drop the replies that have arrived, and forget the questions that Flower has discarded."""
         for client, late in list(self._late.items()):
             question = late.question
             if time.monotonic() >= late.until:

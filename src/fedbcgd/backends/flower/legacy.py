@@ -1,4 +1,4 @@
-"""Apps of Flower's older shape: `server_fn` with a strategy, and `client_fn` with a NumPyClient."""
+"""Support for Flower's older ServerApps: those with `server_fn`."""
 
 import sys
 from typing import TYPE_CHECKING, Any
@@ -15,7 +15,7 @@ DAY = 24 * 3600  # seconds that Flower itself waits for a first client
 
 
 class LegacyRounds:
-    """What `flwr.server.Server` calls on a strategy. In each of its rounds the strategy does a whole round by itself."""
+    """The methods of a strategy that `flwr.server.Server` calls. In each of its rounds the strategy runs a whole round."""
 
     def initialize_parameters(self, client_manager: "ClientManager") -> Parameters:
         """Return an empty model, so that Flower does not ask a client for one: the strategy has its own."""

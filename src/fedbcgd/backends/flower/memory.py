@@ -1,7 +1,7 @@
 """A client's state between rounds: in Flower's context, or in a folder, where it survives a restart.
 
-New state is pending until the client's next task says whether the upload that it goes with was accepted; if not, it is
-dropped.
+New state is pending until the client's next task says whether the upload that it belongs to was accepted. If it was not, the
+new state is dropped.
 """
 
 import json
@@ -36,8 +36,8 @@ class ClientMemory:
         epoch: the control epoch.
         version: the round of the last accepted upload.
         vectors: control variates and residuals, by name.
-        pending_round: the round of an upload that is not known to be accepted.
-        pending: the new values that go with it.
+        pending_round: the round of an upload of which it is not known yet whether it was accepted.
+        pending: the new values that belong to that upload.
     """
 
     run: str = ""
@@ -51,12 +51,12 @@ class ClientMemory:
         """Apply or drop the pending state, as the server's order says.
 
         Args:
-            order: of the client's next task.
+            order: the order of the client's next task.
             dim: the length of a vector.
             dtype: the type of its values.
 
         Returns:
-            Whether the version is then the one that the server expects.
+            Whether the state then has the version that the server expects.
         """
         if self.run != order.run:
             self.run, self.vectors, self.version = order.run, {}, NEVER
@@ -79,10 +79,10 @@ class ClientMemory:
         """Keep new state as pending, until it is known whether the upload of this round was accepted."""
         self.pending_round, self.pending = round, dict(update.values)
 
-    # -- to be kept ---------------------------------------------------------------------------------------------------
+    # -- storage ------------------------------------------------------------------------------------------------------
 
     def dump(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """Return all of it as tensors by name and plain values, which `parse` reads."""
+        """Return the memory as tensors by name and plain values, which `parse` reads."""
         tensors = dict(self.vectors)
         for name, pieces in self.pending.items():
             for s, t in pieces:
@@ -112,10 +112,10 @@ class ClientMemory:
 
 
 class InContext:
-    """Keeps a client's state in Flower's context, as long as the SuperNode and the run live.
+    """Keeps a client's state in Flower's context, until the SuperNode or the run ends.
 
     Args:
-        state: that of the context.
+        state: the context's state.
         dtype: the type of the vectors' values.
     """
 
@@ -131,7 +131,7 @@ class InContext:
         return ClientMemory.parse({k: tensor(a, self._dtype) for k, a in arrays.items()}, values)
 
     def save(self, memory: ClientMemory) -> None:
-        """Keep the state."""
+        """Store the state in the context."""
         tensors, values = memory.dump()
         arrays: dict[str, Array] = {k: array(t) for k, t in tensors.items()}
         self._state[RECORD] = ArrayRecord(arrays)
@@ -139,11 +139,11 @@ class InContext:
 
 
 class InFolder:
-    """Keeps a client's state in a file of its own, where a restarted SuperNode finds it.
+    """Keeps a client's state in a file, where a restarted SuperNode finds it.
 
     Args:
-        folder: for the files; it is made if it is not there.
-        client: the index.
+        folder: holds a file for each client; it is made if it does not exist.
+        client: the client's index.
     """
 
     def __init__(self, folder: Path, client: int):
@@ -161,7 +161,7 @@ class InFolder:
             return ClientMemory()
 
     def save(self, memory: ClientMemory) -> None:
-        """Keep the state; the file is replaced whole."""
+        """Store the state; the file is replaced in one step."""
         tensors, values = memory.dump()
         write_tensors(
             self._path, {k: t.contiguous().clone() for k, t in tensors.items()}, {"fedbcgd": json.dumps(values)}

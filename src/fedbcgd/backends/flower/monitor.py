@@ -1,4 +1,4 @@
-"""What an operator sees of a run on Flower: which clients are lost and why, how far a round is, and why a run failed."""
+"""What an operator sees of a run on Flower: lost clients with the reason, the progress of a round, why a run failed."""
 
 import logging
 import math
@@ -23,7 +23,7 @@ class Monitor:
 
     Args:
         max_empty_rounds: rounds in a row without an accepted upload after which the run stops; None: it never does.
-        progress_seconds: between two lines about a round that goes on.
+        progress_seconds: seconds between two lines about the progress of a round.
         metrics_file: where to write OpenMetrics text after each round; None: nowhere.
     """
 
@@ -37,11 +37,11 @@ class Monitor:
         self.opened(0, 0)
 
     def opened(self, round: int, asked: int) -> None:
-        """Take note that a round begins.
+        """Begin a round.
 
         Args:
-            round: its number, from 1 on.
-            asked: clients that are asked.
+            round: its number, from 1.
+            asked: how many clients are asked.
         """
         self._round, self._asked = round, asked
         self._answers, self._bytes, self._lost = 0, 0, 0
@@ -53,13 +53,13 @@ class Monitor:
         return time.monotonic() - self._start
 
     def answered(self, nbytes: int) -> None:
-        """Count a reply of this many bytes, and log how far the round is, if it is time for that."""
+        """Count a reply of this many bytes; log the progress of the round if the last such line is long enough ago."""
         self._answers += 1
         self._bytes += nbytes
         self.waiting()
 
     def waiting(self) -> None:
-        """Log how far the round is, if it is time for that."""
+        """Log the progress of the round if the last such line is long enough ago."""
         if time.monotonic() - self._logged >= self._interval:
             self._logged = time.monotonic()
             size = f"{self._bytes / 1e6:.1f} MB"
@@ -74,7 +74,7 @@ class Monitor:
             log.warning("round %d: client %d is lost: %s", task.round + 1, task.client, why)
 
     def closed(self, report: RoundReport) -> None:
-        """Take note of how a round went."""
+        """End a round: count its accepted uploads, and the clients whose loss was not logged."""
         if self._lost > MOST_LOGGED:
             log.warning("round %d: and %d more clients are lost", self._round, self._lost - MOST_LOGGED)
         self._accepted += report.accepted
@@ -99,10 +99,10 @@ class Monitor:
     # -- OpenMetrics --------------------------------------------------------------------------------------------------
 
     def write(self, info: RoundInfo, online: int) -> None:
-        """Write the metrics file, if there is one: whole or not at all. A full disk does not end the run.
+        """Write the metrics file, if one is wanted, in one step. A full disk does not end the run.
 
         Args:
-            info: of the round.
+            info: the RoundInfo of the round.
             online: how many clients are connected.
         """
         self._row = info.row or self._row
@@ -119,7 +119,7 @@ class Monitor:
         Args:
             server: the server of the run.
             online: how many clients are connected.
-            report: of the last round.
+            report: the report of the last round.
             seconds: the duration of the last round.
         """
         ledger, label = server.ledger, {"algorithm": server.algorithm.name}

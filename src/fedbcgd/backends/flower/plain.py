@@ -1,8 +1,8 @@
-"""Ordinary Flower messages, which an existing app gets and sends, and the two records that we add to them.
+"""Ordinary Flower messages, which an existing app receives and sends, and the two records that we add to them.
 
-A client whose app trains by itself gets the whole model as an `ArrayRecord` and the settings as a `ConfigRecord`, under
-the names that Flower's own strategies use. Our two records are the task and the form of the messages. The form has the
-layout, so that a client can cut out its block without knowing the module.
+A client that trains in an app of its own gets the whole model as an `ArrayRecord` and the settings as a `ConfigRecord`,
+under the names that Flower's own strategies use. Our two records are the task and the form of the messages. The form has
+the layout of the model, so that a client can cut out its block without knowing the module.
 """
 
 import json
@@ -21,8 +21,8 @@ from fedbcgd.core.vector import Entry, Layout
 from fedbcgd.errors import UserError
 
 FORM = "fedbcgd-form"  # the record with the form of the messages
-ROUND = "server-round"  # the setting by which Flower's strategies tell the number of the round
-_MOST_RECORDS = 8  # of a client's evaluation
+ROUND = "server-round"  # the setting in which Flower's strategies send the number of the round
+_MOST_RECORDS = 8  # in a client's evaluation
 
 
 @dataclass(frozen=True)
@@ -30,9 +30,9 @@ class Form:
     """Names in the messages to an app.
 
     Attributes:
-        arrays: of the record with the model.
-        config: of the record with the settings.
-        weighted_by: of the metric that says how many examples the client has.
+        arrays: the name of the record with the model.
+        config: the name of the record with the settings.
+        weighted_by: the name of the metric that says how many examples the client has.
 
     Raises:
         UserError: two records have one name.
@@ -53,13 +53,13 @@ class Form:
     def content(
         self, arrays: ArrayRecord, settings: Mapping[str, Any], round: int, layout: Layout | None = None
     ) -> RecordDict:
-        """Return the content of a message to an app; the task is added to it.
+        """Return the content of a message to an app, to which the caller adds the task.
 
         Args:
             arrays: the model.
             settings: `train_config` or `evaluate_config`.
             round: the number of the round, from 1.
-            layout: where each block lies; None: the client need not know.
+            layout: where each block lies; None if the client does not need it.
         """
         values: dict[str, Any] = {"arrays": self.arrays, "config": self.config, "weighted_by": self.weighted_by}
         if layout is not None:
@@ -91,7 +91,7 @@ def read_layout(content: RecordDict, digest: str) -> Layout:
 
 
 def pack_layout(layout: Layout) -> bytes:
-    """Return the layout as compressed JSON: some ten bytes for each parameter of a large model."""
+    """Return the layout as compressed JSON, about ten bytes for each named parameter of a large model."""
     entries = [[[e.name, list(e.shape), list(e.order)] for e in part] for part in (layout.parameters, layout.buffers)]
     dtype = str(layout.dtype).removeprefix("torch.")
     return zlib.compress(json.dumps([*entries, list(layout.bounds), dtype, layout.divider]).encode(), 9)
@@ -115,8 +115,8 @@ def read_evaluation(content: Any, weighted_by: str) -> Evaluation:
     """Read the reply of an app's own evaluation: one record of metrics, with the number of examples among them.
 
     Args:
-        content: of the reply. Metrics that are lists are left out.
-        weighted_by: the name of the number of examples.
+        content: the content of the reply. Metrics that are lists are left out.
+        weighted_by: the name of the metric that is the number of examples.
 
     Raises:
         Malformed: it has another form.

@@ -17,9 +17,9 @@ _SECURE = {"secagg_mod", "secaggplus_mod"}
 def refuse_wrapper(strategy: Any, caller: FrameType | None) -> None:
     """Refuse to be called by one of Flower's strategies for differential privacy.
 
-    They wrap a strategy, and clip and add noise to whole models between the clients and the strategy. Ours keeps its model
-    in its own server and reads uploads of blocks, so the noise would have no effect, and nobody would notice. The wrapped
-    strategy cannot see its wrapper but by the frame that calls it.
+    They wrap a strategy, and clip and add noise to whole models on their way between clients and strategy. Ours keeps its
+    model in its own server and reads uploads of blocks, so the noise would have no effect, and nobody would notice. The
+    wrapped strategy recognises its wrapper only by the frame that calls it.
 
     Args:
         strategy: the strategy that is called.
@@ -39,11 +39,11 @@ def refuse_wrapper(strategy: Any, caller: FrameType | None) -> None:
 
 
 def refuse_changed(returned: ArrayRecord | None, arrays: ArrayRecord | None) -> None:
-    """Refuse a model that was changed between two rounds: the strategy goes on from its own.
+    """Refuse a model that was changed between two rounds: the strategy continues with its own model.
 
     Args:
-        returned: the model that the strategy returned after the last round; None: there was none.
-        arrays: the one that it is given for the next round; None: none.
+        returned: the model that the strategy returned after the last round; None: there was no round yet.
+        arrays: the model that it is given for the next round; None: it is given none.
 
     Raises:
         UserError: they differ.
@@ -71,11 +71,12 @@ def refuse_workflow(caller: FrameType | None) -> None:
 
 
 def refuse_mods(mods: Iterable[Any], *, sees_whole_models: bool) -> None:
-    """Refuse Flower's mods that cannot do their work here.
+    """Refuse mods of Flower that cannot work with uploads of blocks.
 
     Args:
         mods: mods of an app or of its training function.
-        sees_whole_models: whether they stand between our code and the training function, where models are whole.
+        sees_whole_models: whether they process messages between our code and the training function, which hold whole
+            models.
 
     Raises:
         UserError: one of them is for secure aggregation or for central differential privacy, or adds noise to

@@ -1,4 +1,4 @@
-"""The messages of a round that went out to clients, until each is answered."""
+"""The messages of a round that were sent to clients, until each is answered."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from fedbcgd.core.messages import Task
 
 @dataclass(frozen=True)
 class Question:
-    """A message that went out to a client, and the task in it."""
+    """A message that was sent to a client, and the task in it."""
 
     message: Message
     task: Task
@@ -19,14 +19,14 @@ class Question:
 
 @dataclass(frozen=True)
 class Answer:
-    """What became of a task whose client replied."""
+    """The result of a task whose client replied."""
 
     task: Task
     accepted: bool  # whether the upload was accepted
 
 
 class OpenQuestions:
-    """The questions that nobody has answered yet, by the token that the reply must return."""
+    """The questions that are not answered yet, by the token that the reply must return."""
 
     def __init__(self) -> None:
         self._open: dict[str, Question] = {}
@@ -56,6 +56,6 @@ class OpenQuestions:
         return (token for token, q in self._open.items() if q.message.metadata.message_id == message_id)
 
     def close(self) -> list[Question]:
-        """Close all questions, and return those that were open."""
+        """Close and return all open questions."""
         left, self._open = list(self._open.values()), {}
         return left

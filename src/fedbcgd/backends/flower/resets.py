@@ -1,4 +1,4 @@
-"""How often clients that lost their state may have all control variates reset."""
+"""Limits how often clients that have lost their state cause a reset of all control variates."""
 
 import logging
 from collections.abc import Mapping
@@ -26,8 +26,8 @@ class _Reset:
 class ControlResets:
     """Limits the resets that each client can cause by saying that its state is lost.
 
-    c is the mean of all c_i, so the state of one client that is lost makes all controls begin again from zero. A client
-    that says so in every round must not keep the others from ever using theirs.
+    c is the mean of all c_i, so if one client loses its state, all controls begin again from zero. A client that reports a
+    loss in every round must not keep all others from using control variates.
     """
 
     def __init__(self) -> None:
@@ -46,9 +46,9 @@ class ControlResets:
         return True
 
     def snapshot(self) -> dict[str, Any]:
-        """Return what `restore` needs, as JSON can keep it."""
+        """Return what `restore` needs, in a form that JSON can hold."""
         return {str(client): [reset.round, reset.count] for client, reset in self._last.items()}
 
     def restore(self, kept: Mapping[str, Any]) -> None:
-        """Go on from a snapshot."""
+        """Load a snapshot."""
         self._last = {int(client): _Reset(*reset) for client, reset in kept.items()}

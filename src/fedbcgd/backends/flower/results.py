@@ -1,4 +1,4 @@
-"""How a round went: as records of Flower's result, and as a line of the log."""
+"""The results of a round, as records of Flower's result and as a line of the log."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -17,8 +17,8 @@ def record_round(result: Result, info: RoundInfo, values: Mapping[str, Any]) -> 
 
     Args:
         result: what `start` returns in the end.
-        info: of the round.
-        values: those of `evaluate_fn` after it.
+        info: the RoundInfo of the round.
+        values: the values of `evaluate_fn` after the round.
     """
     now = info.server.round
     result.train_metrics_clientapp[now] = train_record(info.report, info.server)
@@ -40,7 +40,7 @@ def train_record(report: RoundReport, server: Server) -> MetricRecord:
     """Return what Flower calls the training metrics of a round."""
     return MetricRecord(
         {
-            **train_columns(report),  # as in the rows, and under their own names, as Flower's strategies have them
+            **train_columns(report),  # as in the rows; and below under their own names, as in Flower's strategies
             **report.metrics,
             "accepted": report.accepted,
             "refused": len(report.refused),
@@ -62,8 +62,8 @@ def log_line(row: Row | None, values: Mapping[str, Any], report: RoundReport, se
 
     Args:
         row: the round's metrics; None if it was not evaluated.
-        values: those of `evaluate_fn`.
-        report: of the round.
+        values: the values of `evaluate_fn`.
+        report: the report of the round.
         server: the server of the run.
     """
     row = row or {}

@@ -24,17 +24,17 @@ from fedbcgd.errors import UserError
 
 log = logging.getLogger("flwr.fedbcgd")  # shown where Flower shows its own
 
-HELLO_SECONDS = 120.0  # a node that has not said who it is by then is asked again later
-FIRST_WAIT, LONGEST_WAIT = 2.0, 600.0  # seconds before a node is asked again: doubled each time
+HELLO_SECONDS = 120.0  # a node that has not answered by then is asked again later
+FIRST_WAIT, LONGEST_WAIT = 2.0, 600.0  # seconds before a node is asked again; they double each time
 
 
 class Entry(BaseModel):
     """The roster's entry of one client.
 
     Attributes:
-        key: the public key of its node, or the file that has it.
-        node: Flower's id of its node, instead of a key.
-        examples: what it may weigh at most.
+        key: the public key of the client's node, or the file that has it.
+        node: the node's id in Flower, instead of a key.
+        examples: the most examples that the client counts for in a mean.
         test_examples: the same in evaluations.
     """
 
@@ -47,7 +47,7 @@ class Entry(BaseModel):
 
 
 def read_roster(path: str | Path) -> dict[int, Entry]:
-    """Read a roster file: TOML, or JSON if its name ends so.
+    """Read a roster file: TOML, or JSON if its name ends in .json.
 
     Args:
         path: the file. A table `clients` has an entry for each index from 0 on, with `key` (a public key as OpenSSH or
@@ -58,7 +58,7 @@ def read_roster(path: str | Path) -> dict[int, Entry]:
         The entries by index; every key is given as text.
 
     Raises:
-        UserError: the file cannot be read, or is no roster.
+        UserError: the file cannot be read, or is not a roster.
     """
     path = Path(path)
     try:
@@ -97,12 +97,13 @@ def _identity_of_entry(entry: Entry) -> str:
 
 
 def identity_of_key(key: bytes) -> str:
+    """Return the identity of a node with this public key, in PEM form as Flower keeps it."""
     return f"key {hashlib.sha256(key).hexdigest()}"
 
 
 @dataclass
 class _Retry:
-    """When a node is asked again, since its last answer was not accepted."""
+    """When to ask a node again whose last answer was not accepted."""
 
     at: float = 0.0
     wait: float = FIRST_WAIT  # seconds; doubled each time
@@ -113,7 +114,7 @@ class _Asked:
     """A node that was asked who it is."""
 
     question: Message
-    until: float  # when it is no longer waited for
+    until: float  # when to stop waiting for the answer, in the time of time.monotonic
 
     @property
     def node(self) -> int:
@@ -124,14 +125,14 @@ class _Asked:
 class Roster:
     """Which node is which client, and which clients are connected.
 
-    An index belongs to the node that reported it first, or to the one that `given` names. A node is known by its public
-    key, or by its node id where Flower has no key of it. Another node may take an index over only if there is no
-    `given`, `fixed` is False, and the node that it belongs to is not connected.
+    An index belongs to the node that `given` names or, without `given`, to the node that reported it first. A node is
+    identified by its public key, or by its node id if Flower has no key of it. An index may pass to another node only if
+    there is no `given`, `fixed` is False, and the node that it belongs to is not connected.
 
     Attributes:
-        given: the operator's entry of each client; empty: nodes report who they are.
-        fixed: whether nodes keep their keys, so that no index ever changes hands.
-        max_examples: what a client may weigh at most; None: no limit but its own first report.
+        given: the operator's entry for each client; empty: nodes report which client they are.
+        fixed: whether nodes keep their keys, so that an index never passes to another node.
+        max_examples: the most examples that a client counts for in a mean; None: its own first report is the limit.
         asks: which of `examples` and `test_examples` the nodes are asked for.
         size: M; None until it is known.
     """
@@ -143,8 +144,9 @@ class Roster:
     size: int | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
-        self.node: dict[int, int] = {}  # client → node id, of those that are connected
-        self.ties: dict[int, str] = {c: _identity_of_entry(e) for c, e in self.given.items()}  # client → its node
+        self.node: dict[int, int] = {}  # client → id of its node, if that is connected
+        # Client → identity (key or node id) of the node that its index belongs to.
+        self.ties: dict[int, str] = {c: _identity_of_entry(e) for c, e in self.given.items()}
         self.trains: dict[int, Trains] = {}  # client → how it trains, as it reports
         self.of: dict[int, int] = {}  # client → the total number of clients that it reports; 0: it does not know
         # Upper limit of the examples that a client is weighted by: its first report, or the operator's value.
@@ -153,7 +155,7 @@ class Roster:
             for what, most in self.most.items():
                 if (count := getattr(entry, what)) is not None:
                     most[client] = count
-        self._identity: dict[int, str] = {}  # of the nodes that are connected
+        self._identity: dict[int, str] = {}  # id of a connected node → its identity
         self._retries: dict[int, _Retry] = {}  # by node
         self._asked: dict[str, _Asked] = {}  # by message id
         self._begun = False  # whether the first wait is over
@@ -161,7 +163,7 @@ class Roster:
     # -- who is online ------------------------------------------------------------------------------------------------
 
     def refresh(self, grid: Grid) -> None:
-        """Ask those who are new who they are, without waiting for them; forget those who have gone."""
+        """Ask new nodes which client they are, without waiting for the answers; forget nodes that are gone."""
         identity = {info.node_id: self._identify(info) for info in grid.get_nodes()}
         self._identity = identity
         self.node = {client: node for client, node in self.node.items() if node in identity}
@@ -200,7 +202,7 @@ class Roster:
             }
 
     def _enter(self, asked: _Asked, reply: Message | None) -> None:
-        """Read a node's answer, and give it its index."""
+        """Read a node's answer, and record which client it is."""
         try:
             if reply is None:
                 raise Malformed("it did not answer")
@@ -253,12 +255,12 @@ class Roster:
         self._retries.pop(node, None)
 
     def limit(self, what: str, client: int, count: int) -> None:
-        """Take the number of examples that a client reports as the most that it counts for, if it has no limit yet.
+        """Make the number of examples that a client reports its limit, unless it has a limit already.
 
         Args:
             what: "examples" or "test_examples".
-            client: its index.
-            count: what it reports.
+            client: the client's index.
+            count: the number that it reports.
         """
         self.most[what].setdefault(client, min(count, self.max_examples or count))
 
@@ -266,7 +268,7 @@ class Roster:
         """Wait for enough clients; the first time also until all nodes that were asked have answered or timed out.
 
         Args:
-            grid: Flower's.
+            grid: Flower's grid.
             least: how many clients are needed.
             patience: how many seconds to wait for them.
 
@@ -274,7 +276,7 @@ class Roster:
             The clients that are connected.
 
         Raises:
-            UserError: there are fewer after that time.
+            UserError: fewer are connected after that time.
         """
         start = time.monotonic()
         logged, pause = -1, SHORTEST
@@ -318,11 +320,11 @@ class Roster:
     # -- what is kept with a checkpoint -------------------------------------------------------------------------------
 
     def snapshot(self) -> dict[str, Any]:
-        """Return what `restore` needs, as JSON can keep it."""
+        """Return what `restore` needs, in a form that JSON can hold."""
         return {"ties": _as_text(self.ties), **{what: _as_text(most) for what, most in self.most.items()}}
 
     def restore(self, kept: Mapping[str, Any]) -> None:
-        """Restore a snapshot; what the operator's roster says takes precedence over it."""
+        """Load a snapshot; the operator's roster takes precedence over it."""
         if not self.given:
             self.ties = {int(client): identity for client, identity in kept.get("ties", {}).items()}
         for what, most in self.most.items():
@@ -331,7 +333,7 @@ class Roster:
 
 
 def _advice(reason: str) -> str:
-    """Say what to do where a node runs an app that does not know our questions, such as one made for FedAvg."""
+    """Return what to do if a node runs an app that cannot answer our messages, such as one made for FedAvg."""
     if f"registered with name '{wire.HELLO_ACTION}'" not in reason:
         return ""
     return (

@@ -29,7 +29,7 @@ from fedbcgd.core.vector import Layout
 from fedbcgd.errors import UserError
 from fedbcgd.version import __version__
 
-FORMAT = 2  # of all messages; server and clients must have the same. 1: versions that did not say it
+FORMAT = 2  # of all messages; server and clients must have the same. Versions that did not send it had format 1
 # Names of the records of a message; that of VALUES holds the plain values of a client's reply.
 BROADCAST, TASK, UPLOAD, VALUES, METRICS = "broadcast", "task", "upload", "told", "metrics"
 CONFIG = "config"  # the record of `train_config`, for clients that train by a function of their own
@@ -37,13 +37,13 @@ HELLO_ACTION = "fedbcgd"
 HELLO = f"query.{HELLO_ACTION}"  # the message type by which a client says who it is
 MODEL = "fedbcgd-model"  # the record with the definition of the server's model
 X = "x"
-STYPE = "fedbcgd"  # how the bytes of our arrays came about, in Flower's terms
+STYPE = "fedbcgd"  # Flower's serialisation type (`stype`) of our arrays
 # Each message has a random token that its reply must return. Only the node that was asked knows it, while any node can
 # name any sender in the metadata of its reply.
 TOKEN = "token"
-TRAIN_LOSS = "train_loss"  # left out by clients that do not know it
+TRAIN_LOSS = "train_loss"  # left out by clients whose training loss is unknown
 _UPLOAD_VALUES = set(UploadValues.model_fields) - {TRAIN_LOSS, METRICS}
-MOST_RECORDS, MOST_VALUES = 3, 16  # of a client's message, and of a record's plain values
+MOST_RECORDS, MOST_VALUES = 3, 16  # records in a client's message, and plain values in a record
 
 
 @dataclass(frozen=True)
@@ -51,16 +51,16 @@ class Order:
     """All that a client must know to do a task, beside the vectors.
 
     Attributes:
-        task: what to do.
+        task: the task.
         epoch: the control epoch of the server.
         accepted: the round of this client's last accepted upload in this epoch; −1: none.
         run: the id of the federation's run; a client drops state that it kept from another run.
-        seed: of every draw.
+        seed: the seed of the run.
         layout: the digest of the server's layout.
         channels_last: whether to compute in that memory format.
         algorithm: the four choices.
-        precision: of the forward and backward passes.
-        model: the packed definition of the server's model; in a record of its own, which Flower stores once.
+        precision: "fp32" or "bf16", for the forward and backward passes.
+        model: the packed definition of the server's model. It is sent in a record of its own, which Flower stores once.
     """
 
     task: Task
@@ -106,17 +106,17 @@ class Order:
 
 
 def versions() -> dict[str, int | str]:
-    """Return the values by which server and client tell each other their wire format and their version of fedbcgd."""
+    """Return the values with which server and client tell each other their wire format and version of fedbcgd."""
     return {"wire_format": FORMAT, "version": __version__}
 
 
 def format_problem(theirs: int, version: str, whose: str) -> str:
-    """Say why this side and the other cannot work together; empty if they can.
+    """Return why this side and the other cannot work together; empty if they can.
 
     Args:
-        theirs: the wire format of the other.
-        version: its version of fedbcgd; empty if it did not say.
-        whose: "the server", or which client.
+        theirs: the wire format of the other side.
+        version: its version of fedbcgd; empty if it did not send it.
+        whose: what to call the other side: "the server", or "client 3".
     """
     if theirs == FORMAT:
         return ""
@@ -128,10 +128,10 @@ def format_problem(theirs: int, version: str, whose: str) -> str:
 
 
 def check_server(content: RecordDict) -> None:
-    """Refuse a server that has another wire format.
+    """Check that the server has the wire format of this client.
 
     Raises:
-        UserError: it has; the message names both versions.
+        UserError: it has another one; the message names both versions.
     """
     task: Any = content[TASK]
     if problem := format_problem(task.get("wire_format", 1), task.get("version", ""), "the server"):
@@ -145,12 +145,12 @@ def array(t: Tensor) -> Array:
 
 
 def tensor(a: Array, dtype: torch.dtype = torch.uint8) -> Tensor:
-    """Return the bytes of Flower's array as a tensor of this type. It is a copy: what came in is read-only."""
+    """Return the bytes of a Flower array as a tensor of this type: a copy, since the array is read-only."""
     return torch.frombuffer(bytearray(a.data), dtype=dtype) if a.data else torch.empty(0, dtype=dtype)
 
 
 def vectors(broadcast: Broadcast) -> ArrayRecord:
-    """Return x and the controls: one record for all messages of a round, which Flower then stores once."""
+    """Return x and the controls as one record, which all messages of a round share and Flower stores once."""
     return ArrayRecord({X: array(broadcast.x), **{name: array(t) for name, t in broadcast.controls.items()}})
 
 
@@ -158,12 +158,12 @@ def read_broadcast(content: RecordDict, order: Order, layout: Layout) -> Broadca
     """Read the vectors in a message of the server.
 
     Args:
-        content: of the message.
-        order: in the same message.
-        layout: that of the client's model.
+        content: the content of the message.
+        order: the order in the same message.
+        layout: the layout of the client's model.
 
     Raises:
-        ValueError: they are not of the layout's length.
+        ValueError: the vectors do not have the length of the layout.
     """
     arrays: Any = content[BROADCAST]
     controls = {name: tensor(a, layout.dtype) for name, a in arrays.items()}
@@ -174,7 +174,7 @@ def read_broadcast(content: RecordDict, order: Order, layout: Layout) -> Broadca
 
 
 def reply(upload: Upload) -> RecordDict:
-    """Return the content of a reply that has an upload."""
+    """Return the content of a reply with an upload."""
     arrays = {f"{channel}.{k}": array(t) for channel, parts in upload.payload.items() for k, t in enumerate(parts)}
     values = {name: getattr(upload, name) for name in _UPLOAD_VALUES}
     if upload.train_loss is not None:
@@ -189,18 +189,18 @@ def failure(text: str, state_lost: bool = False) -> RecordDict:
     """Return the content of a reply that says why the task could not be done.
 
     Args:
-        text: why.
-        state_lost: whether the client's control variates are lost, so that all must begin again.
+        text: the reason.
+        state_lost: whether the client's control variates are lost, so that those of all clients must be reset.
     """
     return RecordDict({VALUES: ConfigRecord({"failed": shorten(text) or "unknown", "state_lost": state_lost})})
 
 
 def evaluation(examples: int, metrics: Mapping[str, float]) -> RecordDict:
-    """Return the content of a reply that has an evaluation."""
+    """Return the content of a reply with an evaluation."""
     return RecordDict({METRICS: MetricRecord({**metrics, "examples": examples})})
 
 
-# -- what a client sent, read strictly: whatever does not fit is `Malformed`, and nothing else is raised --------------
+# -- strict readers of clients' messages: they raise `Malformed` for whatever does not fit, and nothing else ----------
 
 
 def token(message: Message) -> str | None:
@@ -236,11 +236,11 @@ def read_evaluation(content: RecordDict) -> Evaluation:
 
 
 def read_upload(content: RecordDict, lengths: Mapping[str, Sequence[int]]) -> Upload:
-    """Read an upload. Its plain values are returned as they came: the server checks them.
+    """Read an upload. Its plain values are not checked here: the server checks them.
 
     Args:
-        content: what the client sent.
-        lengths: the most bytes that each slice of each channel may have. No array is copied before all fit.
+        content: the content of the client's message.
+        lengths: the most bytes that each slice of each channel may have; all are checked before any array is copied.
 
     Raises:
         Malformed: the content is no upload of these lengths.
@@ -271,7 +271,7 @@ def read_upload(content: RecordDict, lengths: Mapping[str, Sequence[int]]) -> Up
 
 
 def _record_names(content: Any) -> list[str]:
-    """Return the names of the records, if they are few."""
+    """Return the names of the records; raise Malformed if there are too many."""
     if not isinstance(content, RecordDict):
         raise Malformed(f"expected records, got {type(content).__name__}")
     if len(content) > MOST_RECORDS:
@@ -280,7 +280,7 @@ def _record_names(content: Any) -> list[str]:
 
 
 def _expect(content: Any, kinds: Mapping[str, type]) -> None:
-    """Refuse content that has other records than these."""
+    """Raise Malformed unless the content has exactly these records."""
     names = _record_names(content)
     if set(names) != set(kinds):
         given = ", ".join(shorten(name, 60) for name in names) or "none"
@@ -298,7 +298,7 @@ def _values(content: RecordDict) -> dict[str, Any]:
 
 
 def _bounded(record: Any, most: int) -> dict[str, Any]:
-    """Return the values of a record, if they are not too many."""
+    """Return the values of a record; raise Malformed if there are too many."""
     if not isinstance(record, (ConfigRecord, MetricRecord)):
         raise Malformed(f"expected plain values, got {type(record).__name__}")
     if len(record) > most:
@@ -307,7 +307,7 @@ def _bounded(record: Any, most: int) -> dict[str, Any]:
 
 
 def counted(message: Message) -> int:
-    """Return the bytes of a message's content by Flower's own count; 0 if it cannot count them."""
+    """Return the size of a message's content in bytes as Flower counts it; 0 if it cannot."""
     try:
         return sum(record.count_bytes() for record in message.content.values())
     except (ValueError, TypeError, LookupError, AttributeError):  # an empty list or text among the values

@@ -72,7 +72,7 @@ class Actor:
 
 
 def begin(frozen: np.ndarray, size: int, device: str) -> tuple[Actor | None, Ready | Failed]:
-    """Make an actor, and return it with its first message: where it is, or why it cannot work."""
+    """Make an actor, and return it with its first message: where it runs, or why it cannot be made."""
     try:
         return Actor(frozen, size, device), Ready(os.getpid(), os.uname().nodename)
     except BaseException as error:

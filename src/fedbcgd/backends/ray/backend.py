@@ -53,7 +53,7 @@ log = logging.getLogger("fedbcgd")
 
 BACKLOG = 2  # tasks that an actor has at once, so that it need not wait for the next one
 PATIENCE = 30.0  # seconds after which a warning says that actors could not be started
-START = -1  # in place of a task's position: the actor is starting
+START = -1  # stands for the position of a task while an actor is starting
 
 
 @dataclass(eq=False)
@@ -305,7 +305,7 @@ class Ray:
         self._actors[actor.number] = self._start(actor.number)
 
     def _replace_silent(self, todo: list[int], describe: Callable[[int], str]) -> None:
-        """Replace actors that are stopped or hang: Ray notices only machines and processes that are gone."""
+        """Replace actors that are stopped or hang: Ray only notices machines and processes that have ended."""
         for actor in list(self._actors):
             if actor.pulse is None:
                 continue
@@ -374,7 +374,7 @@ def _actor_class(ray: Any, gpus: float) -> Any:
 
 
 def _freeze_job(job: Job) -> tuple[np.ndarray, int]:
-    """Return the job as bytes, and how many of them, at the start, are the memory of its tensors and arrays."""
+    """Return the job as bytes, and how many of the first bytes are the memory of its tensors and arrays."""
     try:
         fd, size, length = freeze(job)
     except (pickle.PicklingError, TypeError, AttributeError) as error:

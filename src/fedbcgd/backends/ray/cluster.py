@@ -45,7 +45,7 @@ def join(address: str | None, cpus: int) -> None:
 
     Args:
         address: of the cluster; None: start Ray on this machine.
-        cpus: of a Ray that is started.
+        cpus: how many CPUs Ray may use if it is started here.
 
     Raises:
         UserError: Ray cannot be reached or started.
@@ -75,7 +75,7 @@ def leave() -> None:
     if not _users and _initialised:
         package().shutdown()
         if _started:
-            _read_settings(package())  # so that the token of that Ray is forgotten
+            _read_settings(package())  # forget the token of the Ray that was shut down
 
 
 @contextmanager

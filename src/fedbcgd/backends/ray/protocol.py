@@ -10,7 +10,7 @@ from torch import Tensor
 from fedbcgd.core.messages import StateUpdate, Task, Upload
 from fedbcgd.engine.evaluation import Batch
 
-ZERO, BEFORE, AFTER, SENT = "zero", "before", "after", "sent"  # where the state is with which a client's task begins
+ZERO, BEFORE, AFTER, SENT = "zero", "before", "after", "sent"  # where an actor finds the state that a task begins with
 
 
 def as_bytes(tensor: Tensor) -> np.ndarray:

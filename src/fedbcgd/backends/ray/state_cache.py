@@ -21,10 +21,10 @@ MAX_CACHE_BYTES = 2**30  # of an actor; the least recently used state is dropped
 
 @dataclass
 class _Cached:
-    """The slots that hold the same states as an actor's cache: before a client's last task, and after it."""
+    """The slots of the store that hold the same states as an actor's cache: before and after a client's last task."""
 
     before: int | None
-    after: int | None = None  # once the upload is accepted
+    after: int | None = None  # None until the upload is accepted
 
 
 class CacheIndex:

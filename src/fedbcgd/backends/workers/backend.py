@@ -49,13 +49,14 @@ log = logging.getLogger("fedbcgd")
 
 MAX_WAITING_BYTES = 1 << 28  # of memory for upload slots; more if the workers alone need more
 MAX_ATTEMPTS = 3  # the run ends when this many workers were lost with one task
-# A request for more clients is not sent ahead: request and reply must fit into the socket's buffers, or both ends block.
+# A worker that is still busy gets no request for more clients than this: request and reply must fit into the buffers of the
+# socket, or both ends would block.
 MAX_QUEUED_CLIENTS = 256
 SHORT_TASK = 0.02  # seconds: if tasks take less, a worker gets its next one early, and several up to this time at once
 
 
 def _waiting_bytes(job: Job) -> int:
-    """Return the memory that one waiting upload takes: its slot or, if larger, its decoded values."""
+    """Return the bytes that one waiting upload takes: those of its slot or, if more, those of its decoded values."""
     return max(slot_bytes(job.algorithm, job.layout), job.layout.size * job.layout.dtype.itemsize)
 
 
@@ -66,7 +67,7 @@ class _Queue(Protocol):
         """Return the next request, of those that this many workers share; None if there is none at present."""
 
     def hands_out_early(self, workers: int) -> bool:
-        """Return whether a worker may get a request before it has finished the last one."""
+        """Return whether a worker may get its next request before it has finished the last one."""
 
     def requeue(self, request: Any) -> None:
         """Take back a request whose worker died."""
@@ -94,7 +95,8 @@ class _Round:
         self._next: list[tuple[int, tuple[int, ...]]] = []  # a heap of (−examples, unit)
         self._examples = {unit: sum(backend.job.examples(plan.tasks[p].client) or 1 for p in unit) for unit in units}
         self._examples_left = sum(self._examples.values())  # of the units that no worker has
-        self._one_by_one = False  # since a worker died: if one dies again, its task is known
+        # True after a worker died: requests then have one unit each, so that the next death has a known task as its cause.
+        self._one_by_one = False
         self._window = slots
         self._free_slots = list(range(slots))
         self._used_slots: dict[int, int] = {}  # position → its upload slot, which the server may still read
@@ -119,7 +121,8 @@ class _Round:
         while self._later and self._rank[self._later[0][-1]] < end:
             self._push(self._later.popleft())
         chosen: list[tuple[int, ...]] = []
-        # A share of what is left, so ever less; not all at once, so that uploads are checked while others are computed.
+        # Each worker gets a share of what is left. So requests become shorter towards the end of the round, and uploads are
+        # checked while others are computed.
         share = self._examples_left / (workers + 1)
         while self._next and (not chosen or (share > 0 and self._fits(chosen))):
             _, unit = heappop(self._next)

@@ -48,7 +48,7 @@ class Slot:
         return piece
 
     def put(self, upload: Upload) -> StoredUpload:
-        """Return where the payload is in the slot; pieces in memory not from `allocate` are copied into the slot first."""
+        """Copy pieces of the payload that are not in the slot yet into it, and return where each piece is."""
         offsets = {channel: [self._put(piece) for piece in pieces] for channel, pieces in upload.payload.items()}
         return StoredUpload(replace(upload, payload={}), offsets)
 

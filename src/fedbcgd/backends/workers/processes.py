@@ -1,9 +1,9 @@
-"""Starts worker processes: one thread each. With this process they share only the memory that it passes to them.
+"""Starts worker processes, each with one thread. They share no memory with this process but what it passes to them.
 
-Most of a worker's start would be the import of torch. So one process, the forkserver, imports it once, and workers are
-forks of it, made in milliseconds, that share its memory. It is a new interpreter that never computes and never runs a
-user's code. It is started as soon as a run is certain (`start_early`), serves later runs too, and ends after a while
-without requests. On systems where forks are not safe (macOS) every worker is a new interpreter.
+A worker would spend most of its start-up importing torch. So one process, the forkserver, imports it once, and workers are
+forks of that process, made in milliseconds. It is a new interpreter that never computes and never runs a user's code. It is
+started as soon as a run is certain (`start_early`), serves later runs too, and ends after a while without requests. On
+systems where forks are not safe (macOS) every worker is a new interpreter.
 """
 
 import atexit
@@ -39,7 +39,7 @@ IDLE_SECONDS = 30.0  # without workers and requests, after which a forkserver en
 
 TIMEOUT_VARIABLE = "FEDBCGD_WORKER_TIMEOUT"  # replaces the next two, in seconds; 0: wait for ever
 STOPPED_SECONDS = 60.0  # after which a process that is stopped counts as lost
-SILENT_SECONDS = 600.0  # the same for one that is not stopped but uses no processor time: it may wait for something
+SILENT_SECONDS = 600.0  # after which one that is not stopped but uses no processor time does; it may wait for something
 
 # One thread; and glibc keeps the memory of activations instead of mapping and unmapping it at every step.
 ENVIRONMENT = {
@@ -140,7 +140,7 @@ class Line:
         return self._connection.recv()
 
     def recv_descriptors(self, count: int) -> list[int]:
-        """Return the descriptors that follow the last message, which says how many there are."""
+        """Return the descriptors that follow the last message; the message itself says how many there are."""
         return socket.recv_fds(self._socket, 1, count)[1]
 
     def poll(self, seconds: float) -> bool:
@@ -174,7 +174,13 @@ class Worker:
         self._code: int | None = None
 
     def prepare(self, buffer_bytes: int, pickle_bytes: int, descriptors: Sequence[int]) -> None:
-        """Send the job, as descriptors of memory. The worker replies when it is ready."""
+        """Send the job. The worker replies when it is ready.
+
+        Args:
+            buffer_bytes: the bytes of the frozen job's buffers, see `shared.freeze`.
+            pickle_bytes: the bytes of its pickle.
+            descriptors: those of the job, of the memory of a round and, if clients keep state, of the slots of state.
+        """
         # A dead worker is noticed when its reply is read.
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
             self.line.send(JobRequest(sys.path, buffer_bytes, pickle_bytes, len(descriptors)), descriptors)
@@ -349,8 +355,8 @@ def _end_all() -> None:
 
 
 def _inherited() -> Any:
-    """Return what a fork inherits from its forkserver and cannot be told otherwise: limits, umask, cores, priority."""
-    import resource  # not everywhere
+    """Return what a fork inherits from its forkserver, and a ForkRequest does not set: limits, umask, cores, priority."""
+    import resource  # missing on some systems
 
     limits = [resource.getrlimit(getattr(resource, name)) for name in dir(resource) if name.startswith("RLIMIT_")]
     umask = ""

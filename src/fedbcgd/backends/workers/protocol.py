@@ -95,14 +95,14 @@ Unit = tuple[Assignment, ...]  # one client, or several that are trained in one 
 
 @dataclass(frozen=True)
 class FitRequest:
-    """Train these clients, unit by unit: several units where tasks are as short as a message takes."""
+    """Train these clients, unit by unit. There are several units if a task takes hardly longer than a message."""
 
     epoch: int
     units: tuple[Unit, ...]
 
     @property
     def assignments(self) -> list[Assignment]:
-        """Those of all units."""
+        """The assignments of all units."""
         return [assignment for unit in self.units for assignment in unit]
 
 

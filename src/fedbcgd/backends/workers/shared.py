@@ -109,7 +109,13 @@ def freeze(obj: Any) -> tuple[int, int, int]:
 
 
 def thaw(fd: int, size: int, length: int) -> Any:
-    """Return the object, with its tensors as copy-on-write views of the memory."""
+    """Return the object that `freeze` wrote, with its tensors as copy-on-write views of the memory.
+
+    Args:
+        fd: the file descriptor of the memory.
+        size: the bytes of the object's buffers.
+        length: the bytes of its pickle.
+    """
     memory = mmap.mmap(fd, size + length, access=mmap.ACCESS_COPY)
     body = memory[size : size + length]
     head = int.from_bytes(body[:8], "little")

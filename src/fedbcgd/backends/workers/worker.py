@@ -140,7 +140,14 @@ def serve(line: Line) -> None:
 
 
 class JobServer:
-    """Answers FitRequest and EvaluateRequest in a worker, with the job and the shared memory."""
+    """Answers FitRequest and EvaluateRequest in a worker, with the job and the shared memory.
+
+    Args:
+        request: describes the frozen job.
+        job_fd: the descriptor of the frozen job.
+        shared_fd: the descriptor of the memory of a round (`RoundMemory`).
+        state_fd: the descriptor of the slots of client state; None: clients keep no state.
+    """
 
     def __init__(self, request: JobRequest, job_fd: int, shared_fd: int, state_fd: int | None = None):
         sys.path[:] = request.path  # the user's modules are found as in the parent
@@ -195,7 +202,7 @@ class JobServer:
 
 
 def _exit_with_parent(parent: int) -> None:
-    """Have Linux kill this process when its parent ends; on other systems the closed line ends it after its task."""
+    """Have Linux kill this process when its parent ends. On other systems it ends after its task, as the line is closed."""
     if sys.platform == "linux":
         import ctypes
 

@@ -20,7 +20,7 @@ const runsOf = (group) => group.runs.map((k) => DATA.runs[k]).filter((run) => !s
 const shownGroups = () => groupsOfTask().filter((g) => runsOf(g).length);
 /* Runs that diverged: they count as seeds, but are in no mean and never reach the target. */
 const diverged = (group) => runsOf(group).filter((run) => run.status === "diverged");
-/* The runs that means are over: finished ones, or those that go on if none is finished. */
+/* The runs over which means are taken: the finished ones or, if none is finished, those that are running. */
 function settled(group) {
   const done = runsOf(group).filter((run) => run.status === "finished");
   return done.length ? done : runsOf(group).filter((run) => run.status !== "diverged");
@@ -30,7 +30,7 @@ const seedsOf = (group) => settled(group).length + diverged(group).length;
 const divergedText = (group) => (diverged(group).length ? `${diverged(group).length} of ${seedsOf(group)} diverged` : "");
 const CLIENTS = "clients_"; // begins the columns of measurements on each client's own part
 
-/* True of a metric that should fall: as the runs say of theirs, else by its name. */
+/* True for a metric that should fall, according to the runs if they say so, else according to its name. */
 function falls(name) {
   const said = DATA.runs.find((run) => run.facts.goal && isOf(run.facts.metric, name));
   return said ? said.facts.goal === "min" : /loss|gap|error|mae|mse|mape|perplexity|nll|deviation|_std$/.test(name);
@@ -79,7 +79,7 @@ function secondsOf(run) {
   });
 }
 
-/* True of centralised training: its time does not depend on an uplink. */
+/* True for centralised training, whose time does not depend on an uplink. */
 function uploadsNothing(group) {
   const runs = runsOf(group).filter((run) => rowsOf(run) && run.columns.upload_d);
   return runs.length > 0 && runs.every((run) => lastOf(run.columns.upload_d) === 0);
@@ -114,7 +114,7 @@ function networkSeconds(run) {
   return hours && hours.map((h) => (h === null ? null : h * 3600));
 }
 
-/* The networks on which some run of the task has hours, and the chosen one of them. */
+/* The networks on which at least one run of the task has hours, and which of them is chosen. */
 function networks() {
   const runs = groupsOfTask().flatMap((g) => g.runs.map((k) => DATA.runs[k]));
   return [OWN, ...new Set(runs.flatMap((run) => Object.keys(run.profiles || {})))].filter((name) => runs.some((run) => hoursOn(run, name)));
@@ -154,7 +154,7 @@ function series(group, axis, name, among = settled(group)) {
   return points;
 }
 
-/* Each point as the mean of `count` evaluations around it, fewer at the ends; `raw` is the value itself. */
+/* Replaces each point by the mean of `count` evaluations around it, or of fewer at the ends; `raw` is the value itself. */
 function smoothed(points, count) {
   if (count < 2) return points;
   return points.map((p, i) => {

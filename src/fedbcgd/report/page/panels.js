@@ -54,7 +54,7 @@ const metricText = (name) => name.replace(/_/g, " ");
 
 const chosenAxis = () => (axesOfTask().includes(state.axis) ? state.axis : "upload_d");
 
-/* The lines of a metric: each group's mean, and thin ones for its seeds and, behind smoothed lines, for what they are made of. */
+/* The lines of a metric: each group's mean; thin lines for its seeds and, behind smoothed lines, for the values before smoothing. */
 function linesOf(name) {
   const axis = chosenAxis();
   const groups = shownGroups();
@@ -169,7 +169,7 @@ function table(caption, head, rows, { mark, id, left = [] } = {}) {
   );
 }
 
-/* Items in the order that the user chose for a table; `value` gives what an item has under a heading. What is unknown comes last. */
+/* Items in the order that the user chose for a table; `value` returns an item's value under a heading. Unknown values come last. */
 function inOrder(id, items, value) {
   const { column, down } = state.sort[id] || {};
   if (column === undefined) return items;

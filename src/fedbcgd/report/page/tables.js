@@ -68,7 +68,7 @@ function outcomes() {
   return card("outcomes", "Outcomes", "Mean ± standard deviation over finished seeds; metrics over the last 10 % of the rounds. A seed that diverged is in no mean.", groupTable("outcomes-table", "Outcomes", outcomeColumns()));
 }
 
-/* What the table of runs has of each, by heading. */
+/* The cells of the table of runs for each run, by heading. */
 function runColumns() {
   const name = metric();
   const last = (column) => (run) => lastOf(run.columns[column]);
