@@ -91,7 +91,7 @@ def computes_in_channels_last(
 
 
 def takes_channels_last(module: nn.Module, clients: Sequence[Any], test: Source | None, objective: Objective) -> bool:
-    """Return whether loss and metrics work with images in channels_last too, and not only with such weights."""
+    """Return whether loss and metrics also work if the images, and not only the weights, are in channels_last."""
     if not len(clients):
         return False
     probe, device = copy.deepcopy(module), next(module.parameters()).device
