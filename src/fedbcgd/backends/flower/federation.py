@@ -41,7 +41,8 @@ from fedbcgd.core.objective import Loss, Metrics, Precision
 from fedbcgd.core.reading import APP, FUNCTION, MOST_STEPS, RULE, Evaluation, Malformed, Trains, shorten
 from fedbcgd.core.server import Server
 from fedbcgd.core.vector import Layout
-from fedbcgd.engine.assemble import Run, make_job, make_target
+from fedbcgd.display.metrics import make_target
+from fedbcgd.engine.assemble import Run, make_job
 from fedbcgd.engine.loop import Callback, Outcome, RoundInfo, Row, Stop
 from fedbcgd.engine.traffic import Round
 from fedbcgd.errors import UserError
