@@ -26,7 +26,7 @@ from fedbcgd.display.progress import single_run_display
 from fedbcgd.engine.assemble import DEFAULT_COHORT, Run, check_integer, make_job, make_target
 from fedbcgd.engine.loop import Callback, Outcome, Stop
 from fedbcgd.engine.precision import warn_if_slower
-from fedbcgd.errors import Diverged, UserError, did_you_mean, other_name
+from fedbcgd.errors import Diverged, UserError, did_you_mean, other_name, users_frames
 from fedbcgd.network.settings import Network, as_network
 from fedbcgd.network.simulator import NetworkSimulator, fit_to_links
 
@@ -247,6 +247,10 @@ def simulate(
                 raise Interrupted(_result(run, model, "interrupted")) from None
             except Diverged as error:
                 error.result = _result(run, model, "diverged")
+                raise
+            except Exception as error:
+                if error.__traceback__ is not None:
+                    error.__traceback__.tb_next = users_frames(error.__traceback__.tb_next)
                 raise
         return _result(run, model, reason)
 
