@@ -26,7 +26,7 @@ from fedbcgd.display.metrics import falls, main_metric, make_target
 from fedbcgd.display.progress import single_run_display
 from fedbcgd.engine.assemble import DEFAULT_COHORT, Run, check_integer
 from fedbcgd.engine.loop import DIVERGED, Callback, Outcome, Stop
-from fedbcgd.errors import Diverged, UserError, did_you_mean, other_name
+from fedbcgd.errors import Diverged, UserError, did_you_mean, other_name, users_frames
 from fedbcgd.network.settings import Network, as_network
 from fedbcgd.runs.config import Config, RunSection
 from fedbcgd.runs.execute import execute
@@ -263,6 +263,9 @@ def simulate(
             except Diverged as error:
                 error.result = _result(run, model, DIVERGED)
                 raise
+            except Exception as error:
+                _show_users_lines(error)
+                raise
         return _result(run, model, reason)
 
 
@@ -305,7 +308,16 @@ def _in_folder(
             raise
         except UserError as error:
             raise type(error)(_in_python(error)) from error.__cause__
+        except Exception as error:
+            _show_users_lines(error)
+            raise
     return _result(prepared[0].run, experiment.model, outcome.stopped)
+
+
+def _show_users_lines(error: Exception) -> None:
+    """Have the error's traceback go from here to the user's own lines."""
+    if error.__traceback__ is not None:
+        error.__traceback__.tb_next = users_frames(error.__traceback__.tb_next)
 
 
 def _written_target(settings: RunSection) -> dict[str, Any]:

@@ -26,7 +26,7 @@ from fedbcgd.data.sources import Source, as_source, examples_in
 from fedbcgd.engine.evaluation import combine, evaluate_span, spans
 from fedbcgd.engine.probe import with_line
 from fedbcgd.engine.threads import threads as threads_used
-from fedbcgd.errors import UserError
+from fedbcgd.errors import UserError, users_frames
 
 log = logging.getLogger("flwr.fedbcgd")  # shown where Flower shows its own
 
@@ -145,7 +145,7 @@ def answer(work: Callable[[Message, Context], RecordDict], message: Message, con
         log.error("%s", error)
         content = wire.failure(str(error))
     except Exception as error:
-        log.error("%s", "".join(traceback.format_exception(error)))
+        log.error("%s", "".join(traceback.format_exception(error.with_traceback(users_frames(error.__traceback__)))))
         content = wire.failure(with_line(error))
     content[wire.VALUES] = ConfigRecord({**content.get(wire.VALUES, {}), wire.TOKEN: token})  # type: ignore[dict-item]
     return content

@@ -34,7 +34,7 @@ from fedbcgd.core.own_training import options_of_own_steps, training_seed
 from fedbcgd.core.reading import APP, LONGEST_NAME, MOST_TRAIN_METRICS
 from fedbcgd.core.vector import Layout
 from fedbcgd.core.work import Progress
-from fedbcgd.errors import UserError
+from fedbcgd.errors import UserError, call_users
 
 log = logging.getLogger("flwr.fedbcgd")  # shown where Flower shows its own
 
@@ -183,7 +183,7 @@ class _MessageApp:
         self._function = function
 
     def train(self, message: Message, context: Context, form: Form) -> _Trained:
-        reply = self._function(message, context)
+        reply = call_users(self._function, message, context)
         if not isinstance(reply, Message):
             raise UserError(
                 f"training function: expected it to return a Message, got {type(reply).__name__}; return "
