@@ -4,17 +4,18 @@ from collections.abc import Mapping
 
 from rich.table import Table
 
-from fedbcgd.display.metrics import accuracy_column
+from fedbcgd.display.metrics import in_words, metric_of
 from fedbcgd.display.progress import printable
 from fedbcgd.engine.loop import Outcome
 
 
 def table(results: Mapping[str, Outcome], title: str = "") -> Table:
-    """Return a table with a row for each run: its accuracy and its costs."""
+    """Return a table with a row for each run: the metric that it is about, and its costs."""
+    metric = metric_of(results.values())
     out = Table(title=title or None, title_justify="left")
     out.add_column("algorithm", no_wrap=True)
     for column in (
-        "accuracy",
+        *([] if metric is None else [in_words(metric)]),
         "rounds",
         "upload, d",
         "upload, MB",
@@ -27,7 +28,7 @@ def table(results: Mapping[str, Outcome], title: str = "") -> Table:
         ledger = result.ledger
         out.add_row(
             printable(name),
-            f"{_accuracy(result):.4f}",
+            *([] if metric is None else [f"{result.final[metric]:.4f}" if metric in result.final else "–"]),
             str(result.rounds),
             f"{ledger.upload_d:.2f}",
             f"{ledger.upload_bytes / 1e6:.1f}",
@@ -36,11 +37,6 @@ def table(results: Mapping[str, Outcome], title: str = "") -> Table:
             f"{result.seconds:.0f}",
         )
     return out
-
-
-def _accuracy(outcome: Outcome) -> float:
-    name = accuracy_column(outcome.final)
-    return float("nan") if name is None else outcome.final[name]
 
 
 def upload_to_reach(result: Outcome, metric: str, value: float) -> float | None:
