@@ -6,10 +6,22 @@ from typing import Any
 from flwr.app import MetricRecord
 from flwr.serverapp.strategy import Result
 
-from fedbcgd.backends.flower.backend import evaluate_fn_names
 from fedbcgd.core.messages import RoundReport
 from fedbcgd.core.server import Server
 from fedbcgd.engine.loop import RoundInfo, Row, train_columns
+
+EVALUATE_FN = "evaluate_fn_"  # prefix for a value of `evaluate_fn` that has the name of a metric on the test data
+
+
+def evaluate_fn_names(values: Mapping[str, Any], row: Mapping[str, float]) -> dict[str, str]:
+    """Return, for each value of `evaluate_fn`, the name of its column in a row of metrics."""
+    columns = {}
+    for name in values:
+        short = name.removeprefix("test_")
+        columns[name] = f"test_{EVALUATE_FN}{short}"
+        if columns[name] not in row:
+            columns[name] = f"test_{short}"
+    return columns
 
 
 def record_round(result: Result, info: RoundInfo, values: Mapping[str, Any]) -> None:
