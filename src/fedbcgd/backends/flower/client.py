@@ -164,9 +164,9 @@ class _Site(Node):
         return wire.evaluation(len(data), combine(batches))
 
     def _client(self, order: Order, context: Context) -> Client:
-        """Return the client for this task; make a new one if model, algorithm or seed have changed since the last task."""
-        key = (order.layout, order.model, order.channels_last, order.precision, order.seed, repr(order.algorithm))
-        key += (context.node_id if _takes_context(self.make_model) else None,)  # one process may serve several nodes
+        """Return the client for this task; make a new one if model, algorithm, seed or node have changed."""
+        node = context.node_id if _takes_context(self.make_model) else 0  # one process may serve several nodes
+        key = (node, order.layout, order.model, order.channels_last, order.precision, order.seed, repr(order.algorithm))
         if self._made is None or self._made.key != key:
             if self.own_train is not None and order.precision != "fp32":
                 raise UserError(

@@ -25,7 +25,7 @@ from fedbcgd.backends.flower.monitor import Monitor
 from fedbcgd.backends.flower.options import EvaluateFn, Options, Settings
 from fedbcgd.backends.flower.privacy import refuse_changed, refuse_wrapper
 from fedbcgd.backends.flower.resets import ControlResets
-from fedbcgd.backends.flower.results import add_values, listed, log_line, record_round, train_record
+from fedbcgd.backends.flower.results import log_line, record_round, record_start, train_record
 from fedbcgd.backends.flower.roster import Roster, read_roster
 from fedbcgd.backends.flower.rounds import Rounds
 from fedbcgd.core.algorithm import Algorithm
@@ -238,9 +238,7 @@ class Federation(LegacyRounds, Strategy):
                 callbacks.append(folder.after(self))
             result, central = Result(), CentralEvaluation(evaluate_fn, run)
             if run.server.round == 0:
-                add_values(result.evaluate_metrics_serverapp, 0, central.values())
-                if shown := listed(central.values()):
-                    log.info("round 0: %s", shown)
+                record_start(result, central.values())
             loop = run.start(
                 lambda job, store, cohort: GridBackend(self, grid, central, job, store),
                 stop=stop,
