@@ -250,22 +250,22 @@ class _Site(Node):
             with generators_restored():
                 seed_generators(training_seed(order.seed, order.task), None)
                 trained = app.train(message, context, form)
+            y = _vector(layout, trained.state, "training function")
             if trained.examples is None and order.algorithm.weighting == "examples":
                 raise UserError(
                     f"training function: expected {form.weighted_by!r} among its metrics, by which clients are weighted, "
                     f"got {', '.join(trained.metrics) or 'none'}"
                 )
-            upload, update = _upload(order, layout, x, trained, memory.vectors)
+            upload, update = _upload(order, layout, x, y, trained, memory.vectors)
             memory.wait_for(order.task.round, update)
         return wire.reply(upload)
 
 
 def _upload(
-    order: Order, layout: Layout, x: Tensor, trained: _Trained, state: Mapping[str, Tensor]
+    order: Order, layout: Layout, x: Tensor, y: Tensor, trained: _Trained, state: Mapping[str, Tensor]
 ) -> tuple[Upload, StateUpdate]:
     """Encode the task's block of what the training changed; return the upload and the state update."""
     task, algorithm, dim = order.task, order.algorithm, layout.dim
-    y = _vector(layout, trained.state, "training function")
     own = {RESIDUAL: torch.zeros(dim, dtype=layout.dtype)} if algorithm.codec.residual else {}
     rate = algorithm.local.rate(task.round)
     work = Progress(x[:dim], y[:dim], {}, own | dict(state), layout.slices(task.block), rate, torch.zeros(()))
