@@ -50,8 +50,8 @@ def reproduce(
     Scales: paper is the paper's setting to the letter, for people with GPUs; desk is the part of it that a few cores
     compute in days; cpu is a miniature for two cores; smoke tries the machinery in under a minute.
 
-    Finished runs are kept and not run again; items share the runs they have in common. At scale desk the runs that decide
-    most claims come first, each is kept when it ends, and several processes may work in one folder.
+    Finished runs are kept and not run again; items share the runs they have in common. Several processes may work in one
+    folder. At scale desk the runs that decide most claims come first, whichever item they are of.
     """
     from fedbcgd.display.progress import wide_console
     from fedbcgd.paper import command
@@ -67,14 +67,13 @@ def reproduce(
     names = command.item_names(item, scale, only)
     command.check(names, request, run=not show)
     with terminable():
-        in_order = scale == "desk" and not show
-        if in_order:
-            command.run_batch(names, request, lambda labels: display(labels, quiet, as_json), console)
-        for name in names:
-            run = not show and (not in_order or name == "table1")
-            verdicts = command.reproduce(name, request, lambda labels: display(labels, quiet, as_json), console, run)
-            if as_json:
-                print_json(item=name, claims=verdicts)
+        for batch in [names] if scale == "desk" else [[name] for name in names]:
+            if not show:
+                command.run(batch, request, lambda labels: display(labels, quiet, as_json), console)
+            for name in batch:
+                verdicts = command.show(name, request, console, run=not show)
+                if as_json:
+                    print_json(item=name, claims=verdicts)
 
 
 def theory(

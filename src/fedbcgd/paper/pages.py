@@ -14,8 +14,8 @@ from fedbcgd.errors import UserError
 from fedbcgd.files import as_csv, as_json, make_folder, write_text
 from fedbcgd.paper import figures
 from fedbcgd.paper.claims import judge
-from fedbcgd.paper.engine import Request
 from fedbcgd.paper.reductions import reductions
+from fedbcgd.paper.request import Request
 from fedbcgd.paper.results import PanelResult, Trial, format_final, format_floats, format_number, format_printed
 from fedbcgd.paper.spec import NOT_RUN, Item
 from fedbcgd.version import __version__

@@ -10,11 +10,11 @@ from typing import Any
 from fedbcgd.files import as_csv, as_json, make_folder, write_text
 from fedbcgd.paper import printed as paper
 from fedbcgd.paper import quadratics, theory, theory_figures
-from fedbcgd.paper.engine import Request
 from fedbcgd.paper.measurement_cache import MeasurementCache
 from fedbcgd.paper.origin import current_commit
 from fedbcgd.paper.pages import about_runs, claims_table, command_line, markdown_table, write_about
 from fedbcgd.paper.quadratics import SETTING, Size
+from fedbcgd.paper.request import Request
 from fedbcgd.paper.spec import FAILS, HOLDS, NOT_RUN, SCALES, UNTESTABLE, Claim, Item, Scale, Verdict
 
 NAME = "table1"

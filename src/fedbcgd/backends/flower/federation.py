@@ -32,7 +32,8 @@ from fedbcgd.core.algorithm import Algorithm
 from fedbcgd.core.reading import APP, RULE, Trains
 from fedbcgd.core.server import Server
 from fedbcgd.core.vector import Layout
-from fedbcgd.engine.assemble import Run, make_job, make_target
+from fedbcgd.display.metrics import make_target
+from fedbcgd.engine.assemble import Run, make_job
 from fedbcgd.engine.loop import Callback, Outcome, RoundInfo, Row, Stop
 from fedbcgd.errors import UserError
 
