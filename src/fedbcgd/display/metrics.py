@@ -1,7 +1,10 @@
-"""Which metric of a run is shown first, and whether it should rise or fall."""
+"""Which metric of a run is shown first, whether it should rise or fall, and targets."""
 
 import re
 from collections.abc import Collection
+from typing import Any
+
+from fedbcgd.errors import UserError
 
 ACCURACIES = ("test_accuracy", "validation_accuracy")
 _LOSSES = ("test_loss", "validation_loss", "train_loss")
@@ -38,3 +41,36 @@ def falls(metric: str, stated: str | None = None, goal: str | None = None) -> bo
 def accuracy_column(columns: Collection[str]) -> str | None:
     """Return the accuracy among these columns; None if there is none."""
     return next((name for name in ACCURACIES if name in columns), None)
+
+
+def make_target(
+    target: Any, prefix: str = "test", stated: str | None = None, goal: str | None = None
+) -> tuple[str, str, float] | None:
+    """Return a target in the form (metric, "<=" or ">=", value).
+
+    Args:
+        target: in any form that `fedbcgd.simulate` takes.
+        prefix: begins the metrics' names in a row.
+        stated: the metric that the run names as its own, which a bare number is about; None: the accuracy.
+        goal: see `falls`.
+
+    Raises:
+        UserError: it has another form.
+    """
+    if isinstance(target, dict) and len(target) == 1:
+        (target,) = target.items()
+    match target:
+        case None:
+            return None
+        case str(name), (int() | float()) as value:
+            return name, "<=" if falls(name, stated, goal) else ">=", float(value)
+        case str(name), ("<=" | ">=") as how, (int() | float()) as value:
+            return name, how, float(value)
+    name = stated or f"{prefix}_accuracy"
+    try:
+        return name, "<=" if falls(name, stated, goal) else ">=", float(target)
+    except (TypeError, ValueError):
+        raise UserError(
+            'target: expected an accuracy such as 0.9, a metric and its value such as {"mae": 0.3} or ("test_loss", 0.5), '
+            f'or ("test_score", "<=", 0.1), got {target!r}'
+        ) from None

@@ -52,7 +52,7 @@ def data_facts(panel: Panel) -> DataFacts:
 @cache
 def _data_facts(data: str) -> DataFacts:
     loaded = load_data(Data(**json.loads(data)))
-    return DataFacts(loaded.shape, len(loaded.classes), len(loaded.labels))
+    return DataFacts(loaded.shape, len(loaded.classes), len(loaded.train))
 
 
 def algorithm_options(panel: Panel, contender: Contender, chosen: Options) -> dict[str, Any]:
