@@ -169,11 +169,11 @@ def test_a_problem_without_accuracy_has_hours_to_its_own_metric(tmp_path):
     assert all((row["metric"], row["target"]) == ("test_gap", least) for row in found)
     assert [str(column.header) for column in hours_table(found).columns][1:] == [
         "whole run",
-        f"to test loss {least:.4g}",
+        f"to test gap {least:.4g}",
     ]
     (row,) = measure_hours(tmp_path, select_networks(tmp_path, "4g", None), 1e9)  # above, so from the first row on
     assert row["hours_to_target"] == hours(tmp_path, "4g")[0]
-    lines = [{k: v for k, v in row.items() if "loss" not in k} for row in RunFolder(tmp_path).rows()]
+    lines = [{k: v for k, v in row.items() if "loss" not in k and "gap" not in k} for row in RunFolder(tmp_path).rows()]
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     assert all(set(row) == {"network", "hours"} for row in measure_hours(tmp_path, chosen, None))
     with pytest.raises(UserError, match="--target: expected a run with an accuracy or a loss"):
@@ -227,8 +227,8 @@ def test_hours_of_a_comparison(run, tmp_path):
     assert first > second == third  # 0.1·round + gain, seen after rounds 2 and 4
     table = runs_table(found)
     assert [str(column.header) for column in table.columns] == ["run", "4g", "mix"]
-    names, on_4g = (list(table.columns[k].cells) for k in (0, 1))
-    assert [str(name) for name in names] == ["a", "b", "c"]
+    names, on_4g = ([str(cell) for cell in table.columns[k].cells] for k in (0, 1))
+    assert names == ["a", "b", "c"]
     assert on_4g[0].endswith(f"\n{format_hours((first + second) / 2)}")
     assert on_4g[-1] == "–"
 

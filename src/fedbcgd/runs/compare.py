@@ -11,6 +11,7 @@ from fedbcgd.algorithms.registry import KINDS, algorithm_names, option_names
 from fedbcgd.display import plots
 from fedbcgd.display.metrics import in_words, metric_of
 from fedbcgd.display.progress import printable
+from fedbcgd.display.tables import text_table
 from fedbcgd.engine.loop import Outcome
 from fedbcgd.errors import UserError, unknown
 from fedbcgd.files import as_csv, write_text
@@ -114,36 +115,28 @@ def table(outcomes: Outcomes) -> Table:
     metric = metric_of(o for group in outcomes.values() for o in group.values())
     prefix = "validation" if metric is not None and metric.startswith("validation_") else "test"
     metrics = [name for name in dict.fromkeys((metric, f"{prefix}_loss")) if name is not None]
-    out = Table(title="mean ± standard deviation over seeds", title_justify="left")
-    out.add_column("algorithm", no_wrap=True)
-    for column in (
-        "seeds",
-        *map(in_words, metrics),
-        "rounds",
-        "upload, d",
-        "largest upload\nof a client, MB",
-        "gradient\nevaluations",
-        "seconds",
-    ):
-        out.add_column(column, justify="right")
+    named = map(in_words, metrics)
+    head = ("algorithm", "seeds", *named, "rounds", "upload, d", "largest upload\nof a client, MB")
+    rows = []
     for name, by_seed in outcomes.items():
         group = list(by_seed.values())
         converged = [o for o in group if not o.diverged]
         diverged = f"{len(group) - len(converged)} of {len(group)} diverged" if len(converged) < len(group) else ""
-        cells = [_spread([o.final[m] for o in converged if m in o.final]) for m in metrics]
-        if diverged and cells:
-            cells[0] = diverged if not converged else f"{cells[0]} ({diverged})"
-        out.add_row(
+        last = [_spread([o.final[m] for o in converged if m in o.final]) for m in metrics]
+        if diverged and last:
+            last[0] = f"{last[0]} ({diverged})" if converged else diverged
+        cells = (
             printable(name),
             str(len(group)),
-            *cells,
+            *last,
             _spread([o.rounds for o in group], 0),
             _spread([o.ledger.upload_d for o in group], 2),
             f"{max(o.ledger.upload_max_bytes for o in group) / 1e6:.3f}",
             _spread([o.ledger.gradient_evaluations for o in group], 0),
             _spread([o.seconds for o in group], 0),
         )
-    return out
+        rows.append(cells)
+    return text_table("mean ± standard deviation over seeds", (*head, "gradient\nevaluations", "seconds"), rows)
 
 
 def _spread(values: Sequence[float], digits: int = 4) -> str:

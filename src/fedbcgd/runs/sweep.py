@@ -10,6 +10,7 @@ from rich.table import Table
 
 from fedbcgd.display.metrics import falls, in_words, metric_of
 from fedbcgd.display.progress import printable
+from fedbcgd.display.tables import text_table
 from fedbcgd.engine.loop import Outcome
 from fedbcgd.errors import UserError
 from fedbcgd.files import as_csv, write_text
@@ -95,17 +96,16 @@ def table(runs: Sequence[Planned], outcomes: Mapping[str, Outcome]) -> Table:
     """Make the table of all runs, the best first."""
     metric, ranked = _ranked(runs, outcomes)
     metrics = [name for name in dict.fromkeys((metric, "validation_loss")) if name is not None]
-    out = Table(title="on data held out of the training set", title_justify="left")
-    out.add_column("options")
-    for column in (*(in_words(name).removeprefix("validation ") for name in metrics), "rounds", "upload, d"):
-        out.add_column(column, justify="right")
+    rows = []
     for planned in [*ranked, *(p for p in runs if p not in ranked)]:
         outcome = outcomes[planned.label]
-        cells = [f"{outcome.final[name]:.4f}" if name in outcome.final else "–" for name in metrics]
+        last = [f"{outcome.final[name]:.4f}" if name in outcome.final else "–" for name in metrics]
         if planned not in ranked:
-            cells[:1] = [outcome.stopped]
-        out.add_row(*map(printable, (planned.label, *cells)), str(outcome.rounds), f"{outcome.ledger.upload_d:.2f}")
-    return out
+            last[:1] = [outcome.stopped]
+        costs = str(outcome.rounds), f"{outcome.ledger.upload_d:.2f}"
+        rows.append((printable(planned.label), *map(printable, last), *costs))
+    head = ("options", *(in_words(name).removeprefix("validation ") for name in metrics), "rounds", "upload, d")
+    return text_table("on data held out of the training set", head, rows)
 
 
 def _ranked(runs: Sequence[Planned], outcomes: Mapping[str, Outcome]) -> tuple[str | None, list[Planned]]:

@@ -160,8 +160,8 @@ class ServerFolder:
         """Return a callback that writes a round's metrics, traffic and checkpoint."""
 
         def write(info: RoundInfo) -> None:
-            if self._traffic is not None and federation.traffic is not None:
-                self._traffic.append(federation.traffic.row())
+            if self._traffic is not None and federation.rounds.traffic is not None:
+                self._traffic.append(federation.rounds.traffic.row())
             if info.row and len(federation.rows) > self._metrics.written:
                 self._metrics.append(info.row)
             if info.reason or self._checkpoints.due(info.server):
