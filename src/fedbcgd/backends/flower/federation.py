@@ -151,7 +151,7 @@ class Federation(LegacyRounds, Strategy):
         outcome: how the run went; None until it has ended.
     """
 
-    def __init__(self, algorithm: Algorithm, model: nn.Module, options: Options = Options()):  # noqa: B008 (frozen)
+    def __init__(self, algorithm: Algorithm, model: nn.Module, options: Options):
         _check(algorithm, model)
         given = read_roster(options.roster) if options.roster is not None else {}
         if given and options.clients not in (None, len(given)):
