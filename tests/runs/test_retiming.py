@@ -227,8 +227,8 @@ def test_hours_of_a_comparison(run, tmp_path):
     assert first > second == third  # 0.1·round + gain, seen after rounds 2 and 4
     table = runs_table(found)
     assert [str(column.header) for column in table.columns] == ["run", "4g", "mix"]
-    names, on_4g = (list(table.columns[k].cells) for k in (0, 1))
-    assert [str(name) for name in names] == ["a", "b", "c"]
+    names, on_4g = ([str(cell) for cell in table.columns[k].cells] for k in (0, 1))
+    assert names == ["a", "b", "c"]
     assert on_4g[0].endswith(f"\n{format_hours((first + second) / 2)}")
     assert on_4g[-1] == "–"
 

@@ -154,10 +154,12 @@ def _print_orders(setting: "Setting", as_json: bool) -> None:
             )
         return
     from fedbcgd.display.progress import wide_console
+    from fedbcgd.display.tables import text_table
     from fedbcgd.paper import theory_figures
 
     for case in theory.CASES:
-        wide_console().print(theory_figures.table(setting, case))
+        title = f"rounds and floats until ε = {setting.epsilon:g}, orders"
+        wide_console().print(text_table(title, *theory_figures.order_table(setting, case)))
     for note in (*theory.notes(setting), *theory.NOTES):
         _print(f"- {note}")
 
@@ -175,6 +177,7 @@ def _measure(setting: "Setting", up_to: int, seeds: int, out: Path | None, quiet
     from dataclasses import replace
 
     from fedbcgd.display.progress import wide_console
+    from fedbcgd.display.tables import text_table
     from fedbcgd.paper import quadratics, table1, theory_figures
     from fedbcgd.version import __version__
 
@@ -195,6 +198,7 @@ def _measure(setting: "Setting", up_to: int, seeds: int, out: Path | None, quiet
             print_json(**row)
         print_json(verdicts=verdicts)
         return
-    wide_console().print(theory_figures.measured_table(rows))
+    title = "floats until ε on quadratics: measured, and by the theorem with constants 1"
+    wide_console().print(text_table(title, *theory_figures.measured_table(rows)))
     for name, verdict in verdicts.items():
         _print(f"{name}: {verdict}")

@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.table import Table
 
 from fedbcgd.backends.workers.processes import cores
+from fedbcgd.display.tables import text_table
 from fedbcgd.engine.precision import native_bf16
 from fedbcgd.errors import UserError, unknown
 from fedbcgd.files import make_folder, write_text
@@ -19,7 +20,7 @@ from fedbcgd.paper.items import ITEMS
 from fedbcgd.paper.plan import Machine
 from fedbcgd.paper.reductions import reductions
 from fedbcgd.paper.request import Request, no_panel, panels_for, select_panels
-from fedbcgd.paper.results import PanelResult, format_final, format_floats, format_printed
+from fedbcgd.paper.results import PanelResult
 from fedbcgd.paper.spec import SCALES, Item, Scale
 
 ALL = "all"
@@ -165,18 +166,17 @@ def show_list(console: Console, scale: str, machine: Machine | None = None) -> N
     """Print the items and what each costs at a scale, on this machine."""
     known = check_scale(scale)
     machine = machine or Machine()
-    table = Table(title=f"scale {scale}; {_timed(machine)}, nothing being finished before", title_justify="left")
-    for column in ("item", "what", "cost"):
-        table.add_column(column)
-    for item in ITEMS.values():
+
+    def price(item: Item) -> str:
         if item.runs_of:
-            text = f"the runs of {' and '.join(item.runs_of)}"
-        elif item.name == table1.NAME:
-            text = table1.COSTS[known]
-        else:
-            text = str(cost(item, known, machine)) if item.panels[known] else "not at this scale"
-        table.add_row(item.name, item.title, text)
-    console.print(table)
+            return f"the runs of {' and '.join(item.runs_of)}"
+        if item.name == table1.NAME:
+            return table1.COSTS[known]
+        return str(cost(item, known, machine)) if item.panels[known] else "not at this scale"
+
+    rows = [(item.name, item.title, price(item)) for item in ITEMS.values()]
+    title = f"scale {scale}; {_timed(machine)}, nothing being finished before"
+    console.print(text_table(title, ("item", "what", "cost"), rows, texts=3))
 
 
 def run(names: Sequence[str], request: Request, display: Display, console: Console) -> None:
@@ -225,7 +225,9 @@ def show(name: str, request: Request, console: Console, run: bool = False) -> li
         results = engine.gather(panels_for(item, request), request)
         _write(item, request, results)
         for result in results:
-            console.print(_table(result))
+            head, rows = pages.panel_table(result)
+            title = f"{result.panel.title}, {result.panel.budget:g}d"
+            console.print(text_table(title, head[:6], [cells[:6] for cells in rows]))
         verdicts = pages.judge_all(item, request, results)
     for verdict in verdicts:
         _print(console, f"{verdict['verdict']}: {verdict['claim']}")
@@ -247,14 +249,14 @@ def _timed(machine: Machine) -> str:
 
 
 def _cost_table(work: Engine, machine: Machine) -> Table:
-    table = Table(title=f"what is left; {_timed(machine)}", title_justify="left")
-    table.add_column("in this order")
-    for column in ("runs of the search", "hours", "runs", "hours, at most"):
-        table.add_column(column, justify="right")
     costs = work.costs()
-    for title, (searches, runs) in {**costs, "all": tuple(map(total, zip(*costs.values(), strict=True)))}.items():
-        table.add_row(title, str(searches.runs), f"{searches.hours:.1f}", str(runs.runs), f"{runs.hours:.1f}")
-    return table
+    costs["all"] = total(searches for searches, _ in costs.values()), total(runs for _, runs in costs.values())
+    rows = [
+        (title, str(searches.runs), f"{searches.hours:.1f}", str(runs.runs), f"{runs.hours:.1f}")
+        for title, (searches, runs) in costs.items()
+    ]
+    head = ("in this order", "runs of the search", "hours", "runs", "hours, at most")
+    return text_table(f"what is left; {_timed(machine)}", head, rows)
 
 
 def _print(console: Console, line: str) -> None:
@@ -269,16 +271,3 @@ def _list_files(folder: Path) -> str:
     """Return the names of an item's files, and whether nothing was run."""
     names = sorted(p.name for p in folder.iterdir() if p.is_file())
     return ", ".join(names) + ("" if {"scores.csv", "measured.csv"} & set(names) else "; nothing was run")
-
-
-def _table(result: PanelResult) -> Table:
-    panel = result.panel
-    table = Table(title=f"{panel.title}, {panel.budget:g}d", title_justify="left")
-    table.add_column("")
-    metric = "accuracy, %" if result.higher_is_better else "test loss"
-    for column in (metric, "to target", "paper", "paper, to target"):
-        table.add_column(column, justify="right")
-    for contender in result.contenders:
-        own = format_final(result, contender.key), format_floats(result, contender.key)
-        table.add_row(contender.title, *own, *format_printed(panel.printed.get(contender.key)))
-    return table

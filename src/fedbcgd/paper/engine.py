@@ -15,11 +15,11 @@ from typing import Any
 from fedbcgd.engine.loop import Outcome
 from fedbcgd.engine.run_folder import Busy, RunFolder, exclusive_lock
 from fedbcgd.errors import UserError
-from fedbcgd.files import Damaged, make_folder
+from fedbcgd.files import Damaged, make_folder, write_text
 from fedbcgd.paper import packs, plan, search
 from fedbcgd.paper.costs import Cost, run_cost, search_cost, total
 from fedbcgd.paper.order import Step, steps
-from fedbcgd.paper.origin import CommitRecorder, commit_of_run
+from fedbcgd.paper.origin import COMMIT_FILE, commit_of_run, current_commit
 from fedbcgd.paper.request import Request, panels_for
 from fedbcgd.paper.results import PanelResult, Trial
 from fedbcgd.paper.search import Point
@@ -111,11 +111,10 @@ class Engine:
         """Do a run and return True; return False if another process does it."""
         try:
             with exclusive_lock(make_folder(self.request.runs / planned.folder)):
-                pass
+                write_text(self.request.runs / planned.folder / COMMIT_FILE, current_commit() + "\n")
             say(f"{time.strftime('%F %T')} {planned.label}")
             with display([planned.label]) as shown:
-                recorder = CommitRecorder(shown, [planned], self.request.runs)
-                (outcome,) = run_all([planned], self.request.runs, recorder, figures=False).values()
+                (outcome,) = run_all([planned], self.request.runs, shown, figures=False).values()
         except Busy:
             return False
         result = f"{_result(outcome.final)}{outcome.stopped}, {outcome.seconds:.0f} s"

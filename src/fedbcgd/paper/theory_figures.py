@@ -9,7 +9,6 @@ import matplotlib
 import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.ticker import NullFormatter
-from rich.table import Table
 
 from fedbcgd.display import plots
 from fedbcgd.display.looks import looks
@@ -17,36 +16,36 @@ from fedbcgd.paper import theory
 from fedbcgd.paper.theory import CASES, Setting
 
 
-def table(s: Setting, case: str) -> Table:
-    """Return the orders of all algorithms in a case as a table for the terminal."""
-    out = Table(title=f"{case}: rounds and floats until ε = {s.epsilon:g}, orders", title_justify="left")
-    out.add_column("algorithm", no_wrap=True)
-    for column in ("rounds", "terms of the rounds", "floats a\nround, d", "floats, d"):
-        out.add_column(column, justify="right")
-    out.add_column("from")
-    for o in theory.orders(s, case):
-        terms = " + ".join(f"{t:.3g}" for t in o.terms)
-        out.add_row(o.name, f"{o.rounds:.4g}", terms, f"{o.floats_per_round:.3g}", f"{o.floats:.4g}", o.source)
-    return out
+def order_table(s: Setting, case: str) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
+    """Return the names of the columns, and the cells of a row for each algorithm: its order in a case."""
+    head = (case, "rounds", "terms of the rounds", "floats a round, d", "floats, d", "from")
+    return head, [
+        (
+            o.name,
+            f"{o.rounds:.4g}",
+            " + ".join(f"{term:.3g}" for term in o.terms),
+            f"{o.floats_per_round:.3g}",
+            f"{o.floats:.4g}",
+            o.source,
+        )
+        for o in theory.orders(s, case)
+    ]
 
 
-def measured_table(rows: Sequence[Mapping[str, Any]]) -> Table:
-    """Return the rows of `quadratics.compare` as a table for the terminal."""
-    out = Table(title="floats until ε on quadratics: measured, and by the theorem", title_justify="left")
-    out.add_column("algorithm", no_wrap=True)
-    for column in ("N", "measured, d", "theorem, d\n(constants 1)", "measured,\nto N = 1", "theorem,\nto N = 1"):
-        out.add_column(column, justify="right")
-    for row in rows:
-        spread = f" ± {row['measured_sd']:.2g}" if row["measured_sd"] > 0 else ""
-        out.add_row(
+def measured_table(rows: Sequence[Mapping[str, Any]]) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
+    """Return the names of the columns, and the cells of each row of `quadratics.compare`."""
+    head = ("algorithm", "N", "measured, d", "theorem, d", "measured, to N = 1", "theorem, to N = 1")
+    return head, [
+        (
             row["algorithm"],
             str(row["blocks"]),
-            f"{row['measured_d']:.4g}{spread}",
+            f"{row['measured_d']:.4g}",
             f"{row['theorem_d']:.4g}",
             f"{row['measured_ratio']:.3f}",
             f"{row['theorem_ratio']:.3f}",
         )
-    return out
+        for row in rows
+    ]
 
 
 def sweep(s: Setting) -> list[dict[str, Any]]:

@@ -10,6 +10,7 @@ from rich.table import Table
 from fedbcgd.algorithms.registry import KINDS, algorithm_names, option_names
 from fedbcgd.display import plots
 from fedbcgd.display.progress import printable
+from fedbcgd.display.tables import text_table
 from fedbcgd.engine.loop import Outcome
 from fedbcgd.errors import UserError, unknown
 from fedbcgd.files import as_csv, write_text
@@ -102,26 +103,15 @@ def write(outcomes: Outcomes, folder: Path) -> None:
 
 def table(outcomes: Outcomes) -> Table:
     """Make the table of means and standard deviations over the seeds."""
-    out = Table(title="mean ± standard deviation over seeds", title_justify="left")
-    out.add_column("algorithm", no_wrap=True)
-    for column in (
-        "seeds",
-        "accuracy",
-        "loss",
-        "rounds",
-        "upload, d",
-        "largest upload\nof a client, MB",
-        "gradient\nevaluations",
-        "seconds",
-    ):
-        out.add_column(column, justify="right")
+    head = ("algorithm", "seeds", "accuracy", "loss", "rounds", "upload, d", "largest upload\nof a client, MB")
+    rows = []
     for name, by_seed in outcomes.items():
         group = list(by_seed.values())
         converged = [o for o in group if not o.diverged]
         diverged = f"{len(group) - len(converged)} of {len(group)} diverged" if len(converged) < len(group) else ""
         metric = "validation" if "validation_loss" in group[0].final else "test"
         nan = float("nan")
-        out.add_row(
+        cells = (
             printable(name),
             str(len(group)),
             _with_note([o.final.get(f"{metric}_accuracy", nan) for o in converged], diverged),
@@ -132,7 +122,8 @@ def table(outcomes: Outcomes) -> Table:
             _spread([o.ledger.gradient_evaluations for o in group], 0),
             _spread([o.seconds for o in group], 0),
         )
-    return out
+        rows.append(cells)
+    return text_table("mean ± standard deviation over seeds", (*head, "gradient\nevaluations", "seconds"), rows)
 
 
 def _with_note(values: Sequence[float], note: str) -> str:

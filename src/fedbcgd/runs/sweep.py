@@ -8,6 +8,7 @@ from typing import Any
 from rich.table import Table
 
 from fedbcgd.display.progress import printable
+from fedbcgd.display.tables import text_table
 from fedbcgd.engine.loop import Outcome
 from fedbcgd.errors import UserError
 from fedbcgd.files import as_csv, write_text
@@ -96,20 +97,20 @@ def write(runs: Sequence[Planned], outcomes: Mapping[str, Outcome], folder: Path
 
 def table(runs: Sequence[Planned], outcomes: Mapping[str, Outcome]) -> Table:
     """Make the table of all runs, the best first."""
-    out = Table(title="on data held out of the training set", title_justify="left")
-    out.add_column("options")
-    for column in ("accuracy", "loss", "rounds", "upload, d"):
-        out.add_column(column, justify="right")
-    for planned in sorted(runs, key=lambda p: -_score(outcomes[p.label])):
-        outcome = outcomes[planned.label]
-        out.add_row(
+    cells = (
+        (
             printable(planned.label),
             f"{outcome.final[METRIC]:.4f}" if _score(outcome) >= 0 else printable(outcome.stopped),
             f"{outcome.final.get('validation_loss', float('nan')):.4f}",
             str(outcome.rounds),
             f"{outcome.ledger.upload_d:.2f}",
         )
-    return out
+        for planned, outcome in sorted(
+            ((planned, outcomes[planned.label]) for planned in runs), key=lambda pair: -_score(pair[1])
+        )
+    )
+    head = ("options", "accuracy", "loss", "rounds", "upload, d")
+    return text_table("on data held out of the training set", head, cells)
 
 
 def _score(outcome: Outcome) -> float:
