@@ -13,7 +13,6 @@ from fedbcgd.engine.traffic import Round
 from fedbcgd.network.links import Links
 from fedbcgd.report import reach
 from fedbcgd.report.network import (
-    first_bias,
     format_hours,
     hours_table,
     measure_hours,
@@ -238,7 +237,6 @@ def test_the_own_network_comes_first_and_measurements_before_it(run, tmp_path):
     csv.write_text("uplink_mbit,downlink_mbit,latency_ms,gradient_ms\n1,1,1,1\n")
     assert list(select_networks(run, None, None))[:2] == ["own", "4g"]
     assert list(select_networks(run, "4g,own", csv)) == [str(csv), "own", "4g"]
-    assert first_bias(run, select_networks(run, None, csv))[0] == str(csv)
 
 
 def test_bias_by_hand():

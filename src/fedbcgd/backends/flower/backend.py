@@ -1,6 +1,5 @@
 """Flower's grid as a backend: tasks go out as messages, uploads come back as replies."""
 
-import logging
 import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -10,6 +9,7 @@ from torch import Tensor
 
 from fedbcgd.backends.flower.evaluations import CentralEvaluation
 from fedbcgd.backends.flower.exchange import exchange
+from fedbcgd.backends.flower.log import log
 from fedbcgd.backends.flower.results import EVALUATE_FN
 from fedbcgd.core.messages import Plan
 from fedbcgd.core.own_training import LIKELY_CAUSE
@@ -25,8 +25,6 @@ from fedbcgd.engine.job import Job
 
 if TYPE_CHECKING:
     from fedbcgd.backends.flower.federation import Federation
-
-log = logging.getLogger("flwr.fedbcgd")  # shown where Flower shows its own
 
 
 class GridHooks(RoundHooks):

@@ -1,7 +1,6 @@
 """The ClientApp: a user's model and data behind the same `Client` that every backend runs."""
 
 import inspect
-import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,8 +24,6 @@ from fedbcgd.data.sources import Source, as_source, examples_in
 from fedbcgd.engine.evaluation import combine, evaluate_span, spans
 from fedbcgd.engine.threads import threads as threads_used
 from fedbcgd.errors import UserError
-
-log = logging.getLogger("flwr.fedbcgd")  # shown where Flower shows its own
 
 
 def client_app(

@@ -5,7 +5,6 @@ Only the change of the assigned block and of the shared block is uploaded.
 """
 
 import io
-import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -20,6 +19,7 @@ from flwr.clientapp import ClientApp
 from torch import Tensor
 
 from fedbcgd.backends.flower import plain, wire
+from fedbcgd.backends.flower.log import log
 from fedbcgd.backends.flower.node import Node, serving
 from fedbcgd.backends.flower.plain import Form
 from fedbcgd.backends.flower.privacy import refuse_mods
@@ -34,8 +34,6 @@ from fedbcgd.core.reading import APP, LONGEST_NAME, MOST_TRAIN_METRICS
 from fedbcgd.core.vector import Layout
 from fedbcgd.core.work import Progress
 from fedbcgd.errors import UserError, call_users
-
-log = logging.getLogger("flwr.fedbcgd")  # shown where Flower shows its own
 
 TrainFunction = Callable[[Message, Context], Message]
 Mod = Callable[[Message, Context, TrainFunction], Message]

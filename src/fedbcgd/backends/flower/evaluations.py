@@ -1,12 +1,12 @@
 """Evaluations of the model beside those on the server's test data: by the user's `evaluate_fn`, and on clients."""
 
-import logging
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 from flwr.app import Message, MessageType
 
 from fedbcgd.backends.flower import plain, wire
+from fedbcgd.backends.flower.log import log
 from fedbcgd.backends.flower.options import EvaluateFn, Options, Settings
 from fedbcgd.backends.flower.questions import OpenQuestions
 from fedbcgd.backends.flower.roster import Roster
@@ -16,8 +16,6 @@ from fedbcgd.core.metric_means import means_over_clients
 from fedbcgd.core.reading import APP, Evaluation, Malformed, shorten
 from fedbcgd.engine.assemble import Run
 from fedbcgd.rng import stream
-
-log = logging.getLogger("flwr.fedbcgd")  # shown where Flower shows its own
 
 
 class CentralEvaluation:

@@ -1,7 +1,6 @@
 """The Flower strategy: the same `Server`, with Flower's grid as the backend."""
 
 import contextlib
-import logging
 import sys
 from collections.abc import Iterable
 from dataclasses import replace
@@ -21,6 +20,7 @@ from fedbcgd.backends.flower.dropin import unfit_reason
 from fedbcgd.backends.flower.evaluations import CentralEvaluation, ClientEvaluation
 from fedbcgd.backends.flower.folder import Begun, Restored, ServerFolder
 from fedbcgd.backends.flower.legacy import LegacyRounds
+from fedbcgd.backends.flower.log import log
 from fedbcgd.backends.flower.monitor import Monitor
 from fedbcgd.backends.flower.options import EvaluateFn, Options, Settings
 from fedbcgd.backends.flower.privacy import refuse_changed, refuse_wrapper
@@ -36,8 +36,6 @@ from fedbcgd.display.metrics import make_target
 from fedbcgd.engine.assemble import Run, make_job
 from fedbcgd.engine.loop import Callback, Outcome, RoundInfo, Row, Stop
 from fedbcgd.errors import UserError
-
-log = logging.getLogger("flwr.fedbcgd")  # shown where Flower shows its own
 
 MAX_NORM = "20x"  # `max_norm` of algorithms that have none: clients of a federation are not trusted
 
@@ -151,7 +149,7 @@ class Federation(LegacyRounds, Strategy):
         outcome: how the run went; None until it has ended.
     """
 
-    def __init__(self, algorithm: Algorithm, model: nn.Module, options: Options = Options()):  # noqa: B008 (frozen)
+    def __init__(self, algorithm: Algorithm, model: nn.Module, options: Options):
         _check(algorithm, model)
         given = read_roster(options.roster) if options.roster is not None else {}
         if given and options.clients not in (None, len(given)):

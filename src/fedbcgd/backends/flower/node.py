@@ -1,7 +1,6 @@
 """What a node does in every ClientApp: it answers the server, says which client it is, and keeps that client's state."""
 
 import contextlib
-import logging
 import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -11,14 +10,13 @@ from typing import Any
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 
 from fedbcgd.backends.flower import wire
+from fedbcgd.backends.flower.log import log
 from fedbcgd.backends.flower.memory import ClientMemory, InContext, InFolder
 from fedbcgd.backends.flower.wire import Order
 from fedbcgd.core.reading import Trains
 from fedbcgd.core.vector import Layout
 from fedbcgd.engine.probe import with_line
 from fedbcgd.errors import UserError, users_frames
-
-log = logging.getLogger("flwr.fedbcgd")  # shown where Flower shows its own
 
 Serve = Callable[[Message, Context], Message]
 

@@ -1,6 +1,5 @@
 """The options of `fedbcgd.flower.strategy`, which are read and checked here alone; those of Flower's own are among them."""
 
-import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -9,13 +8,12 @@ from typing import Any
 from flwr.app import ArrayRecord, MetricRecord
 from torch import nn
 
+from fedbcgd.backends.flower.log import log
 from fedbcgd.backends.flower.plain import ROUND, Form
 from fedbcgd.core.algorithm import Algorithm
 from fedbcgd.core.objective import Loss, Metrics, Precision
 from fedbcgd.engine.loop import Callback
 from fedbcgd.errors import UserError
-
-log = logging.getLogger("flwr.fedbcgd")  # shown where Flower shows its own
 
 EvaluateFn = Callable[[int, ArrayRecord], MetricRecord | None]
 

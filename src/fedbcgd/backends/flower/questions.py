@@ -1,6 +1,5 @@
 """The messages that were sent to clients and are not answered yet: those of the open round, and late ones."""
 
-import logging
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -10,9 +9,8 @@ from flwr.serverapp import Grid
 
 from fedbcgd.backends.flower import wire
 from fedbcgd.backends.flower.exchange import pull
+from fedbcgd.backends.flower.log import log
 from fedbcgd.core.messages import Task
-
-log = logging.getLogger("flwr.fedbcgd")  # shown where Flower shows its own
 
 
 @dataclass(frozen=True)

@@ -1,17 +1,15 @@
 """The results of a round, as records of Flower's result and as a line of the log."""
 
-import logging
 from collections.abc import Mapping
 from typing import Any
 
 from flwr.app import MetricRecord
 from flwr.serverapp.strategy import Result
 
+from fedbcgd.backends.flower.log import log
 from fedbcgd.core.messages import RoundReport
 from fedbcgd.core.server import Server
 from fedbcgd.engine.loop import RoundInfo, Row, train_columns
-
-log = logging.getLogger("flwr.fedbcgd")  # shown where Flower shows its own
 
 EVALUATE_FN = "evaluate_fn_"  # prefix for a value of `evaluate_fn` that has the name of a metric on the test data
 

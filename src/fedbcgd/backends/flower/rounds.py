@@ -1,6 +1,5 @@
 """Rounds on Flower's grid: ask the clients, wait for their replies, close early, and count who is lost."""
 
-import logging
 import secrets
 import uuid
 from collections.abc import Iterable, Sequence
@@ -13,6 +12,7 @@ from flwr.serverapp import Grid
 from fedbcgd.backends.flower import plain, wire
 from fedbcgd.backends.flower.definition import Definition
 from fedbcgd.backends.flower.exchange import exchange
+from fedbcgd.backends.flower.log import log
 from fedbcgd.backends.flower.monitor import Monitor
 from fedbcgd.backends.flower.options import Options, Settings
 from fedbcgd.backends.flower.questions import LateReplies, OpenQuestions
@@ -24,8 +24,6 @@ from fedbcgd.engine.assemble import Run
 from fedbcgd.engine.clock import Clock
 from fedbcgd.engine.closing import Quorum
 from fedbcgd.engine.traffic import Round
-
-log = logging.getLogger("flwr.fedbcgd")  # shown where Flower shows its own
 
 
 class Rounds:
