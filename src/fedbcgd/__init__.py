@@ -12,6 +12,7 @@ from fedbcgd.version import __version__
 
 if TYPE_CHECKING:
     from fedbcgd.algorithms.registry import algorithm_names, make_algorithm
+    from fedbcgd.comparison import Runs, compare, sweep
     from fedbcgd.core.algorithm import Algorithm
     from fedbcgd.core.blocks import divide
     from fedbcgd.core.client import Client
@@ -40,6 +41,9 @@ _MODULES = {
     "ModelInfo": "models.stored",
     "load_model": "models.stored",
     "model_info": "models.stored",
+    "Runs": "comparison",
+    "compare": "comparison",
+    "sweep": "comparison",
     "Interrupted": "simulation",
     "Result": "simulation",
     "simulate": "simulation",
@@ -54,17 +58,20 @@ __all__ = [
     "Layout",
     "ModelInfo",
     "Result",
+    "Runs",
     "Server",
     "TrainConfig",
     "UserError",
     "__version__",
     "algorithm_names",
+    "compare",
     "divide",
     "load_model",
     "make_algorithm",
     "model_info",
     "simulate",
     "supervised",
+    "sweep",
 ]
 
 

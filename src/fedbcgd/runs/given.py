@@ -9,14 +9,18 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.utils.data import Subset
 
 from fedbcgd.core.algorithm import Algorithm
 from fedbcgd.data import partition
+from fedbcgd.data.images import Images
 from fedbcgd.data.names import PYTHON
-from fedbcgd.data.sources import Parts, Source, Tensors, as_source, once
+from fedbcgd.data.sources import Parts, Source, Tensors, as_source, once, pooled
+from fedbcgd.errors import UserError
 from fedbcgd.files import bytes_checksum
 from fedbcgd.models.stored import ModelInfo
 from fedbcgd.network.settings import Network
+from fedbcgd.rng import stream
 from fedbcgd.runs import config as configuration
 from fedbcgd.runs.config import Config, RunSection
 from fedbcgd.runs.experiment import Experiment, labels_of, shape_of
@@ -56,6 +60,35 @@ def described(experiment: Experiment, settings: RunSection, name: str | None = N
         info=info,
         own_code=True,
     )
+
+
+def hold_out(clients: Sequence[Any], share: float, seed: int) -> tuple[list[Source], Source]:
+    """Return the clients without a share of each one's examples, and these examples as one source.
+
+    A client of a single example keeps it.
+
+    Raises:
+        UserError: no client has more than one example.
+    """
+    kept, held = [], []
+    for k, data in enumerate(clients):
+        source = as_source(data, f"client {k}")
+        order = torch.from_numpy(stream(seed, "validation", 0, k).permutation(len(source)))
+        count = min(max(1, round(len(source) * share)), len(source) - 1)
+        kept.append(_subset(source, order[count:].sort().values))
+        if isinstance(source, Images):
+            source = source.shown_as(False, source.resize, source.crop)
+        held += [_subset(source, order[:count].sort().values)] if count else []
+    if not held:
+        raise UserError("validation: expected clients with more than one example each, got none")
+    return kept, pooled(held)
+
+
+def _subset(source: Source, rows: Tensor) -> Source:
+    if isinstance(source, (Tensors, Images)):
+        return source.subset(rows)
+    dataset: Any = getattr(source, "dataset", source)
+    return as_source(Subset(dataset, rows.tolist()), "client")
 
 
 def as_config(
