@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from fedbcgd.core.own_training import TrainConfig
     from fedbcgd.core.server import Server
     from fedbcgd.core.vector import FlatModel, Layout
+    from fedbcgd.display.callbacks import ClientCsv, EarlyStopping, KeepBest, MLflow, WandB
     from fedbcgd.errors import Diverged, UserError
     from fedbcgd.models.stored import ModelInfo, load_model, model_info
     from fedbcgd.simulation import Interrupted, Result, simulate
@@ -41,6 +42,11 @@ _MODULES = {
     "ModelInfo": "models.stored",
     "load_model": "models.stored",
     "model_info": "models.stored",
+    "ClientCsv": "display.callbacks",
+    "EarlyStopping": "display.callbacks",
+    "KeepBest": "display.callbacks",
+    "MLflow": "display.callbacks",
+    "WandB": "display.callbacks",
     "Runs": "comparison",
     "compare": "comparison",
     "sweep": "comparison",
@@ -52,16 +58,21 @@ _MODULES = {
 __all__ = [
     "Algorithm",
     "Client",
+    "ClientCsv",
     "Diverged",
+    "EarlyStopping",
     "FlatModel",
     "Interrupted",
+    "KeepBest",
     "Layout",
+    "MLflow",
     "ModelInfo",
     "Result",
     "Runs",
     "Server",
     "TrainConfig",
     "UserError",
+    "WandB",
     "__version__",
     "algorithm_names",
     "compare",

@@ -281,7 +281,7 @@ class Given:
         cohort = min(DEFAULT_COHORT, len(clients)) if given["cohort"] is None else given["cohort"]
         check_integer("cohort", cohort, 1)
         types = {"rounds": int, "budget": float, "seed": int, "evaluate_every": int, "device": str}
-        values = {name: given[name] for name in RunSection.model_fields if name in given}
+        values = {name: given[name] for name in RunSection.model_fields if name in given and name != "callbacks"}
         values |= {name: kind(values[name]) for name, kind in types.items() if values[name] is not None}
         values |= {"cohort": int(cohort), "target": dict(target) if isinstance(target, Mapping) else target}
         if transport is not None and values["workers"] is None:
