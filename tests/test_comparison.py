@@ -35,7 +35,9 @@ def compare(folder, algorithms=("fedavg", "fedbcgd"), **options):
 
 def test_it_writes_what_the_command_writes(tmp_path):
     runs = compare(tmp_path, {"fedavg": {}, "two blocks": {"name": "fedbcgd", "blocks": 2}}, momentum=0.5)
-    assert {p.name for p in tmp_path.iterdir()} == {"fedavg", "two blocks", "compare.csv", "reach.csv"}
+    assert {p.name for p in tmp_path.iterdir()} == {
+        *("fedavg", "two blocks", "compare.csv", "reach.csv", "compare.png", "compare.svg"),
+    }
     with (tmp_path / "compare.csv").open() as file:
         written = list(csv.DictReader(file))
     assert [(row["algorithm"], row["seed"]) for row in written] == [

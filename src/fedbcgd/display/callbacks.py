@@ -6,6 +6,9 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from torch import contiguous_format as contiguous
+from torch import nn
+
 from fedbcgd.display.metrics import falls, main_metric
 from fedbcgd.engine.loop import Loop, RoundInfo, Row
 from fedbcgd.errors import UserError
@@ -91,11 +94,17 @@ class KeepBest(_Best):
             raise UserError("KeepBest: expected a path, or a run in a folder (out=…), got neither")
         self._file = self._path or Path(loop.folder or "") / "best.safetensors"
         self._metadata = loop.metadata
+        if loop.rows and not self.since and loop.rows[-1]["round"] == loop.server.round and loop.model is not None:
+            self._write(loop.model())  # the run was interrupted before it could be written
 
     def __call__(self, info: RoundInfo) -> None:
         better = [self._see(row) for row in info.rows]
         if any(better):
-            write_tensors(self._file, info.state_dict(), dict(self._metadata))
+            self._write(info.module)
+
+    def _write(self, module: nn.Module) -> None:
+        values = {name: value.clone(memory_format=contiguous) for name, value in module.state_dict().items()}
+        write_tensors(self._file, values, dict(self._metadata))
 
 
 class ClientCsv:

@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from fedbcgd.core.ledger import Ledger
@@ -45,8 +44,7 @@ class RoundInfo:
 
     def state_dict(self) -> dict[str, Tensor]:
         """Return the model as it is after this round."""
-        values = self.module.state_dict()
-        return {name: value.clone(memory_format=torch.contiguous_format) for name, value in values.items()}
+        return self.module.state_dict()
 
     @property
     def cohort(self) -> list[int]:

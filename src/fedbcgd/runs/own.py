@@ -32,9 +32,7 @@ def make_own_algorithm(name: str, options: Mapping[str, Any]) -> Algorithm:
     if isinstance(value, str):
         return make_algorithm(value, **options)
     if not isinstance(value, Algorithm):
-        raise UserError(
-            f"algorithm.name: expected {name} to be or to return an Algorithm or a name, got {type(value).__name__}"
-        )
+        raise UserError(f"name: expected {name} to be or to return an Algorithm or a name, got {type(value).__name__}")
     if options:
         raise UserError(f"{next(iter(options))}: expected no options with {name}, which is an Algorithm with its own")
     return value
@@ -51,22 +49,23 @@ def own_option_names(name: str, choice: Mapping[str, Any]) -> set[str]:
 @cache
 def _resolved(name: str) -> Any:
     """Return what a name stands for; the name of a registered algorithm, if a function without parameters registered it."""
-    before, attribute = set(algorithm_names()), name.rpartition(":")[2]
+    attribute = name.rpartition(":")[2]
     try:
-        value = load_attribute(name, "algorithm.name")
+        value = load_attribute(name, "name")
     except UserError:
         if attribute in algorithm_names():  # registered when the module was imported
             return attribute
         raise
     if not callable(value) or inspect.signature(value).parameters:
         return value
-    result = call_factory(value, name, "algorithm.name", {}, {})
+    before = set(algorithm_names())
+    result = call_factory(value, name, "name", {}, {})
     if result is not None:
         return result
     new = [registered for registered in algorithm_names() if registered not in before]
     if len(new) != 1:
         raise UserError(
-            f"algorithm.name: expected {name} to return an Algorithm or a name, or to register one algorithm, got "
+            f"name: expected {name} to return an Algorithm or a name, or to register one algorithm, got "
             f"{', '.join(new) or 'neither'}"
         )
     return new[0]
