@@ -11,7 +11,6 @@ import logging
 import math
 import mmap
 import os
-import pickle
 import select
 from bisect import bisect_left
 from collections import Counter, deque
@@ -21,7 +20,6 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
-from fedbcgd.backends.new_state import NewState
 from fedbcgd.backends.workers.memory import RoundMemory, StoredUpload, slot_bytes
 from fedbcgd.backends.workers.processes import Forkserver, Worker, start
 from fedbcgd.backends.workers.protocol import (
@@ -37,9 +35,8 @@ from fedbcgd.backends.workers.protocol import (
 )
 from fedbcgd.backends.workers.shared import anonymous_memory, freeze
 from fedbcgd.core.messages import Plan, Upload
-from fedbcgd.engine.backend import Inbox
+from fedbcgd.engine.backend import Clock, Inbox, NewState
 from fedbcgd.engine.client_state import StateStore
-from fedbcgd.engine.clock import Clock
 from fedbcgd.engine.evaluation import Batch, combine, spans
 from fedbcgd.engine.job import Job
 from fedbcgd.engine.signals import uninterrupted
@@ -235,10 +232,6 @@ class Workers:
                 raise UserError(
                     f"workers: expected memory to share with worker processes, got none: {reason}; fewer workers need less, "
                     "workers=0 needs none"
-                ) from error
-            except (pickle.PicklingError, TypeError, AttributeError) as error:
-                raise UserError(
-                    f"workers: expected model, loss and data that can be pickled, got {error}; workers=0 sends nothing"
                 ) from error
             self._fds.append(job_fd)
             self._descriptors = [job_fd, self._fds[0], *([] if store.file is None else [store.file.fd])]
