@@ -10,14 +10,16 @@ are those of the thread, so that other processes disturb little.
 
 `accuracy` trains LeNet-5, ResNet-18 (width ¼) and the small ViT on CIFAR-10 (`fedbcgd data get cifar10` first) with four
 algorithms and three seeds, in fp32 and in bf16: 100 clients, 10 in a round, Dirichlet 0.6, one local epoch of batch 50, lr
-0.1, N = 5, momentum 0.5. It writes table.md and scores.csv; a run in bf16 meets the same cohorts and minibatches as that
-in fp32 with its seed.
+0.1, N = 5, momentum 0.5. A run in bf16 meets the same cohorts and minibatches as that in fp32 with its seed. The folder
+--scores gets scores.csv, a row for each finished run, which is not run again, and table.md; the runs go to --out.
 
 `fixed-point` runs FedAvg and FedBCGD+ on heterogeneous least squares in float32 and prints how far each ends from the
 optimum, as a share of the optimum's norm.
 """
 
 import argparse
+import csv
+import itertools
 import os
 import statistics
 import sys
@@ -40,6 +42,7 @@ from fedbcgd.engine.loop import Outcome, Stop
 from fedbcgd.engine.threads import threads
 from fedbcgd.files import as_csv, make_folder, write_text
 from fedbcgd.paper.measures import last_tenth
+from fedbcgd.paper.origin import current_commit
 from fedbcgd.runs import config as configuration
 from fedbcgd.runs.batch import Planned, run_all
 
@@ -53,9 +56,9 @@ ALGORITHMS: dict[str, dict[str, Any]] = {
     "qsgd+fedbcgd": BLOCKS,
 }
 NETWORKS: dict[str, tuple[dict[str, Any], int]] = {  # model and rounds
-    "LeNet-5": ({"name": "lenet5"}, 100),
-    "ResNet-18, width ¼": ({"name": "resnet18", "width": 0.25}, 60),
-    "small ViT": ({"name": "vit-small", "options": {"dim": 48, "depth": 4, "heads": 3}}, 100),
+    "LeNet-5": ({"name": "lenet5"}, 60),
+    "ResNet-18, width ¼": ({"name": "resnet18", "width": 0.25}, 30),
+    "small ViT": ({"name": "vit-small", "options": {"dim": 48, "depth": 4, "heads": 3}}, 60),
 }
 DATA = {"name": "cifar10", "clients": 100, "dirichlet": 0.6, "augment": True}
 TRIAL: dict[str, tuple[dict[str, Any], int]] = {
@@ -65,7 +68,8 @@ TRIAL: dict[str, tuple[dict[str, Any], int]] = {
 }
 TRIAL_DATA = {"name": "embedded", "clients": 100, "dirichlet": 0.6, "resize": 16}
 
-Key = tuple[str, str, str, int]  # network, algorithm, precision, seed
+Key = tuple[str, str, str, int]
+KEY = ("network", "algorithm", "precision", "seed")
 
 
 def steps(repeats: int) -> None:
@@ -115,21 +119,31 @@ def planned(trial: bool) -> dict[Key, Planned]:
     return runs
 
 
-def accuracy(out: Path, trial: bool) -> None:
-    """Run what is not finished, and write the table."""
-    runs = planned(trial)
-    plans = list(runs.values())
-    with progress_display([plan.label for plan in plans]) as shown:
-        outcomes = run_all(plans, make_folder(out), shown, figures=False)
-    scores = {key: _score(outcomes[plan.label]) for key, plan in runs.items()}
-    rows = [
-        {"network": key[0], "algorithm": key[1], "precision": key[2], "seed": key[3], "accuracy": score}
-        for key, score in scores.items()
-    ]
-    write_text(out / "scores.csv", as_csv(rows))
-    text = table(scores)
-    write_text(out / "table.md", text)
-    print(text)
+def accuracy(out: Path, scores: Path, trial: bool) -> None:
+    """Run what has no score yet, network by network, and write scores and table after each."""
+    path = make_folder(scores) / "scores.csv"
+    rows: list[dict[str, Any]] = read_scores(path)
+    finished = {tuple(row[name] for name in KEY) for row in rows}
+    runs = {key: plan for key, plan in planned(trial).items() if key not in finished}
+    for _, group in itertools.groupby(runs, key=lambda key: (key[3], key[0])):  # a network with a seed
+        keys = list(group)
+        plans = [runs[key] for key in keys]
+        with progress_display([plan.label for plan in plans]) as shown:
+            outcomes = run_all(plans, make_folder(out), shown, figures=False)
+        for key, plan in zip(keys, plans, strict=True):
+            score = {"accuracy": round(_score(outcomes[plan.label]), 3), "commit": current_commit()}
+            rows.append(dict(zip(KEY, key, strict=True)) | score)
+        write_text(path, as_csv(rows))
+        write_text(scores / "table.md", table(rows))
+    print(table(rows))
+
+
+def read_scores(path: Path) -> list[dict[str, Any]]:
+    """Return the rows of finished runs."""
+    if not path.exists():
+        return []
+    with path.open(newline="") as file:
+        return [row | {"seed": int(row["seed"]), "accuracy": float(row["accuracy"])} for row in csv.DictReader(file)]
 
 
 def _score(outcome: Outcome) -> float:
@@ -137,25 +151,30 @@ def _score(outcome: Outcome) -> float:
     return 100 * last_tenth(outcome.rows, "test_accuracy")
 
 
-def table(scores: dict[Key, float]) -> str:
+def table(rows: list[dict[str, Any]]) -> str:
     """Return mean ± standard deviation over the seeds, and whether the means differ by less than seeds do."""
     lines = [
-        "| network | algorithm | fp32, % | bf16, % | bf16 − fp32 | of one seed, at most | within the spread of seeds |",
-        "|---|---|---|---|---|---|---|",
+        "| network | algorithm | seeds | fp32, % | bf16, % | bf16 − fp32 | of one seed, at most | within seeds' spread |",
+        "|---|---|---|---|---|---|---|---|",
     ]
-    seeds = sorted({seed for *_, seed in scores})
+    scores = {tuple(row[name] for name in KEY): row["accuracy"] for row in rows}
     for network, algorithm in dict.fromkeys((key[0], key[1]) for key in scores):
+        seeds = sorted({key[3] for key in scores if key[:2] == (network, algorithm)})
         fp32, bf16 = ([scores[network, algorithm, p, seed] for seed in seeds] for p in PRECISIONS)
-        spread = max(statistics.stdev(fp32), statistics.stdev(bf16))
         change = statistics.mean(bf16) - statistics.mean(fp32)
         largest = max((b - a for a, b in zip(fp32, bf16, strict=True)), key=abs)
-        cells = [network, algorithm, _mean(fp32), _mean(bf16), f"{change:+.2f}", f"{largest:+.2f}"]
-        lines.append(f"| {' | '.join(cells)} | {'yes' if abs(change) <= spread else f'no: {spread:.2f}'} |")
+        verdict = "one seed"
+        if len(seeds) > 1:
+            spread = max(statistics.stdev(fp32), statistics.stdev(bf16))
+            verdict = "yes" if abs(change) <= spread else f"no: {spread:.2f}"
+        cells = [network, algorithm, str(len(seeds)), _mean(fp32), _mean(bf16), f"{change:+.2f}", f"{largest:+.2f}"]
+        lines.append(f"| {' | '.join(cells)} | {verdict} |")
     return "\n".join(lines) + "\n"
 
 
 def _mean(values: list[float]) -> str:
-    return f"{statistics.mean(values):.2f} ± {statistics.stdev(values):.2f}"
+    spread = f" ± {statistics.stdev(values):.2f}" if len(values) > 1 else ""
+    return f"{statistics.mean(values):.2f}{spread}"
 
 
 def least_squares(
@@ -196,12 +215,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("study", choices=("steps", "accuracy", "fixed-point"))
     parser.add_argument("--trial", action="store_true", help="accuracy: tiny networks on the images in the package")
-    parser.add_argument("--out", type=Path, help="accuracy: folder for runs and tables; runs/precision if not given")
+    parser.add_argument("--out", type=Path, help="accuracy: folder for the runs; runs/precision if not given")
+    parser.add_argument("--scores", type=Path, help="accuracy: folder for the scores; results/precision if not given")
     parser.add_argument("--rounds", type=int, default=300, help="fixed-point: rounds of each algorithm")
     parser.add_argument("--repeats", type=int, default=15, help="steps: how often each is measured")
     chosen = parser.parse_args()
     if chosen.study == "accuracy":
-        accuracy(chosen.out or Path("runs/precision-trial" if chosen.trial else "runs/precision"), chosen.trial)
+        out = chosen.out or Path("runs/precision-trial" if chosen.trial else "runs/precision")
+        accuracy(out, chosen.scores or (out if chosen.trial else Path("results/precision")), chosen.trial)
     elif chosen.study == "steps":
         steps(chosen.repeats)
     else:

@@ -11,10 +11,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from fedbcgd.display.progress import wide_console
-from fedbcgd.display.terminal import display
 from fedbcgd.files import write_text
 from fedbcgd.paper import command, engine, packs, pages, table1
 from fedbcgd.paper.items import ITEMS
+from fedbcgd.paper.request import panels_for
 from fedbcgd.paper.spec import NOT_RUN, Item
 
 BEGIN, END = "<!-- claims: scripts/keep_reproduced.py -->", "<!-- end of claims -->"
@@ -24,7 +24,7 @@ def keep(source: Path, out: Path, scale: str, items: Mapping[str, Item] = ITEMS,
     """Pack the finished runs of each item."""
     request = command.make_request(scale, source, data=data)
     for name, item in items.items():
-        results = engine.gather(engine.panels_for(item, request), request)
+        results = engine.gather(panels_for(item, request), request)
         packs.add(out, name, [request.runs / folder for result in results for folder in result.folders])
 
 
@@ -64,9 +64,9 @@ def main(source: Path, out: Path, data: list[str]) -> None:
         )
     request = command.make_request("cpu", out, data=data)
     for name, item in ITEMS.items():
-        has_runs = any(result.contenders for result in engine.gather(engine.panels_for(item, request), request))
+        has_runs = any(result.contenders for result in engine.gather(panels_for(item, request), request))
         if has_runs or (name == table1.NAME and (out / name / "measured.csv").exists()):
-            command.reproduce(name, request, lambda labels: display(labels, True, False), wide_console(), run=False)
+            command.show(name, request, wide_console())
     put(out.parent / "README.md", overview(out))
 
 

@@ -1,9 +1,10 @@
 """Errors whose message is meant for the user, and the messages for exhausted resources."""
 
 import errno
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from difflib import get_close_matches
-from typing import Any
+from types import CodeType, TracebackType
+from typing import Any, TypeVar
 
 
 class UserError(ValueError):
@@ -26,6 +27,32 @@ class NothingAccepted(RuntimeError):
 
 class WorkerLost(RuntimeError):
     """Several worker processes were lost with the same task, or could not be started."""
+
+
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+_hiding: set[CodeType] = set()
+
+
+def hides_callers(function: _Function) -> _Function:
+    """Decorate a function whose callers do not matter to a user who reads the traceback of an error from it."""
+    _hiding.add(function.__code__)
+    return function
+
+
+def users_frames(trace: TracebackType | None) -> TracebackType | None:
+    """Return what is below the last function of a traceback that `hides_callers`; all of it if there is none."""
+    shown, entry = trace, trace
+    while entry is not None:
+        if entry.tb_frame.f_code in _hiding:
+            shown = entry.tb_next
+        entry = entry.tb_next
+    return shown
+
+
+@hides_callers
+def call_users(function: Callable[..., Any], *arguments: Any) -> Any:
+    """Call a user's function."""
+    return function(*arguments)
 
 
 def did_you_mean(name: str, allowed: Iterable[str]) -> str:

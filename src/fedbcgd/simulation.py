@@ -5,8 +5,9 @@ import inspect
 import logging
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -18,17 +19,20 @@ from fedbcgd.backends.inprocess import Transport
 from fedbcgd.backends.placement import Placement
 from fedbcgd.backends.registry import make_backend
 from fedbcgd.core.algorithm import Algorithm
-from fedbcgd.core.objective import Loss, Metrics, Precision, objective
+from fedbcgd.core.objective import Loss, Metrics, Precision
 from fedbcgd.core.own_training import Train
 from fedbcgd.data.sources import as_source
-from fedbcgd.display.metrics import main_metric
+from fedbcgd.display.metrics import falls, main_metric, make_target
 from fedbcgd.display.progress import single_run_display
-from fedbcgd.engine.assemble import DEFAULT_COHORT, Run, check_integer, make_job, make_target
-from fedbcgd.engine.loop import Callback, Outcome, Stop
-from fedbcgd.engine.precision import warn_if_slower
-from fedbcgd.errors import Diverged, UserError, did_you_mean, other_name
+from fedbcgd.engine.assemble import DEFAULT_COHORT, Run, check_integer
+from fedbcgd.engine.loop import DIVERGED, Callback, Outcome, Stop
+from fedbcgd.errors import Diverged, UserError, did_you_mean, other_name, users_frames
 from fedbcgd.network.settings import Network, as_network
-from fedbcgd.network.simulator import NetworkSimulator, fit_to_links
+from fedbcgd.runs.config import Config, RunSection
+from fedbcgd.runs.execute import execute
+from fedbcgd.runs.experiment import Experiment
+from fedbcgd.runs.given import as_config, described
+from fedbcgd.runs.prepare import Prepared
 
 log = logging.getLogger("fedbcgd")
 
@@ -37,7 +41,7 @@ log = logging.getLogger("fedbcgd")
 class Result(Outcome):
     """How a run went, and the model it trained. A notebook shows it as a table with curves."""
 
-    module: nn.Module
+    module: nn.Module = field(kw_only=True)
 
     def plot(self, metric: str | None = None, against: str = "upload_d", axes: Any = None) -> Any:
         """Draw a metric of the run.
@@ -63,7 +67,7 @@ class Result(Outcome):
         return curve(self, metric, against, axes)
 
     def __repr__(self) -> str:
-        metric = main_metric(self.final)
+        metric = main_metric(self.final, self.metric)
         shown = "" if metric is None else f", {metric} {self.final[metric]:.4f}"
         upload = f"{self.ledger.upload_d:.2f} d uploaded"
         return f"<Result of {self.algorithm}: {self.rounds} rounds, stopped by {self.stopped}{shown}, {upload}>"
@@ -77,8 +81,8 @@ class Result(Outcome):
 class Interrupted(KeyboardInterrupt):
     """`simulate` was interrupted by Ctrl-C; `result` holds the run up to the last finished round."""
 
-    def __init__(self, result: Result):
-        super().__init__("interrupted")
+    def __init__(self, result: Result, message: str = "interrupted"):
+        super().__init__(message)
         self.result = result
 
 
@@ -91,15 +95,19 @@ def simulate(
     test: Any = None,
     rounds: int | None = None,
     budget: float | None = None,
-    target: float | tuple[str, float] | tuple[str, str, float] | None = None,
+    target: float | Mapping[str, float] | tuple[str, float] | tuple[str, str, float] | None = None,
     cohort: int | None = None,
     seed: int = 0,
     loss: Loss | nn.Module | None = None,
     metrics: Metrics | None = None,
     weights: Mapping[str, Tensor] | None = None,
+    metric: str | None = None,
+    goal: str | None = None,
     evaluate_every: int = 1,
     callbacks: Sequence[Callback] = (),
     progress: bool | None = None,
+    out: str | Path | None = None,
+    resume: bool = False,
     workers: int | None = None,
     backend: str = "workers",
     address: str | None = None,
@@ -144,13 +152,22 @@ def simulate(
     When it stops, whichever comes first:
         rounds: a number of rounds.
         budget: stop before the mean upload of a participating client exceeds this, in units of the model's size d.
-        target: an accuracy on `test`; a pair such as ("test_loss", 0.5) (a metric with "loss" or "error" in its name must
-            fall to the value, any other rise to it); or ("test_mse", "<=", 0.1).
+        target: an accuracy on `test`; a metric and its value, such as {"mae": 0.3} or ("test_loss", 0.5); or
+            ("test_score", "<=", 0.1), for a metric that should fall although its name does not tell.
 
     What is reported during the run:
+        metric: the metric that progress, tables and figures are about, such as "mae"; default: the accuracy, else a loss.
+            A `target` that is a number is one of this metric.
+        goal: what this metric should do, "min" or "max"; default: "min" if its name tells so, as loss, mae and error do.
         evaluate_every: rounds between evaluations; the last round is always evaluated.
         callbacks: called with a RoundInfo after each round; `info.stop()` ends the run.
         progress: whether to show a progress bar; default: on a terminal and in a notebook.
+
+    Where it is written:
+        out: the folder of the run, as `fedbcgd run` writes it: configuration, metrics, checkpoints, model, label counts.
+            What a configuration cannot name is written as where it comes from. Default: nothing is written.
+        resume: whether to continue the run that is in `out`, if there is one, to the same bits as an uninterrupted run.
+            rounds, budget and target may be extended then.
 
     Where it is computed:
         workers: how many processes do the clients' work; default: one per core. 0 does it in this process, which starts
@@ -193,8 +210,8 @@ def simulate(
         batch_clients = options.pop("together")
     algorithm = _algorithm(algorithm, options)
     simulated = as_network(network)
-    stop = Stop(rounds, budget, make_target(target))
-    _check(model, clients, test, stop, evaluate_every, seed, callbacks)
+    _check(model, clients, test, Stop(rounds, budget, make_target(target)), evaluate_every, seed, callbacks)
+    _check_metric(metric, goal)
     _check_functions(loss, metrics)
     # Any other sequence may be lazy: its clients are checked when they are used.
     if train is None and isinstance(clients, (list, tuple)):
@@ -204,49 +221,50 @@ def simulate(
         check_integer("cohort", cohort, 1)
     if transport is not None and workers is None:
         workers = 0
-    placement = Placement(backend, workers, address, gpus, str(device))
-    if transport is not None and not placement.entry.takes_transport:
-        raise UserError(
-            f"transport: expected none with backend = {placement.entry.name!r}, got one; it works in this process only "
-            "(workers=0)"
-        )
-    placement.check()
-    if simulated is not None and simulated.crash and (problem := placement.crash_problem()):
-        raise UserError(f"network.{problem}")
-    placement.entry.start_early()
-    algorithm = algorithm.for_cohort(min(DEFAULT_COHORT, len(clients)) if cohort is None else cohort)
-    algorithm = fit_to_links(algorithm, simulated, model, clients, cohort, seed)
-    job = make_job(
-        model,
-        clients,
-        algorithm,
-        test,
-        seed,
-        loss=loss,
-        metrics=metrics,
-        weights=weights,
-        device=placement.local_device,
-        channels_last=channels_last,
-        batch_clients=batch_clients,
-        train=train,
-        precision=precision,
+    values: dict[str, Any] = {
+        "seed": int(seed),
+        "cohort": min(DEFAULT_COHORT, len(clients)) if cohort is None else int(cohort),
+        "rounds": None if rounds is None else int(rounds),
+        "budget": None if budget is None else float(budget),
+        "metric": metric,
+        "goal": goal,
+        "target": dict(target) if isinstance(target, Mapping) else target,
+        "evaluate_every": int(evaluate_every),
+        "workers": workers,
+        "backend": backend,
+        "address": address,
+        "gpus": gpus,
+        "device": str(device),
+        "channels_last": channels_last,
+        "precision": precision,
+        "batch_clients": batch_clients,
+    }
+    settings = RunSection.model_construct(**values)
+    _check_placement(settings.placement, simulated, transport)
+    experiment = Experiment(
+        model, clients, test, "test", loss, metrics, weights=weights, train=train, callbacks=callbacks
     )
-    if precision != "fp32" and not placement.entry.device_is_remote:
-        warn_if_slower(job, objective(loss, metrics))
-    hooks = None if simulated is None else NetworkSimulator(job, simulated)
-    # A user's callback sees each row with its own round.
-    overlap = placement.entry.overlaps_evaluation and not callbacks
-    with Run(job, stop, cohort=cohort, hooks=hooks, reliable=transport is None) as run:
-        start = partial(make_backend, where=placement, transport=transport)
+    if out is not None:
+        return _in_folder(experiment, algorithm, settings, simulated, transport, Path(out), resume, progress)
+    if resume:
+        raise UserError("resume: expected out, the folder of the run to continue, got none; pass out=…")
+    prepared = Prepared(experiment, algorithm, settings, simulated, transport, in_folder=False)
+    prepared.warn()
+    with prepared.run as run:
+        start = partial(make_backend, where=prepared.placement, transport=transport)
         with single_run_display(algorithm.name, progress) as bar:
-            every, all_callbacks = evaluate_every, [*callbacks, *([bar] if bar else [])]
-            loop = run.start(start, every=every, callbacks=all_callbacks, overlap=overlap)
+            shown = [*callbacks, *([bar] if bar else [])]
+            every = settings.evaluate_every
+            loop = run.start(start, every=every, callbacks=shown, overlap=prepared.overlap, metric=metric, goal=goal)
             try:
                 reason = loop.run()
             except KeyboardInterrupt:
                 raise Interrupted(_result(run, model, "interrupted")) from None
             except Diverged as error:
-                error.result = _result(run, model, "diverged")
+                error.result = _result(run, model, DIVERGED)
+                raise
+            except Exception as error:
+                _show_users_lines(error)
                 raise
         return _result(run, model, reason)
 
@@ -255,6 +273,70 @@ if simulate.__doc__:  # none with python -OO
     simulate.__doc__ += (
         f"\n    Options of algorithms (default): meaning [which take it, if not all]\n{as_text('        ')}\n    "
     )
+
+
+def _in_folder(
+    experiment: Experiment,
+    algorithm: Algorithm,
+    settings: RunSection,
+    network: Network | None,
+    transport: Transport | None,
+    out: Path,
+    resume: bool,
+    progress: bool | None,
+) -> Result:
+    """Run in a folder, as `fedbcgd run` does."""
+    experiment = described(experiment, settings)
+    settings = settings.model_copy(update=_written_target(settings))
+    config = as_config(experiment, algorithm.for_cohort(settings.cohort), settings, network, "simulate")
+    prepared = []
+
+    def prepare(config: Config) -> Prepared:
+        prepared.append(Prepared(experiment, algorithm, settings, network, transport))
+        return prepared[0]
+
+    with single_run_display(algorithm.name, progress) as bar:
+        shown = [bar] if bar else []
+        try:
+            outcome = execute(config, out, resume=resume, callbacks=shown, prepare=prepare)
+        except KeyboardInterrupt as error:
+            if not prepared or prepared[0].run.loop is None:
+                raise
+            raise Interrupted(_result(prepared[0].run, experiment.model, "interrupted"), _in_python(error)) from None
+        except Diverged as error:
+            error.result = _result(prepared[0].run, experiment.model, DIVERGED)
+            raise
+        except UserError as error:
+            raise type(error)(_in_python(error)) from error.__cause__
+        except Exception as error:
+            _show_users_lines(error)
+            raise
+    return _result(prepared[0].run, experiment.model, outcome.stopped)
+
+
+def _show_users_lines(error: Exception) -> None:
+    """Have the error's traceback go from here to the user's own lines."""
+    if error.__traceback__ is not None:
+        error.__traceback__.tb_next = users_frames(error.__traceback__.tb_next)
+
+
+def _written_target(settings: RunSection) -> dict[str, Any]:
+    """Return the target as a configuration has it, with the goal where the metric's name does not tell the direction."""
+    target = settings.target_of("test")
+    if target is None or isinstance(settings.target, (int, float)):
+        return {}
+    name, how, value = target
+    written: dict[str, Any] = {"target": {name: value}}
+    if (how == "<=") == falls(name, settings.metric, settings.goal):
+        return written
+    if settings.metric not in (None, name, name.removeprefix("test_")):
+        raise UserError(f"target: expected a metric whose direction its name tells, or metric={name!r}, got {how!r}")
+    return {**written, "metric": settings.metric or name, "goal": "min" if how == "<=" else "max"}
+
+
+def _in_python(error: BaseException) -> str:
+    """Return a message about options of the command line as one about arguments."""
+    return str(error).replace("--resume", "resume=True").replace("another --out", "another out")
 
 
 def _result(run: Run, model: nn.Module, reason: str) -> Result:
@@ -310,6 +392,27 @@ def _check(model: Any, clients: Any, test: Any, stop: Stop, every: Any, seed: An
 
 def _is_number(value: Any) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def _check_metric(metric: Any, goal: Any) -> None:
+    if metric is not None and not isinstance(metric, str):
+        raise UserError(f"metric: expected the name of a metric, such as 'mae', got {metric!r}")
+    if goal not in (None, "min", "max") or (goal and metric is None):
+        expected = "metric=… with it" if goal in ("min", "max") else "'min' or 'max'"
+        raise UserError(f"goal: expected {expected}, got {goal!r}")
+
+
+def _check_placement(placement: Placement, network: Network | None, transport: Transport | None) -> None:
+    """Check where the run is computed, and begin to start what it needs."""
+    if transport is not None and not placement.entry.takes_transport:
+        raise UserError(
+            f"transport: expected none with backend = {placement.entry.name!r}, got one; it works in this process only "
+            "(workers=0)"
+        )
+    placement.check()
+    if network is not None and network.crash and (problem := placement.crash_problem()):
+        raise UserError(f"network.{problem}")
+    placement.entry.start_early()
 
 
 def _check_functions(loss: Any, metrics: Any) -> None:

@@ -3,6 +3,7 @@
 import copy
 import random
 import re
+import traceback
 from pathlib import Path
 
 import numpy as np
@@ -665,14 +666,26 @@ def test_an_error_names_the_users_line_the_client_and_the_round(net, toys, worke
     def train(model, data, config):
         raise ZeroDivisionError("mine")
 
-    with pytest.raises(ZeroDivisionError) as error:
+    with pytest.raises(ZeroDivisionError) as raised:
         go(net, toys(), "fedavg", train, workers=workers)
-    notes = "\n".join(error.value.__notes__)
-    assert "trained in round" in notes
-    if workers:
-        assert "test_own_training.py" in notes
-    else:
-        assert error.traceback[-1].path.name == "test_own_training.py"
+    lines = "".join(traceback.format_exception(raised.value)).strip().splitlines()
+    assert lines[-4].endswith(", in train")
+    assert "test_own_training.py" in lines[-4]
+    assert lines[-3:-1] == ['    raise ZeroDivisionError("mine")', "ZeroDivisionError: mine"]
+    assert re.fullmatch(r"while client \d trained in round 1", lines[-1])
+    ours = [line for line in lines if "/fedbcgd/" in line and "/tests/" not in line]
+    assert len(ours) == 1
+    assert "simulation.py" in ours[0]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_an_error_outside_of_the_users_function_keeps_its_whole_traceback(net, toys, workers):
+    def broken(model, data):
+        raise ZeroDivisionError("the loss")
+
+    with pytest.raises(ZeroDivisionError) as raised:
+        go(net, toys(), "fedavg", lambda m, d, c: 0.0, workers=workers, test=toys()[0], metrics=broken)
+    assert "evaluation.py" in "".join(traceback.format_exception(raised.value))
 
 
 def test_loaders_without_a_training_function_are_refused(net, toys):

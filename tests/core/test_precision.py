@@ -19,7 +19,7 @@ def parameters(result):
 @pytest.mark.parametrize("name", [n for n in algorithm_names() if n != "fedbcgd-matched"])
 def test_every_gradient_of_every_algorithm_is_computed_in_bfloat16(net, toys, name, monkeypatch):
     """So are both gradients of ζ in FedBCGD+. What is uploaded, summed and kept stays in float32."""
-    monkeypatch.setattr("fedbcgd.simulation.warn_if_slower", lambda *_: None)  # it computes in float32 too
+    monkeypatch.setattr("fedbcgd.runs.prepare.warn_if_slower", lambda *_: None)  # it computes in float32 too
     trained, measured = set(), set()
 
     def loss(model, batch):

@@ -243,23 +243,6 @@ def test_a_flipped_bit_in_the_cache_is_noticed(cache, file, seed):
         store.load("mine")
 
 
-@pytest.mark.parametrize("damaged", [None, "x_train", "y_test", "mean", "std"])
-def test_a_file_without_a_checksum_is_held_against_its_digest(cache, file, damaged):
-    """Write a data set as version 1 did."""
-    store.add("mine", file())
-    path = cache / "mine.safetensors"
-    tensors, about, _ = files.read_tensors(path)
-    tensors = {name: tensor.clone() for name, tensor in tensors.items()}
-    if damaged:
-        tensors[damaged].view(-1)[0] += 1
-    safetensors.torch.save_file(tensors, path, about | {"version": "1"})
-    if damaged:
-        with pytest.raises(UserError, match="is damaged"):
-            store.load("mine")
-    else:
-        assert store.load("mine").train.labels.tolist() == Y
-
-
 def test_a_file_of_another_version(cache, file):
     store.add("mine", file())
     path = cache / "mine.safetensors"

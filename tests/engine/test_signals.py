@@ -59,3 +59,28 @@ def test_an_interrupt_in_the_middle_of_a_commit_comes_after_it(federation, net, 
     import torch
 
     torch.testing.assert_close(f.server.controls["c"], f.controls().mean(0))
+
+
+def test_an_interrupt_while_a_checkpoint_is_begun_leaves_nothing_that_cannot_be_waited_for(
+    federation, net, toys, monkeypatch, tmp_path
+):
+    """Ctrl-C between making and starting the thread that writes."""
+    from fedbcgd import make_algorithm
+    from fedbcgd.engine.checkpoint import Checkpoints
+
+    f = federation(make_algorithm("fedavg", batch_size=3), net(), toys(), cohort=4)
+    checkpoints = Checkpoints(tmp_path, 1)
+    start = threading.Thread.start
+
+    def interrupted(thread):
+        if thread.name == "checkpoint":
+            os.kill(os.getpid(), signal.SIGINT)
+            for _ in range(1000):
+                pass
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        checkpoints.begin(f.server, f.store, {})
+    checkpoints.finish(f.store)
+    assert checkpoints.load()[1]["round"] == 0

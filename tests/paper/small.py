@@ -4,19 +4,19 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
-from fedbcgd.paper import engine
-from fedbcgd.paper.engine import Request
+from fedbcgd.paper.engine import Engine, gather
 from fedbcgd.paper.items import ITEMS
+from fedbcgd.paper.request import Request, panels_for
 from fedbcgd.paper.spec import SCALES, Contender, Effort, Item, Panel
 
 LINEAR = next(iter(ITEMS["figure8"].panels["smoke"]))
 
 
 class Shown:
-    """A display that remembers which runs were begun and which were finished before."""
+    """A display that remembers which runs were begun."""
 
     def __init__(self):
-        self.begun, self.skipped, self.names = [], [], []
+        self.begun, self.names = [], []
 
     @contextmanager
     def display(self, names):
@@ -27,7 +27,7 @@ class Shown:
         self.begun.append(self.names[index])
 
     def skip(self, index, why):
-        self.skipped.append((self.names[index], why))
+        pass
 
     def __call__(self, info):
         pass
@@ -44,6 +44,7 @@ def item(panel: Panel, name: str = "item") -> Item:
 
 
 def run(it: Item, out: Path, **request):
-    shown = Shown()
-    (result,) = engine.run(it, Request("smoke", out, **request), shown.display, lambda results: None)
-    return result, shown
+    """Do all that is left; return the results of all panels, and what was begun."""
+    shown, asked = Shown(), Request("smoke", out, **request)
+    Engine([it], asked).run(shown.display, lambda line: None, lambda it, results: None)
+    return gather(panels_for(it, asked), asked), shown

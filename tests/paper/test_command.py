@@ -14,17 +14,19 @@ from fedbcgd.cli import paper as _registered  # noqa: F401
 from fedbcgd.display.progress import wide_console
 from fedbcgd.display.terminal import display
 from fedbcgd.errors import UserError
-from fedbcgd.paper import command, engine, origin, plan
-from fedbcgd.paper.engine import Request
+from fedbcgd.paper import command, origin, plan
 from fedbcgd.paper.items import ITEMS
 from fedbcgd.paper.plan import Machine
+from fedbcgd.paper.request import Request
 
 
 def reproduce(name, request, run=True):
     names = command.item_names(name, request.scale, request.only)
     command.check(names, request, run)
+    if run:
+        command.run(names, request, lambda labels: display(labels, True, False), wide_console())
     for each in names:
-        command.reproduce(each, request, lambda labels: display(labels, True, False), wide_console(), run)
+        command.show(each, request, wide_console())
 
 
 @pytest.fixture(scope="module")
@@ -106,16 +108,16 @@ def test_with_json_standard_output_is_json_alone(copy):
     done = CliRunner().invoke(app, ["reproduce", "figure8", "--scale", "smoke", "--out", str(copy), "--json"])
     assert done.exit_code == 0
     lines = [json.loads(line) for line in done.stdout.splitlines()]
-    assert all("skipped" in line for line in lines[:-1])
-    assert lines[-1]["item"] == "figure8"
-    assert {c["verdict"] for c in lines[-1]["claims"]} == {"not testable at this scale"}
+    (last,) = lines  # all is finished
+    assert last["item"] == "figure8"
+    assert {c["verdict"] for c in last["claims"]} == {"not testable at this scale"}
 
 
 def test_another_device_is_part_of_the_command(tmp_path):
     request = Request("smoke", tmp_path, machine=Machine(device="cuda"))
     assert request.command(ITEMS["figure8"]).endswith("--device cuda")
     mine, theirs = (
-        engine.plan.seed_runs(ITEMS["figure8"].panels["smoke"][0], {"fedavg": {"lr": 0.01}}, 1, machine)[0][1].folder
+        plan.seed_runs(ITEMS["figure8"].panels["smoke"][0], {"fedavg": {"lr": 0.01}}, 1, machine)[0][1].folder
         for machine in (Machine(), Machine(device="cuda"))
     )
     assert mine != theirs
@@ -125,7 +127,7 @@ def test_another_precision_is_part_of_the_command_and_of_each_run(tmp_path):
     request = Request("smoke", tmp_path, machine=Machine(precision="bf16"))
     assert request.command(ITEMS["figure8"]).endswith("--precision bf16")
     plain, bf16 = (
-        engine.plan.seed_runs(ITEMS["figure8"].panels["smoke"][0], {"fedavg": {"lr": 0.01}}, 1, machine)[0][1]
+        plan.seed_runs(ITEMS["figure8"].panels["smoke"][0], {"fedavg": {"lr": 0.01}}, 1, machine)[0][1]
         for machine in (Machine(), Machine(precision="bf16"))
     )
     assert (plain.config.run.precision, bf16.config.run.precision) == ("fp32", "bf16")

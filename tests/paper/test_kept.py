@@ -11,6 +11,7 @@ import pytest
 from fedbcgd.files import as_csv
 from fedbcgd.paper import command, engine, packs, pages, plan
 from fedbcgd.paper.items import ITEMS
+from fedbcgd.paper.request import panels_for
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "results"
@@ -56,7 +57,7 @@ def test_scores_and_curves_are_those_of_the_packed_runs(name, tmp_path, monkeypa
         (tmp_path / path.parent.name).mkdir()
         shutil.copy(path, tmp_path / path.parent.name)
     request = command.make_request("cpu", tmp_path, data=["emnist-byclass=emnist-byclass-part"])
-    results = engine.gather(engine.panels_for(ITEMS[name], request), request)
+    results = engine.gather(panels_for(ITEMS[name], request), request)
     for file, rows in (("scores.csv", pages.scores(results)), ("curves.csv", pages.curves(results))):
         assert as_csv(rows) == (RESULTS / "reproduce" / name / file).read_text()
 

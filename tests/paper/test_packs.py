@@ -12,7 +12,7 @@ import pytest
 from fedbcgd.errors import UserError
 from fedbcgd.files import Damaged
 from fedbcgd.paper import engine, origin, packs, pages
-from fedbcgd.paper.engine import Request
+from fedbcgd.paper.request import Request, panels_for
 from fedbcgd.paper.spec import Contender
 from tests.paper.small import item, run, small
 
@@ -35,11 +35,10 @@ def packed(source, out):
 def test_finished_runs_are_taken_from_the_pack_and_not_computed_again(source, tmp_path):
     packed(source, tmp_path)
     assert not (tmp_path / "runs").exists()
-    result, shown = run(item(small()), tmp_path)
+    (result,), shown = run(item(small()), tmp_path)
     assert shown.begun == []
-    assert len(shown.skipped) == 3
     assert result.commits == {origin.current_commit()}
-    original, _ = run(item(small()), source)
+    (original,), _ = run(item(small()), source)
     assert (pages.scores([result]), pages.curves([result])) == (pages.scores([original]), pages.curves([original]))
     assert not list(tmp_path.glob("runs/*/*.safetensors"))
     _, shown = run(item(small()), tmp_path, seeds=2)
@@ -49,7 +48,7 @@ def test_finished_runs_are_taken_from_the_pack_and_not_computed_again(source, tm
 def test_looking_at_what_is_finished_takes_it_from_the_pack(source, tmp_path):
     packed(source, tmp_path)
     request = Request("smoke", tmp_path)
-    (result,) = engine.gather(engine.panels_for(item(small()), request), request)
+    (result,) = engine.gather(panels_for(item(small()), request), request)
     assert len(result.folders) == 3
     assert len(pages.curves([result])) == len(result.outcomes["fedavg"][1].rows)
 
@@ -135,7 +134,7 @@ def test_a_damaged_pack_is_named(source, tmp_path):
     for bad in (b"", b"no archive", whole[:-100], whole[:100] + bytes(100) + whole[200:], lzma.compress(b"no tar")):
         path.write_bytes(bad)
         with pytest.raises(Damaged, match=r"runs\.tar\.xz: expected packed runs, got a damaged file"):
-            engine.gather(engine.panels_for(item(small()), request), request)
+            engine.gather(panels_for(item(small()), request), request)
     assert not (tmp_path / "runs").exists()
 
 

@@ -24,7 +24,7 @@ BROKEN = {
     "out of range": ("[run]\nrounds = 0\n", ["run.rounds", "0", "greater than or equal to 1"]),
     "negative seed": ("[run]\nrounds = 1\nseed = -1\n", ["run.seed", "-1"]),
     "not a number": ("[run]\nbudget = nan\n", ["run.budget", "nan"]),
-    "target above 1": ("[run]\ntarget = 85\n", ["run.target", "85", "less than or equal to 1"]),
+    "target above 1": ("[run]\ntarget = 85\n", ["run.target", "85", "an accuracy > 0 and ≤ 1", "{ mae = 0.3 }"]),
     "unknown partition": (
         GOOD + "[data]\npartition = 'shard'\n",
         ["data.partition", "'shard'", "Did you mean 'shards'", "'dirichlet'", "'shards'", "'group'"],

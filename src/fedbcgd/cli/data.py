@@ -148,7 +148,7 @@ def split(config: ConfigFile, set_: Sets = None, out: Picture = None) -> None:
 
     settings = configuration.load(config, set_ or [])
     assigned = partition_data(settings)
-    if assigned is None:
+    if assigned is None or assigned.counts is None:
         raise UserError(f"{config}: expected a data set with labels to split, got {settings.data.name}")
     counts = assigned.counts
     print(partition.Heterogeneity.of(counts))

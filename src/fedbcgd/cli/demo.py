@@ -27,9 +27,9 @@ def demo(
     from fedbcgd.backends.workers.processes import start_early
 
     start_early()
+    from fedbcgd.demo import conclude, introduce, run
     from fedbcgd.display.progress import wide_console
     from fedbcgd.files import make_folder
-    from fedbcgd.runs.demo import conclude, introduce, run
 
     console = wide_console()
     folder = make_folder(out)

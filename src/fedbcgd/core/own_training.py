@@ -31,7 +31,7 @@ from fedbcgd.core.reading import LONGEST_NAME, MOST_TRAIN_METRICS
 from fedbcgd.core.vector import FlatModel
 from fedbcgd.core.work import Work
 from fedbcgd.data.sources import examples_in
-from fedbcgd.errors import UserError
+from fedbcgd.errors import UserError, call_users
 from fedbcgd.rng import stream
 
 Train = Callable[[nn.Module, Any, "TrainConfig"], Any]
@@ -232,7 +232,7 @@ class OwnTraining:
         try:
             with generators_restored():
                 seed_generators(seed, data)
-                returned = self._train(module, data, config)
+                returned = call_users(self._train, module, data, config)
         finally:
             counting.remove()
             if corrections is not None:

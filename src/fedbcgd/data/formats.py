@@ -89,69 +89,68 @@ def _idx_name(name: str) -> re.Match[str] | None:
 # The readers. Their arguments are the files, the folder of the data set among them, and the arguments of `read`.
 
 
+def _batches(
+    files: Files, names: Sequence[str], progress: ReportProgress, read_batch: Callable[[bytes, str], Split]
+) -> Split:
+    """Read the batches of a split, each from a file of its own, with a function of its content and of its name."""
+    parts = []
+    for k, name in enumerate(names):
+        where = f"{files.where}: {name}"
+        part = read_batch(files.read(name, 256 * MIB), where)
+        if len(part.pixels) != len(part.labels):
+            raise UserError(
+                f"{where}: expected {len(part.pixels):,} labels, as many as images, got {len(part.labels):,}"
+            )
+        parts.append(part)
+        progress("reading", k + 1, len(names))
+    pixels = allocate_pixels(sum(map(len, parts)), parts[0].pixels.shape[1:], "the batches together")
+    np.concatenate([part.pixels for part in parts], out=pixels)
+    return Split(pixels, np.concatenate([part.labels for part in parts]))
+
+
+def _cifar_names(files: Files, root: str, suffix: str) -> tuple[list[str], list[str]] | None:
+    """Return the names of CIFAR-10's training and test batches that are there; None if there are none of them."""
+    train = [name for k in range(1, 6) if (name := f"{root}data_batch_{k}{suffix}") in files.names]
+    return (train, [f"{root}test_batch{suffix}"]) if train else None
+
+
 def cifar_python(files: Files, root: str, name: str, size: int | None, progress: ReportProgress) -> Raw:
     """Read the pickles of CIFAR-10 or CIFAR-100."""
+    cifar10 = _cifar_names(files, root, "")
+    train, test = cifar10 or ([f"{root}train"], [f"{root}test"])
+    meta, labels = ("batches.meta", "label") if cifar10 else ("meta", "fine_label")
 
-    def read_batches(names: Sequence[str]) -> Split:
-        parts = []
-        for k, batch in enumerate(names):
-            where = f"{files.where}: {root}{batch}"
-            content = pickles.load(files.read(root + batch, 256 * MIB), where)
-            labels = content.get("fine_labels", content.get("labels"))
-            pixels = content.get("data")
-            if not isinstance(pixels, np.ndarray) or pixels.ndim != 2 or pixels.shape[1] != 3072:
-                raise UserError(f"{where}: expected images of 3072 bytes under 'data', got none")
-            part = Split(_from_planes(pixels), _labels(labels, where))
-            if len(part.pixels) != len(part.labels):
-                raise UserError(
-                    f"{where}: expected {len(part.pixels):,} labels, as many as images, got {len(part.labels):,}"
-                )
-            parts.append(part)
-            progress("reading", k + 1, len(names))
-        return _concatenate(parts)
+    def read_batch(data: bytes, where: str) -> Split:
+        content = pickles.load(data, where)
+        if "data" not in content:
+            raise UserError(f"{where}: expected images of 3072 bytes under 'data', got none")
+        return Split(_from_planes(content["data"]), _labels(content.get(f"{labels}s"), where))
 
-    if root + "data_batch_1" in files.names:
-        meta, key = "batches.meta", "label_names"
-        train = read_batches([f"data_batch_{k}" for k in range(1, 6) if root + f"data_batch_{k}" in files.names])
-        test = read_batches(["test_batch"])
-    else:
-        meta, key = "meta", "fine_label_names"
-        train, test = read_batches(["train"]), read_batches(["test"])
-    classes: Sequence[Any] = ()
+    classes: Sequence[str] = ()
     if root + meta in files.names:
-        where = f"{files.where}: {root}{meta}"
-        classes = pickles.load(files.read(root + meta, MIB), where).get(key, [])
-        if not isinstance(classes, list):
-            raise UserError(f"{where}: expected a list of names under {key!r}, got {type(classes).__name__}")
-    return Raw(train, test, tuple(c.decode("utf-8", "replace") if isinstance(c, bytes) else str(c) for c in classes))
+        classes = pickles.load(files.read(root + meta, MIB), f"{files.where}: {root}{meta}").get(f"{labels}_names", ())
+    return Raw(
+        _batches(files, train, progress, read_batch), _batches(files, test, progress, read_batch), tuple(classes)
+    )
 
 
 def cifar_binary(files: Files, root: str, name: str, size: int | None, progress: ReportProgress) -> Raw:
     """Read CIFAR's binary files: records of a label byte (two for CIFAR-100; the second is the class) and 3072 pixels."""
-    is_cifar100 = root + "data_batch_1.bin" not in files.names
-    label_bytes = 2 if is_cifar100 else 1
-    record = label_bytes + 3072
+    cifar10 = _cifar_names(files, root, ".bin")
+    train, test = cifar10 or ([f"{root}train.bin"], [f"{root}test.bin"])
+    meta, label_bytes = ("batches.meta.txt", 1) if cifar10 else ("fine_label_names.txt", 2)
 
-    def read_batches(names: Sequence[str]) -> Split:
-        parts = []
-        for k, batch in enumerate(names):
-            data = np.frombuffer(files.read(f"{root}{batch}", 256 * MIB), np.uint8)
-            if not len(data) or len(data) % record:
-                raise UserError(
-                    f"{files.where}: {root}{batch}: expected a multiple of {record} bytes, got {len(data):,}: "
-                    "truncated?"
-                )
-            records = data.reshape(-1, record)
-            parts.append(Split(_from_planes(records[:, label_bytes:]), records[:, label_bytes - 1].astype(np.int64)))
-            progress("reading", k + 1, len(names))
-        return _concatenate(parts)
+    def read_batch(data: bytes, where: str) -> Split:
+        if not data or len(data) % (label_bytes + 3072):
+            raise UserError(
+                f"{where}: expected a multiple of {label_bytes + 3072} bytes, got {len(data):,}: truncated?"
+            )
+        records = np.frombuffer(data, np.uint8).reshape(-1, label_bytes + 3072)
+        return Split(_from_planes(records[:, label_bytes:]), records[:, label_bytes - 1].astype(np.int64))
 
-    if is_cifar100:
-        train, test = read_batches(["train.bin"]), read_batches(["test.bin"])
-    else:
-        train = read_batches([f"data_batch_{k}.bin" for k in range(1, 6) if f"{root}data_batch_{k}.bin" in files.names])
-        test = read_batches(["test_batch.bin"])
-    return Raw(train, test, _lines(files, root + ("fine_label_names.txt" if is_cifar100 else "batches.meta.txt")))
+    text = files.read(root + meta, MIB).decode("utf-8", "replace") if root + meta in files.names else ""
+    classes = tuple(line.strip() for line in text.splitlines() if line.strip())
+    return Raw(_batches(files, train, progress, read_batch), _batches(files, test, progress, read_batch), classes)
 
 
 def cifar_sheets(files: Files, root: str, name: str, size: int | None, progress: ReportProgress) -> Raw:
@@ -304,18 +303,6 @@ def _labels(values: Any, where: str) -> np.ndarray:
         return labels.astype(np.int64).reshape(-1)
     except (TypeError, ValueError, OverflowError):
         raise UserError(f"{where}: expected labels that are integers ≥ 0, got others") from None
-
-
-def _concatenate(parts: Sequence[Split]) -> Split:
-    pixels = allocate_pixels(sum(map(len, parts)), parts[0].pixels.shape[1:], "the batches together")
-    np.concatenate([part.pixels for part in parts], out=pixels)
-    return Split(pixels, np.concatenate([part.labels for part in parts]))
-
-
-def _lines(files: Files, name: str) -> tuple[str, ...]:
-    if name not in files.names:
-        return ()
-    return tuple(line.strip() for line in files.read(name, MIB).decode("utf-8", "replace").splitlines() if line.strip())
 
 
 Reader = Callable[[Files, str, str, int | None, ReportProgress], Raw]

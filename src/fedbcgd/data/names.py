@@ -2,3 +2,4 @@
 
 EMBEDDED = "embedded"  # the images in the package
 QUADRATICS = "quadratics"
+PYTHON = "python"  # the objects that a program gave to `fedbcgd.simulate`

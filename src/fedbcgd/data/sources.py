@@ -37,7 +37,7 @@ class Tensors:
     def __init__(self, tensors: Sequence[Tensor] | Mapping[str, Tensor], rows: Tensor | None = None):
         self.tensors = tensors
         self.rows = rows
-        first = next(iter(self._columns()))
+        first = next(iter(self.columns()))
         self._length = len(first) if rows is None else len(rows)
 
     def __len__(self) -> int:
@@ -46,7 +46,7 @@ class Tensors:
     @property
     def device(self) -> torch.device:
         """The device that has the tensors."""
-        return next(iter(self._columns())).device
+        return next(iter(self.columns())).device
 
     @property
     def plain(self) -> bool:
@@ -56,9 +56,10 @@ class Tensors:
     @property
     def example_size(self) -> int:
         """The number of values of an example."""
-        return sum(t.numel() // max(1, len(t)) for t in self._columns())
+        return sum(t.numel() // max(1, len(t)) for t in self.columns())
 
-    def _columns(self) -> Iterable[Tensor]:
+    def columns(self) -> Iterable[Tensor]:
+        """Return the tensors."""
         return self.tensors.values() if isinstance(self.tensors, Mapping) else self.tensors
 
     def gather(self, rows: Tensor, rng: np.random.Generator) -> Any:
@@ -87,7 +88,7 @@ class Tensors:
     def like(self, other: "Tensors") -> bool:
         """Return whether both select from the same tensors."""
         mine, theirs = (
-            (type(s.tensors), [*s.tensors] if isinstance(s.tensors, Mapping) else [], [*map(id, s._columns())])
+            (type(s.tensors), [*s.tensors] if isinstance(s.tensors, Mapping) else [], [*map(id, s.columns())])
             for s in (self, other)
         )
         return mine == theirs
@@ -306,7 +307,7 @@ def on_device(clients: Sequence[Any], device: torch.device) -> Sequence[Any]:
         return clients.to(device)
     if not isinstance(clients, (list, tuple)):
         return clients
-    move, residents = _once(lambda t: to_device(t, device)), {}
+    move, residents = once(lambda t: to_device(t, device)), {}
 
     def moved(source: Source) -> Source:
         if isinstance(source, Images):
@@ -349,10 +350,10 @@ def in_channels_last(clients: Sequence[Any]) -> Sequence[Any]:
     if not isinstance(clients, (list, tuple)):
         return clients
     sources = [as_source(data, f"client {k}") for k, data in enumerate(clients)]
-    images = {_identity(t): t.nbytes for s in sources if type(s) is Tensors for t in s._columns() if _is_images(t)}
+    images = {_identity(t): t.nbytes for s in sources if type(s) is Tensors for t in s.columns() if _is_images(t)}
     if sum(images.values()) > MAX_LAID_OUT:
         return clients
-    convert = _once(batch_in_channels_last)
+    convert = once(batch_in_channels_last)
     return [s.map(convert) if type(s) is Tensors else s for s in sources]
 
 
@@ -376,7 +377,7 @@ def _identity(t: Tensor) -> Any:
     return t.data_ptr(), t.shape, t.stride(), t.dtype, t.device
 
 
-def _once(function: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+def once(function: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
     """Cache a function of tensors, so that those over the same memory give one result."""
     results: dict[Any, tuple[Tensor, Tensor]] = {}  # with the argument, which keeps its memory from being reused
 

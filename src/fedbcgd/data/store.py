@@ -6,7 +6,6 @@ import os
 import re
 import shutil
 import time
-import warnings
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,14 +20,13 @@ from fedbcgd.data.embedded import fashion_mnist
 from fedbcgd.data.formats import read
 from fedbcgd.data.images import Images
 from fedbcgd.data.names import EMBEDDED, QUADRATICS
-from fedbcgd.data.raw import Raw, ReportProgress, Split, no_progress
+from fedbcgd.data.raw import Raw, ReportProgress, no_progress
 from fedbcgd.errors import UserError, unknown
 from fedbcgd.files import Damaged, make_folder, read_tensors, write_tensors
 from fedbcgd.rng import stream
 
 NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
 VERSION = "2"
-VERSION_1 = "1"  # files of this version have no checksum, but the digest of the images
 
 
 @dataclass(frozen=True)
@@ -83,12 +81,6 @@ def stored_names() -> list[str]:
     """Return the names of all data sets in the store."""
     files = folder().glob("*.safetensors") if folder().is_dir() else ()
     return sorted(path.stem for path in files if NAME.fullmatch(path.stem))
-
-
-def kept() -> list[str]:
-    """Return `stored_names()`. Deprecated."""
-    warnings.warn("store.kept is now store.stored_names", DeprecationWarning, stacklevel=2)
-    return stored_names()
 
 
 def remove_leftovers() -> None:
@@ -205,8 +197,6 @@ def load(name: str) -> DataSet:
         )
         groups = tensors["groups"].numpy() if "groups" in tensors else None
         classes, digest = tuple(json.loads(about["classes"])), ":".join(json.loads(about["digest"]))
-        if about["version"] == VERSION_1:
-            _check_digest(tensors, digest)
     except (KeyError, ValueError, TypeError, RuntimeError) as error:
         raise _damaged(path, error) from None
     return DataSet(name, train, test, classes, digest, groups, about.get("about", ""))
@@ -232,24 +222,14 @@ def _open(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
         raise UserError(f"{error}; delete it and add the data set again") from None
     except OSError as error:
         raise _damaged(path, error) from None
-    if about.get("version") not in (VERSION, VERSION_1):
+    if about.get("version") != VERSION:
         raise UserError(
             f"{path}: expected a data set of version {VERSION}, got version {about.get('version')}; delete it and add the "
             "data set again"
         )
-    if about["version"] == VERSION and not has_checksum:
+    if not has_checksum:
         raise _damaged(path, ValueError("it has no checksum"))
     return tensors, about
-
-
-def _check_digest(tensors: dict[str, Tensor], digest: str) -> None:
-    """Check images, labels, means and deviations of a file without a checksum against its digest."""
-    splits = {s: Split(tensors[f"x_{s}"].numpy(), tensors[f"y_{s}"].numpy()) for s in ("train", "test")}
-    if digest != f"{splits['train'].digest}:{splits['test'].digest}":
-        raise ValueError("its images or labels do not match their digest")
-    for name, values in zip(("mean", "std"), _moments(splits["train"].pixels), strict=True):
-        if not np.array_equal(tensors[name].numpy(), values):
-            raise ValueError(f"{name} does not match the images")
 
 
 def _tensor(array: np.ndarray) -> Tensor:

@@ -1,46 +1,53 @@
-"""A table of finished runs for the terminal."""
+"""Tables for the terminal."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 from rich.table import Table
+from rich.text import Text
 
-from fedbcgd.display.metrics import accuracy_column
+from fedbcgd.display.metrics import in_words, metric_of
 from fedbcgd.display.progress import printable
 from fedbcgd.engine.loop import Outcome
 
 
-def table(results: Mapping[str, Outcome], title: str = "") -> Table:
-    """Return a table with a row for each run: its accuracy and its costs."""
+def text_table(
+    title: str | Text, head: Sequence[str | Text], rows: Iterable[Iterable[object]], texts: int = 1
+) -> Table:
+    """Return a table for the terminal; nothing in it is read as markup.
+
+    Args:
+        title: its title.
+        head: the names of the columns.
+        rows: the cells of each row.
+        texts: how many columns are text; the others are numbers, on the right.
+    """
     out = Table(title=title or None, title_justify="left")
-    out.add_column("algorithm", no_wrap=True)
-    for column in (
-        "accuracy",
-        "rounds",
-        "upload, d",
-        "upload, MB",
-        "largest upload\nof a client, MB",
-        "gradient\nevaluations",
-        "seconds",
-    ):
-        out.add_column(column, justify="right")
-    for name, result in results.items():
-        ledger = result.ledger
-        out.add_row(
-            printable(name),
-            f"{_accuracy(result):.4f}",
-            str(result.rounds),
-            f"{ledger.upload_d:.2f}",
-            f"{ledger.upload_bytes / 1e6:.1f}",
-            f"{ledger.upload_max_bytes / 1e6:.3f}",
-            str(ledger.gradient_evaluations),
-            f"{result.seconds:.0f}",
-        )
+    for k, name in enumerate(head):
+        out.add_column(name, justify="left" if k < texts else "right", no_wrap=k == 0)
+    for row in rows:
+        out.add_row(*(cell if isinstance(cell, Text) else Text(str(cell)) for cell in row))
     return out
 
 
-def _accuracy(outcome: Outcome) -> float:
-    name = accuracy_column(outcome.final)
-    return float("nan") if name is None else outcome.final[name]
+def table(results: Mapping[str, Outcome], title: str = "") -> Table:
+    """Return a table with a row for each run: the metric that it is about, and its costs."""
+    metric = metric_of(results.values())
+    named = () if metric is None else (in_words(metric),)
+    head = ("algorithm", *named, "rounds", "upload, d", "upload, MB", "largest upload\nof a client, MB")
+    rows = (
+        (
+            printable(name),
+            *([] if metric is None else [f"{result.final[metric]:.4f}" if metric in result.final else "–"]),
+            str(result.rounds),
+            f"{result.ledger.upload_d:.2f}",
+            f"{result.ledger.upload_bytes / 1e6:.1f}",
+            f"{result.ledger.upload_max_bytes / 1e6:.3f}",
+            str(result.ledger.gradient_evaluations),
+            f"{result.seconds:.0f}",
+        )
+        for name, result in results.items()
+    )
+    return text_table(title, (*head, "gradient\nevaluations", "seconds"), rows)
 
 
 def upload_to_reach(result: Outcome, metric: str, value: float) -> float | None:

@@ -293,31 +293,6 @@ def check_integer(name: str, value: Any, least: int) -> None:
         raise UserError(f"{name}: expected an integer ≥ {least}, got {value!r}")
 
 
-def make_target(target: Any) -> tuple[str, str, float] | None:
-    """Return a target in the form (metric, "<=" or ">=", value).
-
-    Args:
-        target: in any form that `fedbcgd.simulate` takes.
-
-    Raises:
-        UserError: it has another form.
-    """
-    match target:
-        case None:
-            return None
-        case str(name), (int() | float()) as value:
-            return name, "<=" if "loss" in name or "error" in name else ">=", float(value)
-        case str(name), ("<=" | ">=") as how, (int() | float()) as value:
-            return name, how, float(value)
-    try:
-        return "test_accuracy", ">=", float(target)
-    except (TypeError, ValueError):
-        raise UserError(
-            'target: expected an accuracy such as 0.9, a pair ("test_loss", 0.5) or ("test_mse", "<=", 0.1), got '
-            f"{target!r}"
-        ) from None
-
-
 def make_device(name: str | torch.device) -> torch.device:
     """Return the device of this name, after a trial that it can be used.
 

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from fedbcgd.core.server import Server
 from fedbcgd.engine.client_state import StateStore
+from fedbcgd.engine.signals import uninterrupted
 from fedbcgd.errors import UserError
 from fedbcgd.files import Damaged, open_regular, read_tensors, write_tensors
 
@@ -98,8 +99,9 @@ class Checkpoints:
             self._last = time.monotonic()
             self._cost = self._last - start
 
-        self._thread = threading.Thread(target=write, name="checkpoint")
-        self._thread.start()
+        with uninterrupted():  # a thread that Ctrl-C left half started could not be waited for
+            self._thread = threading.Thread(target=write, name="checkpoint")
+            self._thread.start()
         if replaced:
             self.finish(store)
             raise UserError(

@@ -32,6 +32,7 @@ class RoundInfo:
     reason: str  # why the run ends with this round; empty if it continues
     rows: Sequence[Row] = ()  # all rows of metrics since the last call; `row` is the last of them
     seconds: float = 0.0  # of the whole run so far
+    metric: str | None = None  # the metric that the run names as its own, such as "mae"
 
     @property
     def ledger(self) -> Ledger:
@@ -55,9 +56,10 @@ class Stop:
         """Return which rule ends the run now: "target", "rounds" or "budget"; empty if none does."""
         if row and self.target:
             name, how, value = self.target
-            if name not in row:
+            column = next((c for c in (name, f"test_{name}", f"validation_{name}") if c in row), None)
+            if column is None:
                 raise unknown("target", name, row)
-            if row[name] <= value if how == "<=" else row[name] >= value:
+            if row[column] <= value if how == "<=" else row[column] >= value:
                 return "target"
         if self.rounds is not None and server.round >= self.rounds:
             return "rounds"
@@ -89,6 +91,8 @@ class Outcome:
     rounds: int
     seconds: float
     stopped: str  # rounds, budget, target, callback, interrupted, diverged
+    metric: str | None = None  # the metric that the run names as its own, such as "mae"
+    goal: str | None = None  # "min" or "max", if the run says what this metric should do
 
     @property
     def diverged(self) -> bool:
@@ -104,12 +108,14 @@ class Outcome:
     def of(cls, loop: "Loop", reason: str) -> "Outcome":
         """Return the outcome of a loop that ended for this reason."""
         server = loop.server
-        return cls(server.algorithm.name, loop.rows, server.ledger, server.round, loop.seconds, reason)
+        name, stated = server.algorithm.name, (loop.metric, loop.goal)
+        return cls(name, loop.rows, server.ledger, server.round, loop.seconds, reason, *stated)
 
     def summary(self) -> dict[str, Any]:
         """Return plain values, which `from_summary` reads."""
         head = {"algorithm": self.algorithm, "rounds": self.rounds, "seconds": self.seconds, "stopped": self.stopped}
-        return head | {"final": self.final, "ledger": self.ledger.totals()}
+        stated = {name: value for name in ("metric", "goal") if (value := getattr(self, name)) is not None}
+        return head | stated | {"final": self.final, "ledger": self.ledger.totals()}
 
     @classmethod
     def from_summary(cls, summary: dict[str, Any], rows: list[Row]) -> "Outcome":
@@ -123,7 +129,8 @@ class Outcome:
         if not all(map(math.isfinite, (*totals, *ledger.block_bytes, summary["rounds"], summary["seconds"]))):
             raise ValueError("summary: expected finite numbers, got NaN or infinity")
         names = str(summary["algorithm"]), str(summary["stopped"])
-        return cls(names[0], rows, ledger, summary["rounds"], summary["seconds"], names[1])
+        stated = [value if isinstance(value := summary.get(name), str) else None for name in ("metric", "goal")]
+        return cls(names[0], rows, ledger, summary["rounds"], summary["seconds"], names[1], *stated)
 
 
 def train_columns(report: RoundReport) -> Row:
@@ -153,6 +160,8 @@ class Loop:
         hooks: called in every round.
         overlap: whether a model may be evaluated during the next round; its row then comes one round later.
         on_commit: called right after a commit, while signals are still delayed.
+        metric: the metric that the run names as its own, such as "mae".
+        goal: "min" or "max", if the run says what this metric should do.
     """
 
     server: Server
@@ -166,6 +175,8 @@ class Loop:
     hooks: RoundHooks = field(default_factory=RoundHooks)
     overlap: bool = False
     on_commit: Callable[[], None] = lambda: None
+    metric: str | None = None
+    goal: str | None = None
     _lap_start: float = field(default_factory=time.perf_counter)
     _pending_row: Row | None = None  # a row whose metrics are still being computed
     _reported: int = 0  # rows that the callbacks have seen
@@ -232,7 +243,8 @@ class Loop:
                 reason = self.stop.check(server, self.rows[-1], self.hooks)
         new = self.rows[self._reported :]
         progress = 1.0 if reason else self.stop.progress(server)
-        info = RoundInfo(report, new[-1] if new else None, server, progress, reason, new, self.update_seconds())
+        row, seconds = new[-1] if new else None, self.update_seconds()
+        info = RoundInfo(report, row, server, progress, reason, new, seconds, self.metric)
         for callback in self.callbacks:
             callback(info)
             if info.reason and (not self.rows or self.rows[-1]["round"] != server.round):

@@ -50,8 +50,8 @@ def reproduce(
     Scales: paper is the paper's setting to the letter, for people with GPUs; desk is the part of it that a few cores
     compute in days; cpu is a miniature for two cores; smoke tries the machinery in under a minute.
 
-    Finished runs are kept and not run again; items share the runs they have in common. At scale desk the runs that decide
-    most claims come first, each is kept when it ends, and several processes may work in one folder.
+    Finished runs are kept and not run again; items share the runs they have in common. Several processes may work in one
+    folder. At scale desk the runs that decide most claims come first, whichever item they are of.
     """
     from fedbcgd.display.progress import wide_console
     from fedbcgd.paper import command
@@ -67,14 +67,13 @@ def reproduce(
     names = command.item_names(item, scale, only)
     command.check(names, request, run=not show)
     with terminable():
-        in_order = scale == "desk" and not show
-        if in_order:
-            command.run_batch(names, request, lambda labels: display(labels, quiet, as_json), console)
-        for name in names:
-            run = not show and (not in_order or name == "table1")
-            verdicts = command.reproduce(name, request, lambda labels: display(labels, quiet, as_json), console, run)
-            if as_json:
-                print_json(item=name, claims=verdicts)
+        for batch in [names] if scale == "desk" else [[name] for name in names]:
+            if not show:
+                command.run(batch, request, lambda labels: display(labels, quiet, as_json), console)
+            for name in batch:
+                verdicts = command.show(name, request, console, run=not show)
+                if as_json:
+                    print_json(item=name, claims=verdicts)
 
 
 def theory(
@@ -155,10 +154,12 @@ def _print_orders(setting: "Setting", as_json: bool) -> None:
             )
         return
     from fedbcgd.display.progress import wide_console
+    from fedbcgd.display.tables import text_table
     from fedbcgd.paper import theory_figures
 
     for case in theory.CASES:
-        wide_console().print(theory_figures.table(setting, case))
+        title = f"rounds and floats until ε = {setting.epsilon:g}, orders"
+        wide_console().print(text_table(title, *theory_figures.order_table(setting, case)))
     for note in (*theory.notes(setting), *theory.NOTES):
         _print(f"- {note}")
 
@@ -176,6 +177,7 @@ def _measure(setting: "Setting", up_to: int, seeds: int, out: Path | None, quiet
     from dataclasses import replace
 
     from fedbcgd.display.progress import wide_console
+    from fedbcgd.display.tables import text_table
     from fedbcgd.paper import quadratics, table1, theory_figures
     from fedbcgd.version import __version__
 
@@ -196,6 +198,7 @@ def _measure(setting: "Setting", up_to: int, seeds: int, out: Path | None, quiet
             print_json(**row)
         print_json(verdicts=verdicts)
         return
-    wide_console().print(theory_figures.measured_table(rows))
+    title = "floats until ε on quadratics: measured, and by the theorem with constants 1"
+    wide_console().print(text_table(title, *theory_figures.measured_table(rows)))
     for name, verdict in verdicts.items():
         _print(f"{name}: {verdict}")

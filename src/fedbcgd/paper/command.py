@@ -9,16 +9,18 @@ from rich.console import Console
 from rich.table import Table
 
 from fedbcgd.backends.workers.processes import cores
+from fedbcgd.display.tables import text_table
 from fedbcgd.engine.precision import native_bf16
 from fedbcgd.errors import UserError, unknown
 from fedbcgd.files import make_folder, write_text
-from fedbcgd.paper import batch, engine, pages, table1
+from fedbcgd.paper import engine, pages, plan, table1
 from fedbcgd.paper.costs import cost, total
-from fedbcgd.paper.engine import Display, Request
+from fedbcgd.paper.engine import Display, Engine
 from fedbcgd.paper.items import ITEMS
 from fedbcgd.paper.plan import Machine
 from fedbcgd.paper.reductions import reductions
-from fedbcgd.paper.results import PanelResult, format_final, format_floats, format_printed
+from fedbcgd.paper.request import Request, no_panel, panels_for, select_panels
+from fedbcgd.paper.results import PanelResult
 from fedbcgd.paper.spec import SCALES, Item, Scale
 
 ALL = "all"
@@ -62,7 +64,7 @@ def item_names(item: str, scale: str = "cpu", only: str = "") -> list[str]:
     keys = {name: [panel.key for panel in it.panels[known]] for name, it in ITEMS.items()}
     names = [name for name, own in keys.items() if any(only in key for key in own)]
     if not names:
-        raise engine.no_panel(only, dict.fromkeys(key for own in keys.values() for key in own))
+        raise no_panel(only, dict.fromkeys(key for own in keys.values() for key in own))
     return names
 
 
@@ -93,8 +95,8 @@ def check(names: Sequence[str], request: Request, run: bool = True) -> None:
             f"--only: expected none with {table1.NAME}, which has no panels, got {request.only!r}; leave it out"
         )
     for name in names:
-        if run:
-            engine.check(ITEMS[name], request)
+        for panel in select_panels(panels_for(ITEMS[name], request), request.only) if run else ():
+            plan.data_facts(panel)
         _check_keeps_results(name, request)
 
 
@@ -105,7 +107,7 @@ def _check_keeps_results(name: str, request: Request) -> None:
         return
     with path.open(encoding="utf-8", newline="") as file:
         on_page = {row["panel"] for row in csv.DictReader(file)}
-    for result in engine.gather(engine.panels_for(ITEMS[name], request), request):
+    for result in engine.gather(panels_for(ITEMS[name], request), request):
         if result.unavailable and result.panel.key in on_page:
             raise UserError(
                 f"{path.parent}: expected the data of {result.panel.title}, whose results would be lost, got none: "
@@ -164,31 +166,51 @@ def show_list(console: Console, scale: str, machine: Machine | None = None) -> N
     """Print the items and what each costs at a scale, on this machine."""
     known = check_scale(scale)
     machine = machine or Machine()
-    table = Table(title=f"scale {scale}; {_timed(machine)}, nothing being finished before", title_justify="left")
-    for column in ("item", "what", "cost"):
-        table.add_column(column)
-    for item in ITEMS.values():
+
+    def price(item: Item) -> str:
         if item.runs_of:
-            text = f"the runs of {' and '.join(item.runs_of)}"
-        elif item.name == table1.NAME:
-            text = table1.COSTS[known]
-        else:
-            text = str(cost(item, known, machine)) if item.panels[known] else "not at this scale"
-        table.add_row(item.name, item.title, text)
-    console.print(table)
+            return f"the runs of {' and '.join(item.runs_of)}"
+        if item.name == table1.NAME:
+            return table1.COSTS[known]
+        return str(cost(item, known, machine)) if item.panels[known] else "not at this scale"
+
+    rows = [(item.name, item.title, price(item)) for item in ITEMS.values()]
+    title = f"scale {scale}; {_timed(machine)}, nothing being finished before"
+    console.print(text_table(title, ("item", "what", "cost"), rows, texts=3))
 
 
-def reproduce(
-    name: str, request: Request, display: Display, console: Console, run: bool = True
-) -> list[dict[str, str]]:
-    """Run an item, write its files and print its tables and verdicts.
+def run(names: Sequence[str], request: Request, display: Display, console: Console) -> None:
+    """Do all unfinished runs of some items, those that decide most claims first.
+
+    Args:
+        names: names of the items.
+        request: what was asked for.
+        display: makes the progress display.
+        console: where to print how the scale differs from the paper, what is left and what is done.
+    """
+    items = [ITEMS[name] for name in names]
+    differences: dict[str, list[str]] = {}
+    for item in items:
+        for line in () if item.runs_of and len(items) > 1 else reductions(item, panels_for(item, request)):
+            differences.setdefault(line, []).append(item.name)
+    if differences:
+        _print(console, "against the paper's setting:")
+    for line, where in differences.items():
+        _print(console, f"  {line}" + (f" ({', '.join(where)})" if len(names) > 1 else ""))
+    work = Engine(items, request)
+    if work.steps and request.scale != "smoke":
+        console.print(_cost_table(work, request.machine))
+    work.run(display, lambda line: _print(console, line), lambda item, results: _write(item, request, results))
+
+
+def show(name: str, request: Request, console: Console, run: bool = False) -> list[dict[str, str]]:
+    """Write the files of an item from its finished runs, and print its tables and verdicts.
 
     Args:
         name: name of the item.
         request: what was asked for.
-        display: makes the progress display.
         console: where to print.
-        run: whether to run what is not finished.
+        run: whether to measure what was not measured before, if the item is Table 1.
 
     Returns:
         Key, text, verdict and evidence of each claim.
@@ -200,7 +222,13 @@ def reproduce(
         verdicts = table1.reproduce(request, console.print, run)
         _write_claims(request)
     else:
-        verdicts = _reproduce_panels(item, request, display, console, run)
+        results = engine.gather(panels_for(item, request), request)
+        _write(item, request, results)
+        for result in results:
+            head, rows = pages.panel_table(result)
+            title = f"{result.panel.title}, {result.panel.budget:g}d"
+            console.print(text_table(title, head[:6], [cells[:6] for cells in rows]))
+        verdicts = pages.judge_all(item, request, results)
     for verdict in verdicts:
         _print(console, f"{verdict['verdict']}: {verdict['claim']}")
         if verdict["evidence"]:
@@ -209,24 +237,9 @@ def reproduce(
     return verdicts
 
 
-def run_batch(names: Sequence[str], request: Request, display: Display, console: Console) -> None:
-    """Do all unfinished runs of some items, those that decide most claims first; see `batch`."""
-    differences: dict[str, list[str]] = {}
-    for item in (ITEMS[name] for name in names if not ITEMS[name].runs_of):
-        for line in reductions(item, engine.panels_for(item, request)):
-            differences.setdefault(line, []).append(item.name)
-    _print(console, "against the paper's setting:")
-    for line, where in differences.items():
-        _print(console, f"  {line}" + (f" ({', '.join(where)})" if len(names) > 1 else ""))
-    work = batch.Batch(names, request)
-    if work.steps:
-        console.print(_cost_table(work, request.machine))
-
-    def write(item: str, results: list[PanelResult]) -> None:
-        pages.write(ITEMS[item], request, results)
-        _write_claims(request)
-
-    work.run(display, lambda line: _print(console, line), write)
+def _write(item: Item, request: Request, results: list[PanelResult]) -> None:
+    pages.write(item, request, results)
+    _write_claims(request)
 
 
 def _timed(machine: Machine) -> str:
@@ -235,15 +248,15 @@ def _timed(machine: Machine) -> str:
     return f"hours with {workers} workers in {machine.precision}, by a short timing, if the machine does nothing else"
 
 
-def _cost_table(work: batch.Batch, machine: Machine) -> Table:
-    table = Table(title=f"what is left; {_timed(machine)}", title_justify="left")
-    table.add_column("in this order")
-    for column in ("runs of the search", "hours", "runs", "hours, at most"):
-        table.add_column(column, justify="right")
+def _cost_table(work: Engine, machine: Machine) -> Table:
     costs = work.costs()
-    for title, (searches, runs) in {**costs, "all": tuple(map(total, zip(*costs.values(), strict=True)))}.items():
-        table.add_row(title, str(searches.runs), f"{searches.hours:.1f}", str(runs.runs), f"{runs.hours:.1f}")
-    return table
+    costs["all"] = total(searches for searches, _ in costs.values()), total(runs for _, runs in costs.values())
+    rows = [
+        (title, str(searches.runs), f"{searches.hours:.1f}", str(runs.runs), f"{runs.hours:.1f}")
+        for title, (searches, runs) in costs.items()
+    ]
+    head = ("in this order", "runs of the search", "hours", "runs", "hours, at most")
+    return text_table(f"what is left; {_timed(machine)}", head, rows)
 
 
 def _print(console: Console, line: str) -> None:
@@ -258,37 +271,3 @@ def _list_files(folder: Path) -> str:
     """Return the names of an item's files, and whether nothing was run."""
     names = sorted(p.name for p in folder.iterdir() if p.is_file())
     return ", ".join(names) + ("" if {"scores.csv", "measured.csv"} & set(names) else "; nothing was run")
-
-
-def _reproduce_panels(
-    item: Item, request: Request, display: Display, console: Console, run: bool
-) -> list[dict[str, str]]:
-    panels = engine.panels_for(item, request)
-    for line in reductions(item, panels):
-        _print(console, f"  {line}")
-
-    def write(results: list[PanelResult]) -> None:
-        pages.write(item, request, results)
-        _write_claims(request)
-
-    if run:
-        results = engine.run(item, request, display, write)
-    else:
-        results = engine.gather(panels, request)
-        write(results)
-    for result in results:
-        console.print(_table(result))
-    return pages.judge_all(item, request, results)
-
-
-def _table(result: PanelResult) -> Table:
-    panel = result.panel
-    table = Table(title=f"{panel.title}, {panel.budget:g}d", title_justify="left")
-    table.add_column("")
-    metric = "accuracy, %" if result.higher_is_better else "test loss"
-    for column in (metric, "to target", "paper", "paper, to target"):
-        table.add_column(column, justify="right")
-    for contender in result.contenders:
-        own = format_final(result, contender.key), format_floats(result, contender.key)
-        table.add_row(contender.title, *own, *format_printed(panel.printed.get(contender.key)))
-    return table

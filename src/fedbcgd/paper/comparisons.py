@@ -31,22 +31,16 @@ def reaches_sooner(contender: str, others: Sequence[str]) -> Test:
     return _against_each(contender, others, compare_floats, AHEAD, format_floats)
 
 
-def times_sooner(contender: str, other: str, factor: float) -> Test:
-    """Test that a contender reaches the target this many times sooner, where floats are rounded to whole d."""
+def times_sooner(contender: str, other: str, factor: float, strictly: bool = False) -> Test:
+    """Test that a contender reaches the target this many times sooner, where floats are rounded to whole d.
+
+    With `strictly` it must be more than this many times, and nothing is rounded.
+    """
 
     def compare(r: PanelResult, first: str, second: str) -> int:
         own, others = r.mean_floats_to_target(first), r.mean_floats_to_target(second)
-        return 1 if math.isfinite(own) and (own - 0.5) * factor <= others + 0.5 else -1
-
-    return _against_each(contender, [other], compare, AHEAD, format_floats)
-
-
-def more_than_times_sooner(contender: str, other: str, factor: float) -> Test:
-    """Test that a contender reaches the target more than this many times sooner."""
-
-    def compare(r: PanelResult, first: str, second: str) -> int:
-        own, others = r.mean_floats_to_target(first), r.mean_floats_to_target(second)
-        return 1 if math.isfinite(own) and own * factor < others else -1
+        sooner = own * factor < others if strictly else (own - 0.5) * factor <= others + 0.5
+        return 1 if math.isfinite(own) and sooner else -1
 
     return _against_each(contender, [other], compare, AHEAD, format_floats)
 

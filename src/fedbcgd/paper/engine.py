@@ -1,145 +1,160 @@
-"""Runs an item: a search chooses hyper-parameters on held-out data, then every seed is run; finished runs are kept."""
+"""The engine that does the runs of any item at any scale. May be stopped and started at any time, in any number of
+processes.
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+A search chooses a contender's hyper-parameters on held-out data, then every seed is run. After each run the state of the
+steps is read again from the disk, so that several processes may work in one folder: each takes the first run that is due
+and that no other process has taken. Finished runs are kept and packed, and the pages are written.
+"""
+
+import time
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from fedbcgd.engine.loop import Outcome
-from fedbcgd.engine.run_folder import RunFolder
+from fedbcgd.engine.run_folder import Busy, RunFolder, exclusive_lock
 from fedbcgd.errors import UserError
-from fedbcgd.files import Damaged, make_folder
+from fedbcgd.files import Damaged, make_folder, write_text
 from fedbcgd.paper import packs, plan, search
-from fedbcgd.paper.origin import CommitRecorder, commit_of_run
-from fedbcgd.paper.plan import Machine
+from fedbcgd.paper.costs import Cost, run_cost, search_cost, total
+from fedbcgd.paper.order import Step, steps
+from fedbcgd.paper.origin import COMMIT_FILE, commit_of_run, current_commit
+from fedbcgd.paper.request import Request, panels_for
 from fedbcgd.paper.results import PanelResult, Trial
-from fedbcgd.paper.settings import with_changes
-from fedbcgd.paper.spec import Item, Panel, Scale
+from fedbcgd.paper.search import Point
+from fedbcgd.paper.spec import Item, Panel
 from fedbcgd.runs import config as configuration
 from fedbcgd.runs import folder as run_folder
 from fedbcgd.runs.batch import Planned, run_all
 
 MAX_SEEDS = 5  # finished runs of seeds up to this one are shown, even if fewer seeds are requested
+WAIT = 5.0  # seconds until a process that has nothing to do checks again
+KEEP_EVERY = 60.0  # seconds between two times that finished runs are packed and pages are written
 
 Display = Callable[[list[str]], AbstractContextManager[Any]]
-Options = Mapping[str, Any]
+Write = Callable[[Item, list[PanelResult]], None]
 
 
-@dataclass(frozen=True)
-class Request:
-    """What a user asked `fedbcgd reproduce` for."""
-
-    scale: Scale
-    out: Path
-    seeds: int | None = None
-    only: str = ""  # panels whose key contains this
-    data: Mapping[str, str] = field(default_factory=dict)  # data sets to replace: name → other name
-    machine: Machine = field(default_factory=Machine)
-
-    @property
-    def runs(self) -> Path:
-        """The folder of all runs."""
-        return self.out / "runs"
-
-    def seeds_of(self, panel: Panel) -> int:
-        """Return how many seeds of a panel are requested."""
-        return self.seeds if self.seeds is not None else panel.effort.seeds
-
-    def command(self, item: Item) -> str:
-        """Return the command line that makes this request for one item."""
-        parts = ["fedbcgd reproduce", item.name, "--scale", self.scale]
-        parts += ["--only", self.only] if self.only else []
-        parts += ["--seeds", str(self.seeds)] if self.seeds is not None else []
-        used = {panel.data["name"] for panel in item.panels[self.scale]}
-        parts += [f"--data {name}={other}" for name, other in self.data.items() if name in used]
-        parts += [f"--device {self.machine.device}"] if self.machine.device != "cpu" else []
-        parts += [f"--precision {self.machine.precision}"] if self.machine.precision != "fp32" else []
-        return " ".join(parts)
-
-
-def panels_for(item: Item, request: Request) -> list[Panel]:
-    """Return all panels of an item at the requested scale, with the requested data sets."""
-    panels = []
-    for panel in item.panels[request.scale]:
-        name = panel.data["name"]
-        panels.append(with_changes(panel, {"data": {"name": request.data[name]}}) if name in request.data else panel)
-    return panels
-
-
-def select_panels(panels: Sequence[Panel], only: str) -> list[Panel]:
-    """Return the panels whose key contains `only`.
-
-    Raises:
-        UserError: there are panels, and none of them is selected.
-    """
-    selected = [panel for panel in panels if only in panel.key]
-    if panels and not selected:
-        raise no_panel(only, (panel.key for panel in panels))
-    return selected
-
-
-def no_panel(only: str, keys: Iterable[str]) -> UserError:
-    """Return the error for a `--only` that selects nothing."""
-    return UserError(f"--only: expected part of one of {', '.join(keys)}, got {only!r}")
-
-
-def check(item: Item, request: Request) -> None:
-    """Check that the requested panels exist and that their data sets are available.
-
-    Raises:
-        UserError: one of them is missing.
-    """
-    for panel in select_panels(panels_for(item, request), request.only):
-        plan.data_facts(panel)
-
-
-def run(
-    item: Item, request: Request, display: Display, write: Callable[[list[PanelResult]], None]
-) -> list[PanelResult]:
-    """Run all runs of an item that are not finished.
+class Engine:
+    """The steps that are left of a request.
 
     Args:
-        item: the table or figure.
-        request: scale, folder, panels and seeds.
-        display: makes the progress display for runs with these labels.
-        write: called with the results so far after each seed.
+        items: the tables and figures.
+        request: what was asked for.
 
-    Returns:
-        The results of every panel at this scale, in order.
+    Raises:
+        UserError: the data set of a requested panel is missing.
     """
-    panels = panels_for(item, request)
-    selected = select_panels(panels, request.only)
-    make_folder(request.runs)
-    _run(request, display, [planned for panel in selected for planned in search.first_trials(panel, request.machine)])
-    results = gather(panels, request, selected)
-    for seed in range(1, 1 + max(map(request.seeds_of, selected), default=0)):
-        due = [r for r in results if r.panel in selected and seed <= request.seeds_of(r.panel)]
-        _run(request, display, [p for r in due for _, p in plan.seed_runs(r.panel, r.chosen, seed, request.machine)])
-        results = gather(panels, request, selected)
-        write(results)
-    return results
+
+    def __init__(self, items: Sequence[Item], request: Request):
+        self.request = request
+        make_folder(request.runs)
+        self.steps = [step for step in steps(items, request) if self.due(step)]
+
+    def due(self, step: Step) -> list[Planned]:
+        """Return the runs that can be done now: those of its search, or its own run; empty if the step is finished."""
+        search_state = self._search(step)
+        if search_state.chosen is None:
+            return list(search_state.due)
+        chosen = {step.contender.key: search_state.chosen}
+        ((_, planned),) = plan.seed_runs(step.panel, chosen, step.seed, self.request.machine)
+        packs.restore(self.request.out, [planned.folder])
+        return [] if finished(planned, self.request.runs) else [planned]
+
+    def costs(self) -> dict[str, tuple[Cost, Cost]]:
+        """Estimate the cost of what is left of each group: of its searches, and of its other runs.
+
+        A search that has begun counts as a whole.
+        """
+        out: dict[str, tuple[list[Cost], list[Cost]]] = {}
+        counted = set()
+        for step in self.steps:
+            searches, runs = out.setdefault(step.group, ([], []))
+            runs.append(run_cost(step.panel, step.contender, self.request.machine))
+            tuned = Step(step.group, step.item, step.panel, step.tuned, 0).key
+            if tuned not in counted and self._search(step).chosen is None:
+                searches.append(search_cost(step.panel, step.tuned, self.request.machine))
+            counted.add(tuned)
+        return {group: (total(searches), total(runs)) for group, (searches, runs) in out.items()}
+
+    def _search(self, step: Step) -> search.Search:
+        """Return the state of the search that a step waits for."""
+        return search.state(step.panel, step.tuned, self.request.out, self.request.machine)
+
+    def run(self, display: Display, say: Callable[[str], None], write: Write) -> None:
+        """Do all that is left.
+
+        Args:
+            display: makes the progress display for a run with this label.
+            say: called with a line when a run begins or ends.
+            write: called with an item and its results, after runs of it were finished.
+        """
+        changed: dict[str, Item] = {}  # items with runs that are not on their pages yet
+        kept = time.monotonic()
+        while self.steps:
+            for step in list(self.steps):
+                done = any(self._run(planned, display, say) for planned in self.due(step))
+                if not self.due(step):
+                    self.steps.remove(step)  # this process has finished it, or another one
+                if done:
+                    changed[step.item.name] = step.item
+                    break
+            else:
+                time.sleep(WAIT if self.steps else 0)  # other processes do all runs that are due
+            if not self.steps or time.monotonic() - kept > KEEP_EVERY:
+                for item in changed.values():
+                    self._keep(item, write)
+                changed, kept = {}, time.monotonic()
+
+    def _run(self, planned: Planned, display: Display, say: Callable[[str], None]) -> bool:
+        """Do a run and return True; return False if another process does it."""
+        try:
+            with exclusive_lock(make_folder(self.request.runs / planned.folder)):
+                write_text(self.request.runs / planned.folder / COMMIT_FILE, current_commit() + "\n")
+            say(f"{time.strftime('%F %T')} {planned.label}")
+            with display([planned.label]) as shown:
+                (outcome,) = run_all([planned], self.request.runs, shown, figures=False).values()
+        except Busy:
+            return False
+        result = f"{_result(outcome.final)}{outcome.stopped}, {outcome.seconds:.0f} s"
+        say(f"{time.strftime('%F %T')} {planned.label}: {result}")
+        return True
+
+    def _keep(self, item: Item, write: Write) -> None:
+        """Pack the finished runs of an item and write its pages, when no other process does."""
+        while True:
+            try:
+                with exclusive_lock(self.request.out):
+                    results = gather(panels_for(item, self.request), self.request)
+                    folders = {folder for result in results for folder in result.folders}
+                    packs.add(self.request.out, item.name, [self.request.runs / folder for folder in sorted(folders)])
+                    write(item, results)
+                    return
+            except Busy:
+                time.sleep(WAIT / 10)
 
 
-def gather(panels: Iterable[Panel], request: Request, needed: Sequence[Panel] = ()) -> list[PanelResult]:
+def _result(final: dict[str, Any]) -> str:
+    names = [name for name in final if name.endswith("accuracy")] or [name for name in final if name.endswith("_loss")]
+    return "".join(f"{name.replace('_', ' ')} {final[name]:.4f}, " for name in names[:1])
+
+
+def gather(panels: Iterable[Panel], request: Request) -> list[PanelResult]:
     """Collect the finished runs of these panels, also of seeds that are not requested.
 
-    Args:
-        panels: the panels.
-        request: scale and folders.
-        needed: panels whose data set must be available. The result of any other panel is empty if its data set is missing.
+    The result of a panel whose data set is missing is empty, and says so.
 
     Raises:
-        UserError: the data set of a needed panel is missing.
         Damaged: a file of a run is damaged.
     """
     results = []
     for panel in panels:
         try:
             results.append(_gather_panel(panel, request))
+        except Damaged:
+            raise
         except UserError as error:
-            if panel in needed or isinstance(error, Damaged):
-                raise
             results.append(PanelResult(panel, {}, unavailable=str(error)))
     return results
 
@@ -167,10 +182,9 @@ def _gather_panel(panel: Panel, request: Request) -> PanelResult:
     )
 
 
-def _gather_search(panel: Panel, request: Request) -> tuple[list[Trial], dict[str, Options], set[str]]:
+def _gather_search(panel: Panel, request: Request) -> tuple[list[Trial], dict[str, Point], set[str]]:
     """Return the trials of all finished rungs, the chosen hyper-parameters, and the folders of finished search runs."""
-    packs.restore(request.out, (planned.folder for planned in search.first_trials(panel, request.machine)))
-    searches = {c.key: search.state(panel, c, request.runs, request.machine) for c in panel.contenders}
+    searches = {c.key: search.state(panel, c, request.out, request.machine) for c in panel.contenders}
     chosen = {key: state.chosen for key, state in searches.items() if state.chosen is not None}
     for contender in panel.contenders:
         if contender.tuned_as in chosen:
@@ -182,15 +196,3 @@ def _gather_search(panel: Panel, request: Request) -> tuple[list[Trial], dict[st
 def finished(planned: Planned, runs: Path) -> Outcome | None:
     """Return the outcome of a planned run, or None if it is not finished."""
     return run_folder.finished(RunFolder(runs / planned.folder), configuration.complete(planned.config))
-
-
-def _run(request: Request, display: Display, runs: list[Planned]) -> None:
-    """Run each planned run once, under its first label."""
-    unique: dict[str, Planned] = {}
-    for planned in runs:
-        unique.setdefault(planned.folder, planned)
-    runs = list(unique.values())
-    packs.restore(request.out, unique)
-    if runs:
-        with display([planned.label for planned in runs]) as shown:
-            run_all(runs, request.runs, CommitRecorder(shown, runs, request.runs), figures=False)

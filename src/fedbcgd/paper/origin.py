@@ -3,10 +3,6 @@
 import subprocess
 from functools import cache
 from pathlib import Path
-from typing import Any
-
-from fedbcgd.files import make_folder, write_text
-from fedbcgd.runs.batch import Planned
 
 COMMIT_FILE = "commit.txt"
 UNKNOWN = "unknown"
@@ -45,22 +41,3 @@ def commit_of_run(folder: Path) -> str:
         return (folder / COMMIT_FILE).read_text(encoding="utf-8").strip()
     except FileNotFoundError:
         return UNKNOWN
-
-
-class CommitRecorder:
-    """Wraps a progress display and writes the current commit into each run's folder as the run begins."""
-
-    def __init__(self, display: Any, runs: list[Planned], folder: Path):
-        self._display, self._runs, self._folder = display, runs, folder
-
-    def begin(self, index: int) -> None:
-        """Record the commit of run number `index` and pass the call on."""
-        write_text(make_folder(self._folder / self._runs[index].folder) / COMMIT_FILE, current_commit() + "\n")
-        self._display.begin(index)
-
-    def skip(self, index: int, why: str) -> None:
-        """Pass the call on."""
-        self._display.skip(index, why)
-
-    def __call__(self, info: Any) -> None:
-        self._display(info)

@@ -11,6 +11,7 @@ import shutil
 import tarfile
 import tempfile
 from collections.abc import Iterable, Mapping
+from functools import cache
 from pathlib import Path
 
 from fedbcgd.errors import UserError
@@ -91,10 +92,17 @@ def restore(out: Path, names: Iterable[str]) -> None:
     """
     missing = {name for name in names if not (out / "runs" / name).exists()}
     for path in _packs(out) if missing else ():
-        for name, files in read(path).items():
-            if name in missing:
-                missing.remove(name)
-                _unpack(make_folder(out / "runs") / name, files)
+        if found := missing & _names(path, path.stat().st_mtime_ns):
+            runs = read(path)
+            for name in found:
+                _unpack(make_folder(out / "runs") / name, runs[name])
+            missing -= found
+
+
+@cache
+def _names(path: Path, changed: int) -> frozenset[str]:
+    """Return the names of the runs in a pack that was last changed at this time."""
+    return frozenset(read(path))
 
 
 def _packs(out: Path) -> list[Path]:

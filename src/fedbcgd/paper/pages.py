@@ -1,7 +1,7 @@
 """The files of an item: tables of the paper's numbers and ours, its search, its verdicts, and how it was run."""
 
 import platform
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +14,10 @@ from fedbcgd.errors import UserError
 from fedbcgd.files import as_csv, as_json, make_folder, write_text
 from fedbcgd.paper import figures
 from fedbcgd.paper.claims import judge
-from fedbcgd.paper.engine import Request
 from fedbcgd.paper.reductions import reductions
+from fedbcgd.paper.request import Request
 from fedbcgd.paper.results import PanelResult, Trial, format_final, format_floats, format_number, format_printed
-from fedbcgd.paper.spec import NOT_RUN, Item
+from fedbcgd.paper.spec import NOT_RUN, Contender, Item
 from fedbcgd.version import __version__
 
 _SYMBOLS = {"lr": "η", "momentum": "λ", "alpha": "α", "server_lr": "η of the server"}
@@ -180,15 +180,16 @@ def _seeds_run(result: PanelResult) -> str:
     return f"{min(counts)} to {max(counts)}" if len(counts) > 1 else str(min(counts))
 
 
-def markdown_table(head: str, rows: Iterable[str]) -> str:
-    """Return a Markdown table; `head` and `rows` are lines such as `| a | b |`."""
-    return "\n".join([head, "|" + "---|" * (head.count("|") - 1), *rows])
+def markdown_table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """Return a Markdown table with these names of columns and these cells."""
+    lines = [f"| {' | '.join(cells)} |" for cells in (head, *rows)]
+    return "\n".join([lines[0], "|" + "---|" * len(head), *lines[1:]])
 
 
 def claims_table(verdicts: list[dict[str, str]]) -> str:
     """Return the verdicts as a Markdown table."""
-    rows = [f"| {v['claim']} | **{v['verdict']}** | {v['evidence']} |" for v in verdicts]
-    return markdown_table("| claim | verdict | evidence |", rows)
+    rows = [(v["claim"], f"**{v['verdict']}**", v["evidence"]) for v in verdicts]
+    return markdown_table(("claim", "verdict", "evidence"), rows)
 
 
 def command_line(about: Mapping[str, Any]) -> str:
@@ -201,33 +202,47 @@ def _panel_section(result: PanelResult) -> str:
     panel = result.panel
     if not result.contenders and not result.trials:
         return f"## {panel.title}\n\nNot run."
-    metric = "accuracy, %" if result.higher_is_better else "test loss"
-    target = "–" if result.target is None else format_number(result.target, result.digits)
     whose = ""
     if panel.target is None and result.reference is not None:
         whose = f", which is what {result.title(result.reference)} ends with"
-    head = (
-        f"| | seeds | {metric} | to {target} | paper: % | paper: to target | rounds | largest upload of a client, d | "
-        "gradient evaluations | chosen |"
-    )
-    rows = []
-    for contender in panel.contenders:
-        by_seed = result.outcomes.get(contender.key)
-        printed = " | ".join(format_printed(panel.printed.get(contender.key)))
-        if not by_seed:
-            rows.append(f"| {contender.title} | 0 | {NOT_RUN} | – | {printed} | – | – | – | – |")
-            continue
-        first = next(iter(by_seed.values()))
-        chosen = ", ".join(f"{_SYMBOLS[k]} {v:g}" for k, v in result.hyper_parameters(contender.key).items())
-        rows.append(
-            f"| {contender.title} | {len(by_seed)} | {format_final(result, contender.key)} | "
-            f"{format_floats(result, contender.key)} | {printed} | {first.rounds} | {_max_upload(by_seed.values())} | "
-            f"{first.ledger.gradient_evaluations:,} | {chosen or '–'} |"
-        )
-    lead = f"Upload budget {panel.budget:g}d. Target: {target}{whose}."
-    parts = [f"## {panel.title}", lead, markdown_table(head, rows)]
+    parts = [
+        f"## {panel.title}",
+        f"Upload budget {panel.budget:g}d. Target: {_target(result)}{whose}.",
+        markdown_table(*panel_table(result)),
+    ]
     missing = _missing(result)
     return "\n\n".join([*parts, f"Not there yet: {'; '.join(missing)}."] if missing else parts)
+
+
+def panel_table(result: PanelResult) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
+    """Return the names of the columns, and the cells of a row for each contender of a panel."""
+    metric = "accuracy, %" if result.higher_is_better else "test loss"
+    own = ("", "seeds", metric, f"to {_target(result)}")
+    costs = ("rounds", "largest upload of a client, d", "gradient evaluations", "chosen")
+    return (*own, "paper: %", "paper: to target", *costs), [
+        _contender_cells(result, c) for c in result.panel.contenders
+    ]
+
+
+def _contender_cells(result: PanelResult, contender: Contender) -> tuple[str, ...]:
+    by_seed = result.outcomes.get(contender.key)
+    printed = format_printed(result.panel.printed.get(contender.key))
+    if not by_seed:
+        return contender.title, "0", NOT_RUN, "–", *printed, "–", "–", "–", "–"
+    first = next(iter(by_seed.values()))
+    chosen = ", ".join(f"{_SYMBOLS[k]} {v:g}" for k, v in result.hyper_parameters(contender.key).items())
+    own = (
+        contender.title,
+        str(len(by_seed)),
+        format_final(result, contender.key),
+        format_floats(result, contender.key),
+    )
+    gradients = f"{first.ledger.gradient_evaluations:,}"
+    return *own, *printed, str(first.rounds), _max_upload(by_seed.values()), gradients, chosen or "–"
+
+
+def _target(result: PanelResult) -> str:
+    return "–" if result.target is None else format_number(result.target, result.digits)
 
 
 def _missing(result: PanelResult) -> list[str]:
@@ -347,17 +362,17 @@ def claims_page(out: Path, items: Mapping[str, Item], scale: str) -> str:
         known = {record.key: record for record in about.claims}
         for claim in item.claims:
             record = known.get(claim.key, _ClaimRecord(key=claim.key, verdict=NOT_RUN, evidence=""))
-            claims.append(f"| {name} | {claim.text} | **{record.verdict}** | {record.evidence} |")
+            claims.append((name, claim.text, f"**{record.verdict}**", record.evidence))
         seeds = ", ".join(map(str, about.seeds)) or NOT_RUN
-        state.append(f"| {name} | {item.title} | {seeds} | {about.runs} | {about.hours} |")
+        state.append((name, item.title, seeds, str(about.runs), str(about.hours)))
     head = (
         f"# The paper's claims\n\nScale `{scale}`; written by `fedbcgd reproduce` from what it measured. An item's own page "
         "has its tables, figure, search and circumstances."
     )
     parts = [
         head,
-        markdown_table("| item | claim | verdict | evidence |", claims),
+        markdown_table(("item", "claim", "verdict", "evidence"), claims),
         "## What was run",
-        markdown_table("| item | what | seeds | runs | hours |", state),
+        markdown_table(("item", "what", "seeds", "runs", "hours"), state),
     ]
     return "\n\n".join(parts) + "\n"

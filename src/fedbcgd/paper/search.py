@@ -16,7 +16,7 @@ from fedbcgd.engine.loop import Row
 from fedbcgd.engine.run_folder import MAX_READ_BYTES, RunFolder, read_rows
 from fedbcgd.errors import UserError
 from fedbcgd.files import read_regular
-from fedbcgd.paper import plan
+from fedbcgd.paper import packs, plan
 from fedbcgd.paper.measures import last_share
 from fedbcgd.paper.plan import DataFacts, Machine
 from fedbcgd.paper.results import Trial
@@ -98,7 +98,7 @@ def rungs(panel: Panel, contender: Contender, facts: DataFacts | None = None) ->
     whole = plan.count_rounds(panel, contender, facts)
     halving = panel.effort.halving
     if halving is None:
-        return [Rung(left, plan.count_search_rounds(panel, whole))]
+        return [Rung(left, min(whole, max(panel.effort.min_rounds, math.ceil(panel.effort.share * whole))))]
     budget = halving.rounds / gradients(panel, contender, facts)
     out: list[Rung] = []
     rounds, spent = 0, 0
@@ -136,29 +136,20 @@ def trial(panel: Panel, contender: Contender, point: Point, rung: Rung, machine:
     return plan.planned(panel, contender, point, SEED, stop, held_out, label, machine, extended)
 
 
-def first_trials(panel: Panel, machine: Machine) -> list[Planned]:
-    """Plan the first rung of every contender's search."""
-    return [
-        trial(panel, contender, point, stages[0], machine)
-        for contender in panel.contenders
-        if (stages := rungs(panel, contender))
-        for point in candidates(panel, contender)
-    ]
-
-
-def state(panel: Panel, contender: Contender, runs: Path, machine: Machine) -> Search:
-    """Read the state of the search for a contender from the folder of all runs."""
+def state(panel: Panel, contender: Contender, out: Path, machine: Machine) -> Search:
+    """Read the state of the search for a contender from the runs in a folder, after unpacking those that are packed."""
     left: list[dict[str, float]] = candidates(panel, contender)
     if contender.tuned_as is not None:
         return Search()
     stages = rungs(panel, contender)
     if not stages:
         return Search(chosen=left[0])
+    packs.restore(out, (trial(panel, contender, point, stages[0], machine).folder for point in left))
     trials: list[Trial] = []
     folders: set[str] = set()
     for number, rung in enumerate(stages):
         planned = [trial(panel, contender, point, rung, machine) for point in left]
-        reached = [_reached(p, rung.rounds, [r.rounds for r in stages[number:]], runs) for p in planned]
+        reached = [_reached(p, rung.rounds, [r.rounds for r in stages[number:]], out / "runs") for p in planned]
         folders |= {p.folder for p, rows in zip(planned, reached, strict=True) if rows is not None}
         due = tuple(p for p, rows in zip(planned, reached, strict=True) if rows is None)
         if due:

@@ -9,6 +9,8 @@ if TYPE_CHECKING:
 
 Scale = Literal["paper", "desk", "cpu", "smoke"]
 SCALES: tuple[Scale, ...] = ("paper", "desk", "cpu", "smoke")
+AT_PAPER: tuple[Scale, ...] = ("paper",)
+LATE: tuple[Scale, ...] = ("paper", "desk")  # scales with long training, which show how it ends
 
 HOLDS, FAILS, UNTESTABLE, NOT_RUN = "holds", "does not hold", "not testable at this scale", "not run"
 PARTLY = "holds where it was run"  # some panels of the claim were not run
@@ -109,18 +111,8 @@ class Claim:
     key: str
     text: str
     test: Callable[["Results"], Verdict]
-    scales: tuple[Scale, ...] = ("paper", "desk", "cpu")  # the scales at which it can be tested
     panels: str = ""  # the claim is about panels whose key contains this
-
-
-def late_claim(key: str, text: str, test: Callable[["Results"], Verdict], panels: str = "") -> Claim:
-    """Return a claim about the end of long training, which scale `cpu` cannot test."""
-    return Claim(key, text, test, ("paper", "desk"), panels)
-
-
-def paper_scale_claim(key: str, text: str, test: Callable[["Results"], Verdict], panels: str = "") -> Claim:
-    """Return a claim that only scale `paper` can test."""
-    return Claim(key, text, test, ("paper",), panels)
+    scales: tuple[Scale, ...] = ("paper", "desk", "cpu")  # the scales at which it can be tested
 
 
 @dataclass(frozen=True)

@@ -10,11 +10,11 @@ from typing import Any
 from fedbcgd.files import as_csv, as_json, make_folder, write_text
 from fedbcgd.paper import printed as paper
 from fedbcgd.paper import quadratics, theory, theory_figures
-from fedbcgd.paper.engine import Request
 from fedbcgd.paper.measurement_cache import MeasurementCache
 from fedbcgd.paper.origin import current_commit
 from fedbcgd.paper.pages import about_runs, claims_table, command_line, markdown_table, write_about
 from fedbcgd.paper.quadratics import SETTING, Size
+from fedbcgd.paper.request import Request
 from fedbcgd.paper.spec import FAILS, HOLDS, NOT_RUN, SCALES, UNTESTABLE, Claim, Item, Scale, Verdict
 
 NAME = "table1"
@@ -182,14 +182,7 @@ def _markdown(
     about: Mapping[str, Any],
 ) -> str:
     parts = [f"# {ITEM.title}", f"Scale `{scale}`. {_describe(setting)}"]
-    for case in theory.CASES:
-        head = f"| {case} | rounds | terms of the rounds | floats a round, d | floats, d | from |"
-        lines = [
-            f"| {o.name} | {o.rounds:.4g} | {' + '.join(f'{t:.3g}' for t in o.terms)} | {o.floats_per_round:.3g} | "
-            f"{o.floats:.4g} | {o.source} |"
-            for o in theory.orders(setting, case)
-        ]
-        parts.append(markdown_table(head, lines))
+    parts += [markdown_table(*theory_figures.order_table(setting, case)) for case in theory.CASES]
     parts.append("![floats over N and G](figure.png)")
     reduced = reductions(size)
     against = (
@@ -200,13 +193,8 @@ def _markdown(
     if rows is None:
         parts.append("Not run.")
     else:
-        head = "| | N | measured, d | theorem, d | measured, to N = 1 | theorem, to N = 1 |"
-        lines = [
-            f"| {r['algorithm']} | {r['blocks']} | {r['measured_d']:.4g} | {r['theorem_d']:.4g} | "
-            f"{r['measured_ratio']:.3f} | {r['theorem_ratio']:.3f} |"
-            for r in rows
-        ]
-        parts += [markdown_table(head, lines), "![floats over N, measured](measured.png)"]
+        parts.append(markdown_table(*theory_figures.measured_table(rows)))
+        parts.append("![floats over N, measured](measured.png)")
     parts.append("## Claims\n\n" + claims_table(verdicts))
     parts.append("\n".join(f"- {note}" for note in theory.NOTES))
     parts.append(

@@ -7,9 +7,9 @@ from typing import Any
 
 import matplotlib
 import numpy as np
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import NullFormatter
-from rich.table import Table
 
 from fedbcgd.display import plots
 from fedbcgd.display.looks import looks
@@ -17,36 +17,36 @@ from fedbcgd.paper import theory
 from fedbcgd.paper.theory import CASES, Setting
 
 
-def table(s: Setting, case: str) -> Table:
-    """Return the orders of all algorithms in a case as a table for the terminal."""
-    out = Table(title=f"{case}: rounds and floats until ε = {s.epsilon:g}, orders", title_justify="left")
-    out.add_column("algorithm", no_wrap=True)
-    for column in ("rounds", "terms of the rounds", "floats a\nround, d", "floats, d"):
-        out.add_column(column, justify="right")
-    out.add_column("from")
-    for o in theory.orders(s, case):
-        terms = " + ".join(f"{t:.3g}" for t in o.terms)
-        out.add_row(o.name, f"{o.rounds:.4g}", terms, f"{o.floats_per_round:.3g}", f"{o.floats:.4g}", o.source)
-    return out
+def order_table(s: Setting, case: str) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
+    """Return the names of the columns, and the cells of a row for each algorithm: its order in a case."""
+    head = (case, "rounds", "terms of the rounds", "floats a round, d", "floats, d", "from")
+    return head, [
+        (
+            o.name,
+            f"{o.rounds:.4g}",
+            " + ".join(f"{term:.3g}" for term in o.terms),
+            f"{o.floats_per_round:.3g}",
+            f"{o.floats:.4g}",
+            o.source,
+        )
+        for o in theory.orders(s, case)
+    ]
 
 
-def measured_table(rows: Sequence[Mapping[str, Any]]) -> Table:
-    """Return the rows of `quadratics.compare` as a table for the terminal."""
-    out = Table(title="floats until ε on quadratics: measured, and by the theorem", title_justify="left")
-    out.add_column("algorithm", no_wrap=True)
-    for column in ("N", "measured, d", "theorem, d\n(constants 1)", "measured,\nto N = 1", "theorem,\nto N = 1"):
-        out.add_column(column, justify="right")
-    for row in rows:
-        spread = f" ± {row['measured_sd']:.2g}" if row["measured_sd"] > 0 else ""
-        out.add_row(
+def measured_table(rows: Sequence[Mapping[str, Any]]) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
+    """Return the names of the columns, and the cells of each row of `quadratics.compare`."""
+    head = ("algorithm", "N", "measured, d", "theorem, d", "measured, to N = 1", "theorem, to N = 1")
+    return head, [
+        (
             row["algorithm"],
             str(row["blocks"]),
-            f"{row['measured_d']:.4g}{spread}",
+            f"{row['measured_d']:.4g}",
             f"{row['theorem_d']:.4g}",
             f"{row['measured_ratio']:.3f}",
             f"{row['theorem_ratio']:.3f}",
         )
-    return out
+        for row in rows
+    ]
 
 
 def sweep(s: Setting) -> list[dict[str, Any]]:
@@ -72,17 +72,15 @@ def figure(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
         drawn = Figure(figsize=(plots.PAGE, 4.6), layout="constrained")
         panels = drawn.subplots(len(CASES), 2, sharey="row")
         for line, case in zip(panels, CASES, strict=True):
-            for panel, (axis, label) in zip(line, (("blocks", "blocks N"), ("G", "heterogeneity G")), strict=True):
+            for panel, axis in zip(line, ("blocks", "G"), strict=True):
                 for name in dict.fromkeys(row["algorithm"] for row in rows if row["case"] == case):
                     own = [r for r in rows if (r["axis"], r["case"], r["algorithm"]) == (axis, case, name)]
                     x, y = [r["value"] for r in own], [r["floats_d"] for r in own]
                     panel.loglog(x, y, label=name, **plots.line(styles[name]))
-                if axis == "blocks":
-                    panel.set_xscale("log", base=2)
-                    panel.xaxis.set_major_formatter("{x:g}")
                 panel.yaxis.set_minor_formatter(NullFormatter())
-                panel.set_xlabel(label)
                 panel.grid(True)
+            _count_blocks(line[0])
+            line[1].set_xlabel("heterogeneity G")
             line[0].set_ylabel(f"{case}\nfloats to ε (in d), constants 1")
             line[1].legend(loc="center left", bbox_to_anchor=(1.0, 0.5))
         plots.save(drawn, path)
@@ -110,13 +108,17 @@ def measured_figure(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
                 shape = y[0] * np.array([row["theorem_ratio"] for row in own])
                 panel.plot(x, shape, color=styles[name].colour, linewidth=0.8, linestyle=(0, (1, 1.5)))
         panel.plot([], [], color="#222222", linewidth=0.8, linestyle=(0, (1, 1.5)), label="theorem's shape")
-        panel.set_xscale("log", base=2)
-        panel.xaxis.set_major_formatter("{x:g}")
-        panel.set_xlabel("blocks N")
+        _count_blocks(panel)
         panel.set_ylabel("floats to ε (in d), measured")
         panel.grid(True)
         panel.legend(loc="center left", bbox_to_anchor=(1.0, 0.5))
         plots.save(drawn, path)
+
+
+def _count_blocks(panel: Axes) -> None:
+    panel.set_xscale("log", base=2)
+    panel.xaxis.set_major_formatter("{x:g}")
+    panel.set_xlabel("blocks N")
 
 
 def _styles() -> dict[str, Any]:

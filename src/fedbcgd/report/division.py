@@ -4,6 +4,7 @@ from rich.table import Table
 
 from fedbcgd.core.algorithm import Algorithm
 from fedbcgd.core.vector import Layout
+from fedbcgd.display.tables import text_table
 
 MAX_SHOWN = 100  # blocks; if there are more, the first and the last MAX_SHOWN / 2 are shown
 
@@ -16,30 +17,27 @@ def table(algorithm: Algorithm, layout: Layout, model: str) -> Table:
         layout: the model's layout.
         model: the model's name.
     """
-    out = Table(
-        title=f"{model}: d = {layout.dim:,}, N = {layout.blocks}, divider {layout.divider}; a whole upload is "
-        f"{layout.dim * layout.dtype.itemsize:,} bytes, the mean upload {algorithm.upload_d(layout):.4f} d",
-        title_justify="left",
-    )
-    out.add_column("block")
-    out.add_column("layers")
-    for column in ("parameters", "share of d", "bytes per upload"):
-        out.add_column(column, justify="right")
-    left_out = range(MAX_SHOWN // 2, layout.blocks - MAX_SHOWN // 2) if layout.blocks > MAX_SHOWN else range(0)
-    for j in range(layout.blocks):
-        if j in left_out:
-            if j == left_out[0]:
-                out.add_row("…", f"{len(left_out):,} more blocks", "", "", "")
-            continue
-        nbytes = sum(map(sum, algorithm.lengths(layout, j).values()))
-        s = layout.block(j)
+
+    def row(name: str, s: slice, nbytes: str) -> tuple[str, ...]:
         n = s.stop - s.start
-        out.add_row(str(j + 1), _layers(layout, s), f"{n:,}", f"{n / layout.dim:.2%}", f"{nbytes:,}")
-    n = layout.dim - layout.bounds[-1]
-    out.add_row("shared", _layers(layout, layout.shared), f"{n:,}", f"{n / layout.dim:.2%}", "in each of them")
+        return name, _layers(layout, s), f"{n:,}", f"{n / layout.dim:.2%}", nbytes
+
+    blocks = [j for j in range(layout.blocks) if min(j, layout.blocks - 1 - j) < MAX_SHOWN // 2]
+    rows = [
+        row(str(j + 1), layout.block(j), f"{sum(map(sum, algorithm.lengths(layout, j).values())):,}") for j in blocks
+    ]
+    if len(blocks) < layout.blocks:
+        rows.insert(MAX_SHOWN // 2, ("…", f"{layout.blocks - len(blocks):,} more blocks", "", "", ""))
+    rows.append(row("shared", layout.shared, "in each of them"))
     if layout.size > layout.dim:
-        out.add_row("buffers", f"{len(layout.buffers)} tensors", f"{layout.size - layout.dim:,}", "", "in each of them")
-    return out
+        rows.append(
+            ("buffers", f"{len(layout.buffers)} tensors", f"{layout.size - layout.dim:,}", "", "in each of them")
+        )
+    title = (
+        f"{model}: d = {layout.dim:,}, N = {layout.blocks}, divider {layout.divider}; a whole upload is "
+        f"{layout.dim * layout.dtype.itemsize:,} bytes, the mean upload {algorithm.upload_d(layout):.4f} d"
+    )
+    return text_table(title, ("block", "layers", "parameters", "share of d", "bytes per upload"), rows, texts=2)
 
 
 def _layers(layout: Layout, s: slice) -> str:

@@ -20,14 +20,15 @@ IGNORED_OPTIONS = {
     "run.together",  # its earlier name
     "run.device",
     "run.tensorboard",
+    "origin.program",
     "run.checkpoint_every",
 }
 # Options that change only when a run is evaluated and stopped: they are in the name of a group only if no others differ.
-STOP_OPTIONS = {"run.evaluate_every", "run.rounds", "run.budget", "run.target"}
+STOP_OPTIONS = {"run.evaluate_every", "run.rounds", "run.budget", "run.target", "run.metric", "run.goal"}
 MAX_VALUE_LENGTH = 24  # characters of an option's value in a name
 MAX_KEYS = 60  # of the options that differ, considered for a name
 _NUMBER = re.compile(r"([0-9]+(?:\.[0-9]+)?)")
-_TASK = ("data.", "model.", "quadratics.")
+_TASK = ("data.", "model.", "quadratics.", "origin.data")
 
 
 @dataclass(frozen=True)

@@ -8,17 +8,17 @@ from pathlib import Path
 from typing import Any
 
 from rich.table import Table
-from rich.text import Text
 
 from fedbcgd.display.metrics import ACCURACIES, falls, main_metric
 from fedbcgd.display.progress import printable
+from fedbcgd.display.tables import text_table
 from fedbcgd.engine.loop import Row
 from fedbcgd.engine.run_folder import RunFolder, find_runs
 from fedbcgd.errors import UserError
 from fedbcgd.network.profiles import PROFILES
 from fedbcgd.network.settings import Network
 from fedbcgd.runs.bias import BlockBias
-from fedbcgd.runs.retiming import Tied, bias, check_target, conditions_of, hours, to_reach
+from fedbcgd.runs.retiming import Tied, check_target, conditions_of, hours, to_reach
 
 OWN = "own"
 Networks = dict[str, Network | str | None]  # by shown name: a network, a profile, or None for the run's own
@@ -152,8 +152,7 @@ def measure_runs(
     """
     metrics = {run: RunFolder(run).rows() for run in runs}
     measured = [rows for rows in metrics.values() if rows]
-    shared = set.intersection(*(set(rows[-1]) for rows in measured)) if measured else set()
-    aim = aim_of(runs[0], sorted(shared))
+    aim = aim_of(runs[0], [c for c in measured[0][-1] if all(c in rows[-1] for rows in measured)] if measured else [])
     if aim is not None:
         aim.check(target)
         target = aim.common(measured) if target is None else target
@@ -174,17 +173,15 @@ def runs_table(rows: Sequence[Mapping[str, Any]]) -> Table:
     title = "whole run"
     if aimed is not None:
         title += f", and below it to {aimed['metric'].replace('_', ' ')} {aimed['target']:.4g}"
-    out = Table(title=f"{title} (mean over seeds)", title_justify="left")
-    out.add_column("run", no_wrap=True)
-    for name in networks:
-        out.add_column(printable(name), justify="right")
     groups: dict[str, list[Mapping[str, Any]]] = {}
     for row in rows:
         parent, _, last = row["run"].rpartition("/")
         groups.setdefault(parent if parent and last.startswith("seed-") else row["run"], []).append(row)
-    for name, group in groups.items():
-        out.add_row(printable(name), *(_both([row for row in group if row["network"] == n]) for n in networks))
-    return out
+    cells = (
+        (printable(name), *(_both([row for row in group if row["network"] == n]) for n in networks))
+        for name, group in groups.items()
+    )
+    return text_table(f"{title} (mean over seeds)", ("run", *(printable(name) for name in networks)), cells)
 
 
 def _both(rows: Sequence[Mapping[str, Any]]) -> str:
@@ -204,21 +201,18 @@ def _both(rows: Sequence[Mapping[str, Any]]) -> str:
 def hours_table(rows: Sequence[dict[str, Any]]) -> Table:
     """Return the rows of `measure_hours` as a table for the terminal."""
     aimed = next((row for row in rows if "target" in row), None)
-    out = Table(title="on the clock of each network", title_justify="left")
-    out.add_column("network")
-    out.add_column("whole run", justify="right")
-    if aimed is not None:
-        out.add_column(f"to {aimed['metric'].replace('_', ' ')} {aimed['target']:.4g}", justify="right")
-    for row in rows:
-        cells: list[Text | str] = [
-            printable(row["network"]),
-            "–" if row["hours"] is None else format_hours(row["hours"]),
-        ]
-        if aimed is not None:
-            reached = row.get("hours_to_target")
-            cells.append("–" if row["hours"] is None else "not reached" if reached is None else format_hours(reached))
-        out.add_row(*cells)
-    return out
+    target = () if aimed is None else (f"to {aimed['metric'].replace('_', ' ')} {aimed['target']:.4g}",)
+    cells = (
+        (printable(row["network"]), *(_time(row, key) for key in ("hours", "hours_to_target")[: 1 + len(target)]))
+        for row in rows
+    )
+    return text_table("on the clock of each network", ("network", "whole run", *target), cells)
+
+
+def _time(row: Mapping[str, Any], key: str) -> str:
+    if row["hours"] is None:
+        return "–"
+    return "not reached" if row.get(key) is None else format_hours(row[key])
 
 
 def format_hours(hours: float) -> str:
@@ -229,19 +223,15 @@ def format_hours(hours: float) -> str:
 def bias_table(biases: Sequence[BlockBias], name: str) -> Table:
     """Return a table of which clients served each block, by the speed of their uplinks."""
     whose = "the run's own network" if name == OWN else name
-    out = Table(title=printable(f"who served each block ({whose})"), title_justify="left")
-    for column in ("block", "uploads", "different\nclients", "mean rank of uplinks\n(0 slowest, fair 0.5)"):
-        out.add_column(column, justify="right")
-    for column in ("slowest\nfifth", "2", "3", "4", "fastest\nfifth", "distance\nfrom fair"):
-        out.add_column(column, justify="right")
-    for block in biases:
-        shares = [f"{share:.0%}" for share in block.shares]
-        head = (str(block.block + 1), str(block.uploads), str(block.clients), f"{block.rank:.2f}")
-        out.add_row(*head, *shares, f"{block.distance:.2f}")
-    return out
-
-
-def first_bias(folder: Path, chosen: Networks) -> tuple[str, list[BlockBias]]:
-    """Return the name of the first network, and for each block which clients served it, by the links of that network."""
-    name, network = next(iter(chosen.items()))
-    return name, bias(folder, network)
+    counts = ("block", "uploads", "different\nclients", "mean rank of uplinks\n(0 slowest, fair 0.5)")
+    shares = ("slowest\nfifth", "2", "3", "4", "fastest\nfifth")
+    rows = (
+        (
+            *(str(block.block + 1), str(block.uploads), str(block.clients), f"{block.rank:.2f}"),
+            *(f"{share:.0%}" for share in block.shares),
+            f"{block.distance:.2f}",
+        )
+        for block in biases
+    )
+    title = printable(f"who served each block ({whose})")
+    return text_table(title, (*counts, *shares, "distance\nfrom fair"), rows, texts=0)

@@ -10,6 +10,7 @@ from typing import Any
 from rich.table import Table
 
 from fedbcgd.display.progress import printable
+from fedbcgd.display.tables import text_table
 from fedbcgd.engine.loop import Outcome
 from fedbcgd.engine.run_folder import RunFolder
 from fedbcgd.errors import UserError
@@ -34,8 +35,8 @@ def rows(
         say: called with the reason why a run has no hours.
     """
     run_folders = [folder / name / f"seed-{seed}" for name, group in outcomes.items() for seed in group]
-    columns = [set(o.rows[0]) for group in outcomes.values() for o in group.values() if o.rows]
-    aim = aim_of(run_folders[0], sorted(set.intersection(*columns))) if columns else None
+    columns = [list(o.rows[0]) for group in outcomes.values() for o in group.values() if o.rows]
+    aim = aim_of(run_folders[0], [c for c in columns[0] if all(c in own for own in columns)]) if columns else None
     runs = [o for group in outcomes.values() for o in group.values() if o.rows and not o.diverged]
     if aim is None or not runs:
         return []
@@ -67,22 +68,17 @@ def rows(
 
 def table(reached: Sequence[Mapping[str, Any]]) -> Table:
     """Return a table for the terminal: means over seeds, or how many seeds reached the target if not all did."""
-    out = Table(
-        title=f"to reach {reached[0]['metric'].replace('_', ' ')} {reached[0]['target']:.4g} (mean over seeds)",
-        title_justify="left",
+    first = reached[0]
+    keys = dict.fromkeys(key for row in reached for key in row if key not in ("algorithm", "seed", "metric", "target"))
+    by_name = {
+        name: [row for row in reached if row["algorithm"] == name] for name in (row["algorithm"] for row in reached)
+    }
+    cells = (
+        (printable(name), *(_cell(key, [row[key] for row in group if key in row]) for key in keys))
+        for name, group in by_name.items()
     )
-    out.add_column("algorithm", no_wrap=True)
-    keys = [
-        key
-        for key in dict.fromkeys(k for row in reached for k in row)
-        if key not in ("algorithm", "seed", "metric", "target")
-    ]
-    for key in keys:
-        out.add_column(_title(key), justify="right")
-    for name in dict.fromkeys(row["algorithm"] for row in reached):
-        group = [row for row in reached if row["algorithm"] == name]
-        out.add_row(printable(name), *(_cell(key, [row[key] for row in group if key in row]) for key in keys))
-    return out
+    title = f"to reach {first['metric'].replace('_', ' ')} {first['target']:.4g} (mean over seeds)"
+    return text_table(title, ("algorithm", *map(_title, keys)), cells)
 
 
 def _title(key: str) -> str:

@@ -2,6 +2,7 @@
 
 import json
 import logging
+import math
 import re
 import tomllib
 from collections.abc import Collection, Mapping, Sequence
@@ -10,13 +11,14 @@ from pathlib import Path
 from typing import Any, Literal
 
 import tomli_w
-from pydantic import Field, ValidationError, field_validator, model_validator
-from pydantic_core import PydanticKnownError
+from pydantic import Field, ValidationError, ValidationInfo, field_validator, model_validator
+from pydantic_core import PydanticCustomError, PydanticKnownError
 
 from fedbcgd.backends.placement import Placement
 from fedbcgd.backends.registry import BACKENDS
 from fedbcgd.core.parts import Section, explain_error
-from fedbcgd.data.names import EMBEDDED, QUADRATICS
+from fedbcgd.data.names import EMBEDDED, PYTHON, QUADRATICS
+from fedbcgd.display.metrics import make_target
 from fedbcgd.errors import ALIASES, UserError, other_name
 from fedbcgd.files import read_regular, verify_checksum
 from fedbcgd.network.links import COLUMNS
@@ -116,7 +118,16 @@ class RunSection(Section):
         le=1e9,
         description="stop before a client has uploaded more than this on average, in units of the model's size d",
     )
-    target: float | None = Field(None, gt=0, le=1, description="stop at this accuracy")
+    metric: str | None = Field(
+        None,
+        description="the metric that tables and figures are about, such as mae; unset: the accuracy, else the loss",
+    )
+    goal: Literal["min", "max"] | None = Field(
+        None, description="what this metric should do; unset: min if its name tells so, as loss, mae and error do"
+    )
+    target: float | dict[str, float] | None = Field(
+        None, description="stop at this accuracy, or at the value of another metric: { mae = 0.3 }"
+    )
     evaluate_every: int = Field(1, ge=1, description="rounds between evaluations")
     checkpoint_every: int | None = Field(
         None, ge=1, description="rounds between checkpoints; unset: as often as takes less than 2 % of the time"
@@ -132,12 +143,47 @@ class RunSection(Section):
         "models with stacked_gradient): faster, equal up to rounding",
     )
     device: str = Field("cpu", description="where clients compute: cpu, cuda, mps")
+    channels_last: bool | None = Field(
+        None, description="compute in this memory format; unset: for 2-d convolutions, if a trial shows that they can"
+    )
     precision: Literal["fp32", "bf16"] = Field(
         "fp32",
         description="type of forward and backward passes: fp32, or bf16, which is faster if the processor has it (`fedbcgd "
         "doctor`); models, uploads and steps stay in float32",
     )
     tensorboard: bool = Field(False, description="also write TensorBoard events (extra `tensorboard`)")
+
+    @property
+    def placement(self) -> Placement:
+        """Where the clients compute."""
+        return Placement(self.backend, self.workers, self.address, self.gpus, self.device)
+
+    def target_of(self, prefix: str) -> tuple[str, str, float] | None:
+        """Return the target as a column, "<=" or ">=", and a value; None if there is none.
+
+        Args:
+            prefix: begins the metrics' names in a row.
+        """
+        return make_target(self.target, prefix, self.metric, self.goal)
+
+    @field_validator("target", mode="plain")
+    @classmethod
+    def _possible_target(cls, given: Any, info: ValidationInfo) -> Any:
+        if given is None:
+            return None
+        values = given if isinstance(given, dict) else {"": given}
+        finite = all(isinstance(v, (int, float)) and v is not True and math.isfinite(v) for v in values.values())
+        if isinstance(given, dict) and len(given) == 1 and finite:
+            return {str(name): float(value) for name, value in given.items()}
+        if not isinstance(given, dict) and finite and (info.data.get("metric") or 0 < given <= 1):
+            return float(given)
+        raise PydanticCustomError("target", "expected an accuracy > 0 and ≤ 1, or a metric and a value: { mae = 0.3 }")
+
+    @model_validator(mode="after")
+    def _goal_of_a_metric(self) -> "RunSection":
+        if self.goal is not None and self.metric is None:
+            raise ValueError(f"goal: expected metric = a name with it, got goal = {self.goal!r} alone")
+        return self
 
     @field_validator("backend")
     @classmethod
@@ -172,16 +218,22 @@ class Config(Section):
     compare: dict[str, dict[str, Any]] = Field(
         default_factory=dict, description="options for a single algorithm in `fedbcgd compare`"
     )
+    origin: dict[str, str] = Field(
+        default_factory=dict,
+        description="written by `fedbcgd.simulate`: where the objects came from that have no name here",
+    )
 
     @property
     def placement(self) -> Placement:
         """Where the clients compute."""
-        run = self.run
-        return Placement(run.backend, run.workers, run.address, run.gpus, run.device)
+        return self.run.placement
 
     def text(self) -> str:
         """Return the configuration as TOML, with secrets masked."""
-        return tomli_w.dumps(_without_unset(mask_config(self.model_dump())))
+        values = self.model_dump()
+        if self.data.name == PYTHON:
+            values["data"] = self.data.model_dump(exclude_unset=True)  # no key says how the program made the data
+        return tomli_w.dumps(_without_unset(mask_config(values)))
 
 
 def _without_unset(values: Any) -> Any:
@@ -196,7 +248,7 @@ SECTIONS |= {"network": Network, **dict.fromkeys((*COLUMNS, "availability"), Dis
 
 # What may differ between a run and its continuation.
 MAY_CHANGE = {"run.rounds", "run.budget", "run.target", "run.workers", "run.checkpoint_every", "run.tensorboard"}
-MAY_CHANGE |= {"run.backend", "run.address", "run.gpus"}
+MAY_CHANGE |= {"run.backend", "run.address", "run.gpus", "run.metric", "run.goal", "origin.program"}
 
 # Limits for a configuration from a run folder, which may come from anywhere.
 MAX_BYTES = 1 << 16
@@ -282,9 +334,11 @@ def check(raw: Mapping[str, Any], where: str) -> Config:
         config = Config(**raw)
     except ValidationError as error:
         raise UserError("\n".join(f"{where}: {_explain(e)}" for e in error.errors())) from None
-    for problem in [*_misplaced(config), *_contradictions(config)]:
+    by_name = config.data.name != PYTHON  # a program may have an algorithm of its own
+    for problem in [*(_misplaced(config) if by_name else []), *_contradictions(config)]:
         raise UserError(f"{where}: {problem}")
-    algorithm_of(config, where)
+    if by_name:
+        algorithm_of(config, where)
     return config
 
 
@@ -321,7 +375,9 @@ def complete(config: Config) -> Config:
     network = config.network
     if network is not None and network.csv is not None:
         network = network.model_copy(update={"csv": str(Path(network.csv).resolve())})
-    return config.model_copy(update={"algorithm": algorithm_of(config, "configuration").options(), "network": network})
+    by_name = config.data.name != PYTHON
+    algorithm = algorithm_of(config, "configuration").options() if by_name else config.algorithm
+    return config.model_copy(update={"algorithm": algorithm, "network": network})
 
 
 def differences(a: Config, b: Config) -> list[str]:
@@ -337,7 +393,8 @@ def differences(a: Config, b: Config) -> list[str]:
         Lines `section.key: value in a → value in b`.
     """
     old, new = flat(mask_config(a.model_dump())), flat(mask_config(b.model_dump()))
-    keys = [k for k in {**old, **new} if old.get(k) != new.get(k) and k not in MAY_CHANGE and not looks_secret(k)]
+    changed = [k for k in {**old, **new} if old.get(k) != new.get(k) and not looks_secret(k)]
+    keys = [k for k in changed if ".".join(k.split(".")[:2]) not in MAY_CHANGE]  # run.target.mae is of run.target
     return [f"{k}: {_format(old.get(k))} → {_format(new.get(k))}" for k in keys]
 
 
@@ -422,7 +479,7 @@ def _contradictions(config: Config) -> list[str]:
     out = [f"run.{problem}" for problem in config.placement.problems()]
     if run.rounds is None and run.budget is None and run.target is None:
         out.append("run: expected rounds, budget or target, which say when to stop, got none of them")
-    if (data.name == QUADRATICS) != (config.model.name == "point"):
+    if data.name != PYTHON and (data.name == QUADRATICS) != (config.model.name == "point"):
         out.append(
             f"model.name: expected point with data.name = 'quadratics' and only then, got model {config.model.name!r} "
             f"with data {data.name!r}"
@@ -435,10 +492,10 @@ def _contradictions(config: Config) -> list[str]:
         out.append(
             f"data.validation: expected 0 with quadratics, whose metric is the gap to the optimum, got {data.validation:g}"
         )
-    if data.name == QUADRATICS and run.target is not None:
+    if data.name == QUADRATICS and isinstance(run.target, float) and run.metric is None:
         out.append(
-            f"run.target: expected none with quadratics, whose metric is the gap to the optimum, got {run.target:g}; leave "
-            "it out"
+            f"run.target: expected {{ gap = … }} with quadratics, whose metric is the gap to the optimum, got "
+            f"{run.target:g}"
         )
     if config.network is not None and config.network.crash and (problem := config.placement.crash_problem()):
         out.append(f"network.{problem}")

@@ -14,13 +14,9 @@ import torch
 
 from fedbcgd.backends.registry import make_backend
 from fedbcgd.backends.workers.processes import cores
-from fedbcgd.core.objective import objective
 from fedbcgd.core.server import Server
-from fedbcgd.engine.assemble import Run, make_job
 from fedbcgd.engine.checkpoint import Checkpoints
-from fedbcgd.engine.loop import DIVERGED, Callback, Outcome, RoundInfo, Stop
-from fedbcgd.engine.precision import warn_if_slower
-from fedbcgd.engine.probe import try_out
+from fedbcgd.engine.loop import DIVERGED, Callback, Loop, Outcome, RoundInfo, Stop
 from fedbcgd.engine.run_folder import JsonlFile, RunFolder, exclusive_lock, remove_temporary_files
 from fedbcgd.engine.signals import uninterrupted
 from fedbcgd.errors import Diverged, UserError
@@ -33,26 +29,29 @@ from fedbcgd.files import (
     write_tensors,
     write_text,
 )
-from fedbcgd.network.simulator import NetworkSimulator, fit_to_links
 from fedbcgd.runs import config as configuration
 from fedbcgd.runs.config import Config
-from fedbcgd.runs.experiment import Experiment, make_experiment
+from fedbcgd.runs.experiment import Experiment
 from fedbcgd.runs.folder import read_configuration
-from fedbcgd.runs.secrets import mask_command, mask_config, refuse_masked
+from fedbcgd.runs.prepare import Prepared, prepare
+from fedbcgd.runs.secrets import mask_command, mask_config
 from fedbcgd.version import __version__
 
 log = logging.getLogger("fedbcgd")
 
 
-def examine(config: Config, path: Path) -> None:
-    """Check a configuration and its folder, without writing anything.
+Prepare = Callable[[Config], Prepared]
+
+
+def examine(config: Config, path: Path, prepare: Prepare = prepare) -> None:
+    """Check a configuration and its folder, without writing anything; the arguments are those of `execute`.
 
     Raises:
         UserError: something is wrong with one of them.
     """
     config = configuration.complete(config)
     _refuse_other_configuration(RunFolder(path), config, resume=True)
-    _Prepared(config)
+    prepare(config)
 
 
 def execute(
@@ -63,6 +62,7 @@ def execute(
     callbacks: Sequence[Callback] = (),
     say: Callable[[str], None] | None = None,
     figures: bool = True,
+    prepare: Prepare = prepare,
 ) -> Outcome:
     """Run a configuration in a folder, or resume the run that is there.
 
@@ -70,9 +70,10 @@ def execute(
         config: what to run.
         path: the folder; it is made if it does not exist.
         resume: whether to resume a run that is there; if False, a folder with a run is refused.
-        callbacks: called after each round.
+        callbacks: called after each round, before those of the configuration.
         say: called with each message for the user.
         figures: whether to draw the figures of the run at its end.
+        prepare: makes the objects of the run from the complete configuration; default: what it describes.
 
     Returns:
         The outcome of the run.
@@ -86,9 +87,8 @@ def execute(
     config = configuration.complete(config)
     if (path / "config.toml").exists():
         _refuse_other_configuration(RunFolder(path), config, resume)  # before data and model are made, which takes time
-    prepared = _Prepared(config)  # before anything is written
-    if config.run.precision != "fp32" and not config.placement.entry.device_is_remote:
-        warn_if_slower(prepared.run.job, objective(prepared.experiment.loss, prepared.experiment.metrics))
+    prepared = prepare(config)  # before anything is written
+    prepared.warn()
     if say is not None:
         for note in prepared.experiment.notes:
             say(note)
@@ -98,154 +98,146 @@ def execute(
         _refuse_other_configuration(folder, config, resume, log.warning)
         make_folder(folder.checkpoint)
         remove_temporary_files(folder)
-        return _execute(prepared, folder, callbacks, figures)
+        return _FolderRun(config, prepared, folder).execute(callbacks, figures)
 
 
-class _Prepared:
-    """The objects that a configuration describes. Making them writes no file, and finds every mistake in it."""
+class _FolderRun:
+    """A run that is written to its folder."""
 
-    def __init__(self, config: Config):
-        settings = config.run
-        self.config = config
-        refuse_masked(config.model_dump())
-        config.placement.check()
-        self.experiment = experiment = make_experiment(config)
-        algorithm = configuration.algorithm_of(config, "configuration")
-        model, clients = experiment.model, experiment.clients
-        algorithm = fit_to_links(algorithm, config.network, model, clients, settings.cohort, settings.seed)
-        job = make_job(
-            model,
-            clients,
-            algorithm,
-            experiment.test,
-            settings.seed,
-            loss=experiment.loss,
-            metrics=experiment.metrics,
-            device=config.placement.local_device,
-            batch_clients=settings.batch_clients,
-            precision=settings.precision,
-        )
-        if ":" in config.model.name + config.data.name:  # a user's own code
-            try_out(job)
-        target = None if settings.target is None else (f"{experiment.prefix}_accuracy", ">=", settings.target)
-        stop = Stop(settings.rounds, settings.budget, target)
-        self.network = NetworkSimulator(job, config.network)
-        self.run = Run(job, stop, cohort=settings.cohort, hooks=self.network)
+    def __init__(self, config: Config, prepared: Prepared, folder: RunFolder):
+        assert prepared.network is not None
+        self.config, self.prepared, self.folder = config, prepared, folder
+        self.run, self.experiment, self.network = prepared.run, prepared.experiment, prepared.network
+        self.text = config.text()
+        self.checkpoints = Checkpoints(folder.checkpoint, config.run.checkpoint_every)
+        self.before = self._restore()
 
+    def _restore(self) -> dict[str, Any] | None:
+        """Restore the last checkpoint, and return what was saved with it."""
+        before = self.run.restore(self.checkpoints)
+        if before and before["data"] != self.experiment.digest:
+            raise UserError(
+                f"data.name: expected the data that {self.folder.path} was begun with, got other data named "
+                f"{self.config.data.name!r}; another --out begins a new run"
+            )
+        _refuse_past(self.folder, self.run.server, self.run.stop)
+        if before and "network" in before:
+            self.network.restore(before["network"])
+        return before
 
-def _execute(prepared: _Prepared, folder: RunFolder, callbacks: Sequence[Callback], figures: bool) -> Outcome:
-    config, experiment, run, network = prepared.config, prepared.experiment, prepared.run, prepared.network
-    settings, server = config.run, run.server
-    checkpoints = Checkpoints(folder.checkpoint, settings.checkpoint_every)
-    before = run.restore(checkpoints)
-    store = run.store
-    assert store is not None
-    if before and before["data"] != experiment.digest:
-        raise UserError(
-            f"data.name: expected the data that {folder.path} was begun with, got other data named "
-            f"{config.data.name!r}; another --out begins a new run"
-        )
-    _refuse_past(folder, server, run.stop)
-    if before and "network" in before:
-        network.restore(before["network"])
-    remove(folder.summary)  # a summary says that a run is finished
-    text = config.text()
-    write_text(folder.config, add_checksum(text))
-    if experiment.counts is not None:
-        label_counts = as_json({"classes": experiment.classes, "counts": experiment.counts.tolist()})
-        write_text(folder.label_counts, add_checksum(label_counts) + "\n")
-    with (
-        run,
-        JsonlFile.resumed(folder.metrics, before) as metrics,
-        JsonlFile.resumed(folder.traffic, before) as traffic,
-    ):
+    def execute(self, callbacks: Sequence[Callback], figures: bool) -> Outcome:
+        """Run to the end; see the function `execute`."""
+        folder, run, before = self.folder, self.run, self.before
+        remove(folder.summary)  # a summary says that a run is finished
+        write_text(folder.config, add_checksum(self.text))
+        if self.experiment.counts is not None:
+            counts = as_json({"classes": self.experiment.classes, "counts": self.experiment.counts.tolist()})
+            write_text(folder.label_counts, add_checksum(counts) + "\n")
+        with (
+            run,
+            JsonlFile.resumed(folder.metrics, before) as self.metrics,
+            JsonlFile.resumed(folder.traffic, before) as self.traffic,
+        ):
+            self.loop = self._start(callbacks)
+            try:
+                reason = self.loop.run()
+                self._save()
+                write_tensors(folder.model, run.state_dict(), self.experiment.info.metadata())
+                outcome = run.outcome(reason)
+                self._write_summary(outcome)
+                if figures:
+                    _draw(folder, outcome, self.experiment)
+                return outcome
+            except KeyboardInterrupt:
+                self._write_rows()  # the interrupted round may have completed a row
+                self._save()
+                raise KeyboardInterrupt(
+                    f"interrupted after round {run.server.round}; --resume continues from there ({folder.path})"
+                ) from None
+            except Diverged:
+                self._write_rows()
+                self._write_summary(run.outcome(DIVERGED))
+                raise
+            except UserError as error:
+                raise UserError(f"{error}; {self._resumable(error)}") from error
+            finally:
+                self.loop.backend.close()
+                self.checkpoints.wait()
 
-        def record_traffic() -> None:
-            assert network.sent is not None
-            traffic.append(network.sent.row())
-
-        def save(in_background: bool = False) -> None:
-            with loop.backend.clock.timing("checkpoint"):
-                checkpoints.finish(store)  # the last one may still be flushing metrics and traffic
-                more: dict[str, Any] = {
-                    "seconds": loop.update_seconds(),
-                    "clock": dict(loop.backend.clock),
-                    "config": text,
-                }
-                more |= {"data": experiment.digest, "network": network.snapshot()} | metrics.kept() | traffic.kept()
-                checkpoints.begin(server, store, more, [metrics.sync, traffic.sync])
-                if not in_background:
-                    checkpoints.finish(store)
-
-        def write_rows(info: RoundInfo | None = None) -> None:
-            for row in metrics.rows[metrics.written :]:
-                metrics.append(row)
-
-        def write_checkpoint(info: RoundInfo) -> None:
-            write_rows()  # a callback that stopped the run has added a row
-            if not info.reason and checkpoints.due(server):
-                save(in_background=True)
-
-        def write_summary(outcome: Outcome) -> None:
-            summary = outcome.summary() | _origin_of_result(config, server.layout, dict(loop.backend.clock))
-            summary["notes"] = list(experiment.notes)
-            if network.links is not None:
-                summary["links"] = network.links.digest()
-            write_text(folder.summary, add_checksum(as_json(summary, indent=1)) + "\n")
-
-        loop = run.start(
-            partial(make_backend, where=config.placement),
-            every=settings.evaluate_every,
-            # Rows are on disk before any other callback sees them.
-            callbacks=[write_rows, *callbacks, *_tensorboard(config, folder), write_checkpoint],
-            metric_prefix=experiment.prefix,
-            rows=metrics.rows,
+    def _start(self, callbacks: Sequence[Callback]) -> Loop:
+        config, before, prepared = self.config, self.before, self.prepared
+        # Rows are on disk before any other callback sees them.
+        own = [*callbacks, *self.experiment.callbacks, *_tensorboard(config, self.folder)]
+        loop = self.run.start(
+            partial(make_backend, where=prepared.placement, transport=prepared.transport),
+            every=config.run.evaluate_every,
+            callbacks=[self._write_rows, *own, self._write_checkpoint],
+            metric_prefix=self.experiment.prefix,
+            rows=self.metrics.rows,
             seconds=before["seconds"] if before else 0.0,
-            overlap=config.placement.entry.overlaps_evaluation,
-            on_commit=record_traffic,
+            overlap=prepared.overlap,
+            on_commit=self._record_traffic,
+            metric=config.run.metric,
+            goal=config.run.goal,
         )
         loop.backend.clock.add(before["clock"] if before else {})
+        return loop
+
+    def _record_traffic(self) -> None:
+        assert self.network.sent is not None
+        self.traffic.append(self.network.sent.row())
+
+    def _write_rows(self, info: RoundInfo | None = None) -> None:
+        for row in self.metrics.rows[self.metrics.written :]:
+            self.metrics.append(row)
+
+    def _write_checkpoint(self, info: RoundInfo) -> None:
+        self._write_rows()  # a callback that stopped the run has added a row
+        if not info.reason and self.checkpoints.due(self.run.server):
+            self._save(in_background=True)
+
+    def _save(self, in_background: bool = False) -> None:
+        store, clock = self.run.store, self.loop.backend.clock
+        assert store is not None
+        with clock.timing("checkpoint"):
+            self.checkpoints.finish(store)  # the last one may still be flushing metrics and traffic
+            more: dict[str, Any] = {
+                "seconds": self.loop.update_seconds(),
+                "clock": dict(clock),
+                "config": self.text,
+                "data": self.experiment.digest,
+                "network": self.network.snapshot(),
+            }
+            more |= self.metrics.kept() | self.traffic.kept()
+            self.checkpoints.begin(self.run.server, store, more, [self.metrics.sync, self.traffic.sync])
+            if not in_background:
+                self.checkpoints.finish(store)
+
+    def _write_summary(self, outcome: Outcome) -> None:
+        clock = dict(self.loop.backend.clock)
+        summary = outcome.summary() | _origin_of_result(self.config, self.run.server.layout, clock)
+        summary["notes"] = list(self.experiment.notes)
+        if self.network.links is not None:
+            summary["links"] = self.network.links.digest()
+        write_text(self.folder.summary, add_checksum(as_json(summary, indent=1)) + "\n")
+
+    def _resumable(self, error: UserError) -> str:
+        """Return a sentence on whether the run can be resumed after this error."""
+        self.checkpoints.wait()
         try:
-            reason = loop.run()
-            save()
-            write_tensors(folder.model, run.state_dict(), experiment.info.metadata())
-            outcome = run.outcome(reason)
-            write_summary(outcome)
-            if figures:
-                _draw(folder, outcome, experiment)
-            return outcome
-        except KeyboardInterrupt:
-            write_rows()  # the interrupted round may have completed a row
-            save()
-            raise KeyboardInterrupt(
-                f"interrupted after round {server.round}; --resume continues from there ({folder.path})"
-            ) from None
-        except Diverged:
-            write_rows()
-            write_summary(run.outcome(DIVERGED))
-            raise
-        except UserError as error:
-            checkpoints.wait()
-            try:
-                saved = checkpoints.load()
-            except (UserError, OSError):
-                raise error from None  # the first error, such as too many open files, is the one to show
-            resumable = (
-                f"--resume continues from the checkpoint of round {saved[1]['round']}"
-                if saved
-                else "no checkpoint was written yet"
-            )
-            raise UserError(f"{error}; {resumable}") from error
-        finally:
-            loop.backend.close()
-            checkpoints.wait()
+            saved = self.checkpoints.load()
+        except (UserError, OSError):
+            raise error from None  # the first error, such as too many open files, is the one to show
+        if not saved:
+            return "no checkpoint was written yet"
+        return f"--resume continues from the checkpoint of round {saved[1]['round']}"
 
 
 def _draw(folder: RunFolder, outcome: Outcome, experiment: Experiment) -> None:
     with uninterrupted():  # matplotlib cannot be imported again after Ctrl-C in its first import
         from fedbcgd.display import plots
 
-    plots.curves({outcome.algorithm: outcome.rows}, folder.path / "curve.png")
+    plots.curves({outcome.algorithm: outcome.rows}, folder.path / "curve.png", metric=outcome.metric)
     if experiment.counts is not None:
         plots.label_counts(experiment.counts, folder.path / "label_counts.png", experiment.classes)
 

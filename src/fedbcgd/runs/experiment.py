@@ -1,4 +1,4 @@
-"""Building what a configuration names: data, model and clients."""
+"""What a run trains: built from what a configuration names, or given by a program."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -9,10 +9,12 @@ import torch
 from torch import Tensor, nn
 
 from fedbcgd.core.objective import Loss, Metrics
+from fedbcgd.core.own_training import Train
 from fedbcgd.data import partition, store
 from fedbcgd.data.images import Images
-from fedbcgd.data.names import QUADRATICS
-from fedbcgd.data.sources import Tensors, as_source, split
+from fedbcgd.data.names import PYTHON, QUADRATICS
+from fedbcgd.data.sources import Source, Tensors, as_source, split
+from fedbcgd.engine.loop import Callback
 from fedbcgd.errors import UserError
 from fedbcgd.models.make import HF, call_factory, load_attribute, make_model
 from fedbcgd.models.problems import quadratics
@@ -26,7 +28,7 @@ Splittable = Images | Tensors
 
 @dataclass
 class Experiment:
-    """Objects built from a Config.
+    """What a run trains.
 
     Attributes:
         model: the model, with its initial weights.
@@ -40,6 +42,10 @@ class Experiment:
         digest: identifies the data set.
         notes: messages for the user.
         info: how the model is built again.
+        weights: a state_dict that replaces the model's values.
+        train: a user's own training function.
+        callbacks: a user's own, called after each round.
+        own_code: whether a user's own code is in it, which is tried before a run.
     """
 
     model: nn.Module
@@ -53,6 +59,10 @@ class Experiment:
     digest: str = ""
     notes: tuple[str, ...] = ()
     info: ModelInfo = field(default_factory=ModelInfo)
+    weights: Mapping[str, Tensor] | None = None
+    train: Train | None = None
+    callbacks: Sequence[Callback] = ()
+    own_code: bool = False
 
 
 @dataclass
@@ -61,7 +71,7 @@ class Loaded:
 
     train: Splittable
     test: Splittable
-    labels: np.ndarray
+    labels: np.ndarray | None  # None: there are none, as in regression
     groups: np.ndarray | None
     classes: tuple[str, ...]
     shape: tuple[int, int, int]
@@ -81,6 +91,11 @@ def make_experiment(config: Config) -> Experiment:
         UserError: the model or the data cannot be built.
     """
     seed, data, model = config.run.seed, config.data, config.model
+    if data.name == PYTHON:
+        program = config.origin.get("program", "a Python program")
+        raise UserError(
+            f"data.name: expected data that a configuration can name, got the objects of {program}; run that again"
+        )
     if data.name == QUADRATICS:
         chosen = config.quadratics or Quadratics()
         p = quadratics(data.clients, seed=seed, **chosen.model_dump())
@@ -94,7 +109,8 @@ def make_experiment(config: Config) -> Experiment:
         test = _without_augmentation(loaded.train).subset(torch.from_numpy(partitioned.validation))
         prefix = "validation"
     options = {k: v for k in ("width", "norm") if (v := getattr(model, k)) is not None} | model.options
-    built = make_model(model.name, loaded.shape, len(loaded.classes), seed, model.weights, options)
+    built = make_model(model.name, loaded.shape, len(loaded.classes) or 1, seed, model.weights, options)
+    spread = () if partitioned.counts is None else (str(partition.Heterogeneity.of(partitioned.counts)),)
     return Experiment(
         built.module,
         split(loaded.train, partitioned.parts),
@@ -105,8 +121,9 @@ def make_experiment(config: Config) -> Experiment:
         partitioned.counts,
         loaded.classes,
         loaded.digest,
-        (*built.notes, str(partition.Heterogeneity.of(partitioned.counts))),
+        (*built.notes, *spread),
         _model_info(config, built.module, loaded, options),
+        own_code=":" in model.name + data.name,
     )
 
 
@@ -118,7 +135,7 @@ def _model_info(config: Config, module: nn.Module, loaded: Loaded, options: dict
         options=mask_config({} if is_transformers else options),
         config=transformers_values(module) if is_transformers else None,
         shape=loaded.shape,
-        classes=len(loaded.classes),
+        classes=len(loaded.classes) or 1,
         class_names=loaded.classes,
         precision=config.run.precision,
     ).with_data(loaded.test)
@@ -132,13 +149,13 @@ class PartitionedData:
         loaded: the data set.
         parts: rows of the training set, for each client.
         validation: rows of the training set that are held out for validation.
-        counts: examples of each label at each client.
+        counts: examples of each label at each client; None if there are no labels.
     """
 
     loaded: Loaded
     parts: list[np.ndarray]
     validation: np.ndarray | None
-    counts: np.ndarray
+    counts: np.ndarray | None
 
 
 def partition_data(config: Config) -> PartitionedData | None:
@@ -165,7 +182,8 @@ def partition_data(config: Config) -> PartitionedData | None:
             )
         rows, validation = np.sort(order[count:]), np.sort(order[:count])
     parts = [rows[part] for part in _make_parts(loaded, data, rows, seed)]
-    return PartitionedData(loaded, parts, validation, partition.label_counts(loaded.labels, parts))
+    counts = None if loaded.labels is None else partition.label_counts(loaded.labels, parts)
+    return PartitionedData(loaded, parts, validation, counts)
 
 
 def load_data(data: Data) -> Loaded:
@@ -184,7 +202,11 @@ def load_data(data: Data) -> Loaded:
 
 def _make_parts(loaded: Loaded, data: Data, rows: np.ndarray, seed: int) -> list[np.ndarray]:
     """Split these rows of the training set; return positions in `rows` for each client."""
-    labels = loaded.labels[rows]
+    labels = np.empty(0) if loaded.labels is None else loaded.labels[rows]
+    if loaded.labels is None and data.partition in ("dirichlet", "dirichlet-unequal", "shards"):
+        raise UserError(
+            f"data.partition: expected iid, quantity or group with data that has no class labels, got {data.partition!r}"
+        )
     match data.partition:
         case "iid":
             return partition.iid(len(rows), data.clients, seed)
@@ -243,26 +265,30 @@ def _from_user(data: Data) -> Loaded:
             )
         sources.append(source)
     train, test = sources
-    labels = _labels_of(train)
+    labels = labels_of(train)
     groups = np.asarray(result[2]) if len(result) == 3 else None
     if groups is not None and len(groups) != len(train):
         raise UserError(f"data: {data.name}: expected a group for each of {len(train)} examples, got {len(groups)}")
-    classes = tuple(str(c) for c in range(int(labels.max()) + 1))
-    return Loaded(train, test, labels, groups, classes, _shape_of(train), "")
+    classes = () if labels is None else tuple(str(c) for c in range(int(labels.max()) + 1))
+    return Loaded(train, test, labels, groups, classes, shape_of(train), "")
 
 
-def _labels_of(source: Splittable) -> np.ndarray:
+def labels_of(source: Source) -> np.ndarray | None:
+    """Return the label of each example; None if they have none, as in regression."""
     if isinstance(source, Images):
         labels = source.labels
-    else:
+    elif isinstance(source, Tensors):
         t = source.tensors
         labels = t.get("labels", next(reversed(list(t.values())))) if isinstance(t, Mapping) else t[-1]
-    if labels.ndim != 1 or labels.is_floating_point():  # no classes: one label for all
-        labels = torch.zeros(len(labels), dtype=torch.int64)
+    else:
+        return None
+    if labels.ndim != 1 or labels.is_floating_point() or (isinstance(source, Tensors) and len(source.tensors) < 2):
+        return None
     return labels.numpy() if source.rows is None else labels[source.rows].numpy()
 
 
-def _shape_of(source: Splittable) -> tuple[int, int, int]:
+def shape_of(source: Splittable) -> tuple[int, int, int]:
+    """Return the shape of an example as channels, height and width."""
     if isinstance(source, Images):
         return source.shape
     t = source.tensors
@@ -278,6 +304,7 @@ def _make_binary(loaded: Loaded, positive: int) -> None:
     loaded.train, loaded.test = (
         images.relabelled((images.labels == positive).long()) for images in (loaded.train, loaded.test)
     )
+    assert loaded.labels is not None
     loaded.labels = (loaded.labels == positive).astype(np.int64)
     loaded.classes = ("others", loaded.classes[positive])
 

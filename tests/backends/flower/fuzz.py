@@ -154,9 +154,9 @@ def fuzz(federation, grid, mutator, messages, hostile, clients):
     """Rounds in which the hostile clients' replies are damaged; the model is put back after each. Returns the costs."""
     cost = Measured()
     federation.roster._enter = cost(federation.roster._enter)
-    take, aggregate = cost(federation.take), cost(federation.aggregate_evaluate)
     grid.lose = lambda message, reply: reply
     server = federation._open(grid, None).server
+    take, aggregate = cost(federation.rounds.take), cost(federation.aggregate_evaluate)
     start, _ = server.snapshot()
 
     def lose(message, reply):
@@ -171,7 +171,7 @@ def fuzz(federation, grid, mutator, messages, hostile, clients):
         for reply in exchange(grid, federation.configure_train(2, None, None, grid), 0):
             take(reply)
         server.commit()
-        federation.committed()
+        federation.rounds.committed()
         assert server.last.accepted >= clients - len(hostile)
         values = [server.x, *server.controls.values(), *server.state.values()]
         assert all(v.isfinite().all() for v in values)
@@ -184,5 +184,5 @@ def fuzz(federation, grid, mutator, messages, hostile, clients):
             vector.copy_(start[f"server.{name}"])
         if any(vector.abs().max() > 1e3 for vector in server.controls.values()):
             server.reset_controls()
-            federation.accepted = {}
+            federation.rounds.accepted = {}
     return cost

@@ -181,7 +181,7 @@ def test_an_upload_that_is_too_long_is_refused_before_it_is_copied():
         a.shape = (len(a.data),)
     tracemalloc.start()
     try:
-        federation.take(replies[0])
+        federation.rounds.take(replies[0])
         assert tracemalloc.get_traced_memory()[1] < 1e6
     finally:
         tracemalloc.stop()
@@ -229,8 +229,8 @@ def test_it_cannot_answer_twice():
     federation = fedbcgd.flower.strategy("fedavg", make_model(), clients=M, **LOCAL)
     grid = LocalGrid(app(), M)
     for reply in exchange(grid, federation.configure_train(1, None, None, grid), 0):
-        federation.take(reply)
-        federation.take(reply)
+        federation.rounds.take(reply)
+        federation.rounds.take(reply)
     report = federation.server.commit()
     assert (report.accepted, report.refused, report.lost) == (M, (), ())
 

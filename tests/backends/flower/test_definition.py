@@ -1,10 +1,16 @@
 """Server and clients with other models, bodies or versions: refused, with what differs."""
 
+import importlib
+import sys
+from pathlib import Path
+
 import pytest
 import torch
 from torch import nn
 
 pytest.importorskip("flwr", reason="the extra flower is not installed")
+
+from flwr.app import Context, RecordDict
 
 import fedbcgd.flower
 from fedbcgd import UserError
@@ -118,3 +124,45 @@ def test_a_folder_begun_with_another_body_is_refused(tmp_path):
     with pytest.raises(UserError, match=r"a run of the same model .* begun with another"):
         run(lambda: adapted(1), model=adapted(1), folder=tmp_path, rounds=2)
     assert run(adapted, folder=tmp_path, rounds=2).server.round == 2
+
+
+# -- the example ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def lora(tmp_path, monkeypatch):
+    """The modules of `examples/flower-lora`."""
+    monkeypatch.syspath_prepend(Path(__file__).parents[3] / "examples" / "flower-lora")
+    monkeypatch.chdir(tmp_path)
+    yield [importlib.import_module(f"lora_app.{name}") for name in ("server_app", "client_app", "task")]
+    for name in [name for name in sys.modules if name.split(".")[0] == "lora_app"]:
+        del sys.modules[name]
+
+
+def test_of_the_example_only_adapters_are_sent_and_another_body_is_refused(lora, caplog):
+    server, client, task = lora
+    ours, other = task.make_body(), task.make_body()
+    with torch.no_grad():
+        other.blocks[1].mlp.fc1.weight.add_(0.01)
+    torch.save(ours.state_dict(), "body.pt")
+    torch.save(other.state_dict(), "other.pt")
+    grid = LocalGrid(client.app, M)
+    for context in grid.nodes.values():
+        context.node_config["body"] = "other.pt" if context.node_config["partition-id"] == 2 else "body.pt"
+    config = {"num-server-rounds": 2, "body": "body.pt", "output": "adapters.pt"}
+    caplog.set_level("INFO")
+    server.app(grid, Context(run_id=1, node_id=1, node_config={}, state=RecordDict(), run_config=config))
+    for round in (1, 2):
+        assert (
+            f"round {round}: client 2 is lost: make_model: expected the server's model, got another one: frozen parameter "
+            "'blocks.1.mlp.fc1.layer.weight' has other values than on the server; install the same app on both"
+        ) in caplog.text
+    assert "round 2: train_loss" in caplog.text
+    assert "2 uploads, 0 refused, 1 lost" in caplog.text
+    adapters = torch.load("adapters.pt")
+    assert {name.split(".")[-1] for name in adapters} == {"down", "up", "weight", "bias"}
+    assert adapters["blocks.0.attn.qkv.up"].abs().max() > 0
+    d = sum(t.numel() for t in adapters.values())
+    uploads = [wire.counted(reply) for reply in grid.replies if wire.UPLOAD in reply.content]
+    assert len(uploads) == 4
+    assert max(uploads) < 4 * d < 4 * sum(p.numel() for p in ours.parameters()) / 3

@@ -38,8 +38,8 @@ import fedbcgd.flower
 from fedbcgd import UserError, simulate
 from fedbcgd.backends.flower import plain, wire
 from fedbcgd.backends.flower.exchange import exchange
-from fedbcgd.backends.flower.flower_options import FlowerOptions
 from fedbcgd.backends.flower.memory import InContext
+from fedbcgd.backends.flower.options import Options
 
 from .fuzz import Mutator, fuzz, through_protobuf
 from .grids import LocalGrid
@@ -472,7 +472,7 @@ def test_a_residual_is_kept_until_it_is_accepted():
     assert federation.server.ledger.lost == 1
     memory = InContext(grid.nodes[lost[0]].state, torch.float32).load()
     client = grid.nodes[lost[0]].node_config["partition-id"]
-    assert (memory.version, federation.accepted[client]) == (0, 0)  # the first round; the second was lost
+    assert (memory.version, federation.rounds.accepted[client]) == (0, 0)  # the first round; the second was lost
     assert memory.pending_round == 1
     federation.start(grid, num_rounds=3)
     memory = InContext(grid.nodes[lost[0]].state, torch.float32).load()
@@ -757,8 +757,7 @@ def test_two_names_for_the_same_are_refused(options):
 
 def test_flowers_options_are_taken_out():
     options = {"fraction_train": 0.5, "lr": 0.1, "min_train_nodes": 3, "min_clients": 1}
-    assert FlowerOptions.take(options) == FlowerOptions(fraction_train=0.5, min_train_nodes=3)
-    assert options == {"lr": 0.1, "min_clients": 3}
+    assert Options.read(options) == (Options(fraction_train=0.5, min_train_nodes=3, min_clients=3), {"lr": 0.1})
 
 
 # -- settings of the training ------------------------------------------------------------------------------------------
@@ -1032,7 +1031,7 @@ def test_the_round_timeout_of_a_server_fn_is_ours():
     grid = LegacyGrid(fedbcgd.flower.wrap(ClientApp(client_fn=client_fn)), M)
     context = Context(run_id=1, node_id=1, node_config={}, state=RecordDict(), run_config={})
     ServerApp(server_fn=lambda _: parts)(grid, context)
-    assert federation.timeout == 7.5
+    assert federation.settings.timeout == 7.5
 
 
 def test_older_privacy_and_secure_aggregation_are_refused():

@@ -5,7 +5,6 @@ import re
 import subprocess
 import sys
 from dataclasses import fields
-from inspect import signature
 
 import pytest
 import torch
@@ -20,8 +19,8 @@ import fedbcgd
 import fedbcgd.flower
 from fedbcgd import UserError, algorithm_names, simulate
 from fedbcgd.backends.flower import wire
-from fedbcgd.backends.flower.flower_options import FlowerOptions
 from fedbcgd.backends.flower.memory import InContext
+from fedbcgd.backends.flower.options import Options
 from fedbcgd.models import LeNet5
 
 from .grids import LocalGrid
@@ -142,7 +141,9 @@ def test_a_training_function_of_a_clients_own_takes_no_precision(caplog):
 def test_a_server_that_does_not_name_a_precision_means_fp32():
     federation, _ = start("fedavg", LocalGrid(app(), M), rounds=1, precision="bf16")
     task = fedbcgd.core.messages.Task(0, 0, 0)
-    message = federation._message(task, RecordDict(), "train", "token")
+    (message,) = federation.rounds.questions(
+        [task], federation.server.plan().broadcast, "train", federation.settings
+    ).messages
     assert wire.Order.read(message.content).precision == "bf16"
     del message.content[wire.TASK]["precision"]
     assert wire.Order.read(message.content).precision == "fp32"
@@ -170,8 +171,8 @@ def controls(federation, grid, name="c"):
         client = context.node_config["partition-id"]
         memory = InContext(context.state, server.layout.dtype).load()
         order = wire.Order(
-            fedbcgd.core.messages.Task(server.round, client, 0), server.epoch, federation.accepted.get(client, -1),
-            federation.run_id, 0, "", False, federation.algorithm,
+            fedbcgd.core.messages.Task(server.round, client, 0), server.epoch, federation.rounds.accepted.get(client, -1),
+            federation.rounds.run_id, 0, "", False, federation.algorithm,
         )  # fmt: skip
         assert memory.settle(order, server.layout.dim, server.layout.dtype)
         if name in memory.vectors:
@@ -198,7 +199,6 @@ def test_a_client_that_lost_its_state_biases_nothing():
     federation, _ = start("fedbcgd+", grid, rounds=3, cohort=M)
     assert federation.server.epoch == 0
     grid.join(2, M)
-    federation._every = 1
     federation.start(grid, num_rounds=4)
     server = federation.server
     assert server.epoch == 1
@@ -514,9 +514,8 @@ def test_mistakes(call, words):
 
 
 def test_every_option_is_in_the_help():
-    options = {*signature(fedbcgd.flower.Federation).parameters, *(field.name for field in fields(FlowerOptions))}
     named = set(re.findall(r"[a-z_]+", fedbcgd.flower.strategy.__doc__))
-    assert options - named - {"flower"} == set()
+    assert {field.name for field in fields(Options)} - named == set()
 
 
 def test_without_the_extra_it_says_which(monkeypatch):

@@ -115,6 +115,9 @@ def test_failures_tell_the_server_the_line_or_the_reason(caplog):
     assert federation.server.ledger.lost == M
     assert "ZeroDivisionError: mine" in federation.server.last.lost[0]
     assert "test_own_training.py, line" in federation.server.last.lost[0]
+    of_node = next(record.message for record in caplog.records if record.message.startswith("Traceback"))
+    assert "test_own_training.py" in of_node
+    assert "/src/fedbcgd/" not in of_node
     federation, _ = start("scaffold", own_optimizer, rounds=1)
     assert "expected steps of config.optimizer(…)" in federation.server.last.lost[0]
     assert float(federation.server.controls["c"].abs().sum()) == 0

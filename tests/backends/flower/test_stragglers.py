@@ -10,8 +10,7 @@ pytest.importorskip("flwr", reason="the extra flower is not installed")
 
 import fedbcgd.flower
 from fedbcgd import UserError
-from fedbcgd.backends.flower import federation as strategies
-from fedbcgd.backends.flower import late, wire
+from fedbcgd.backends.flower import questions, rounds, wire
 
 from .grids import LocalGrid
 
@@ -107,7 +106,7 @@ def test_a_late_upload_is_dropped_unread(monkeypatch, caplog):
     """Its bytes are never decoded, nothing of it counts, and the client's pending state is dropped."""
     read = []
     monkeypatch.setattr(
-        strategies.wire,
+        rounds.wire,
         "read_upload",
         lambda content, lengths, f=wire.read_upload: read.append(1) or f(content, lengths),
     )
@@ -117,7 +116,7 @@ def test_a_late_upload_is_dropped_unread(monkeypatch, caplog):
     assert len(read) == M - 1
     grid.arrive()
     before = federation.server.x.clone(), len(grid.asked)
-    federation.late.drop_arrived(grid)
+    federation.rounds.late.drop_arrived(grid)
     assert len(read) == M - 1
     assert torch.equal(federation.server.x, before[0])
     assert "client 2 answered after round 1 had closed: dropped" in caplog.text
@@ -135,12 +134,12 @@ def test_oversampling_asks_more_than_the_cohort():
 
 
 def test_where_all_are_at_work_they_are_asked_all_the_same():
-    replies = late.LateReplies()
+    replies = questions.LateReplies()
     assert replies.busy({0: 1}) == set()
     grid = SlowGrid({0, 1, 2}, clients=4)
     federation = start(grid, rounds=1, close_at=0.25)
     grid.leave(3)
-    assert federation.online(grid) == [0, 1, 2]
+    assert federation.rounds.online(grid) == [0, 1, 2]
 
 
 @pytest.mark.parametrize(("option", "value"), [("close_at", 0), ("close_at", 1.5), ("oversample", 0.5)])

@@ -1,8 +1,6 @@
 """The ClientApp: a user's model and data behind the same `Client` that every backend runs."""
 
 import inspect
-import logging
-import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,8 +12,8 @@ from flwr.clientapp import ClientApp
 from torch import nn
 
 from fedbcgd.backends.flower import wire
-from fedbcgd.backends.flower.definition import Definition
-from fedbcgd.backends.flower.memory import InContext, InFolder
+from fedbcgd.backends.flower.definition import as_on_server
+from fedbcgd.backends.flower.node import Node, serving
 from fedbcgd.backends.flower.privacy import refuse_mods
 from fedbcgd.backends.flower.wire import Order
 from fedbcgd.core.client import Client
@@ -24,11 +22,8 @@ from fedbcgd.core.own_training import Train
 from fedbcgd.core.reading import FUNCTION, RULE
 from fedbcgd.data.sources import Source, as_source, examples_in
 from fedbcgd.engine.evaluation import combine, evaluate_span, spans
-from fedbcgd.engine.probe import with_line
 from fedbcgd.engine.threads import threads as threads_used
 from fedbcgd.errors import UserError
-
-log = logging.getLogger("flwr.fedbcgd")  # shown where Flower shows its own
 
 
 def client_app(
@@ -80,75 +75,16 @@ def client_app(
     Raises:
         UserError: `train` is not a function, or a mod cannot work with partial uploads.
     """
-    site = _Site(
-        make_model=make_model,
-        load_data=load_data,
-        load_test=load_test,
-        loss=loss,
-        metrics=metrics,
-        index=index or partition_id,
-        folder=None if folder is None else Path(folder),
-        threads=threads,
-        device=device,
-        train=train,
-    )
+    if train is not None and not callable(train):
+        raise UserError(f"train: expected a function of (model, data, config), got {train!r}")
     refuse_mods(mods, sees_whole_models=False)
+    how = RULE if train is None else FUNCTION
+    site = _Site(index, folder, how, make_model, load_data, load_test, loss, metrics, threads, device, train)
     app = ClientApp(mods=list(mods))
-
-    @app.train()
-    def fit(message: Message, context: Context) -> Message:
-        return Message(answer(site.answer_task, message, context), reply_to=message)
-
-    @app.evaluate()
-    def evaluate(message: Message, context: Context) -> Message:
-        return Message(answer(site.answer_evaluation, message, context), reply_to=message)
-
-    @app.query(wire.HELLO_ACTION)
-    def hello(message: Message, context: Context) -> Message:
-        return Message(answer(site.answer_hello, message, context), reply_to=message)
-
+    app.train()(serving(site.train))
+    app.evaluate()(serving(site.evaluate))
+    app.query(wire.HELLO_ACTION)(serving(site.hello))
     return app
-
-
-def partition_id(context: Context) -> int:
-    """Return the client's index from the node's configuration.
-
-    Raises:
-        UserError: the configuration has none.
-    """
-    given = context.node_config.get("partition-id")
-    try:
-        return int(given)  # type: ignore[arg-type]
-    except (ValueError, TypeError):
-        raise UserError(
-            f"partition-id: expected this client's index in the node's configuration, got {given!r}; start the SuperNode "
-            'with --node-config "partition-id=0" (each with a number of its own), or pass index=…'
-        ) from None
-
-
-def answer(work: Callable[[Message, Context], RecordDict], message: Message, context: Context) -> RecordDict:
-    """Return the content of a reply: the result of the work or why it failed, and the token of the message.
-
-    If an app raises an error, Flower tells the server that it failed, but not why.
-
-    Args:
-        work: makes the content of the reply.
-        message: the server's message.
-        context: Flower's context.
-    """
-    task: Any = message.content[wire.TASK]
-    token = task[wire.TOKEN]
-    try:
-        wire.check_server(message.content)
-        content = work(message, context)
-    except UserError as error:
-        log.error("%s", error)
-        content = wire.failure(str(error))
-    except Exception as error:
-        log.error("%s", "".join(traceback.format_exception(error)))
-        content = wire.failure(with_line(error))
-    content[wire.VALUES] = ConfigRecord({**content.get(wire.VALUES, {}), wire.TOKEN: token})  # type: ignore[dict-item]
-    return content
 
 
 @dataclass(frozen=True)
@@ -168,40 +104,35 @@ class _Loaded:
 
 
 @dataclass
-class _Site:
-    """What a node does with the messages of the server; the fields are the arguments of `client_app`."""
+class _Site(Node):
+    """Trains and evaluates the user's model; the fields are the arguments of `client_app`."""
 
     make_model: Callable[..., nn.Module]
     load_data: Callable[..., Any]
     load_test: Callable[..., Any] | None
-    loss: Any
-    metrics: Any
-    index: Callable[[Context], int]
-    folder: Path | None
+    loss: Loss | nn.Module | None
+    metrics: Metrics | None
     threads: int
     device: str
-    train: Train | None
+    own_train: Train | None
 
     def __post_init__(self) -> None:
-        if self.train is not None and not callable(self.train):
-            raise UserError(f"train: expected a function of (model, data, config), got {self.train!r}")
         # A process that serves several messages makes model and data once.
         self._made: _Made | None = None
         self._loaded: dict[str, _Loaded] = {}
 
-    def answer_hello(self, message: Message, context: Context) -> RecordDict:
-        """Say which client this is, and how it trains."""
+    def hello(self, message: Message, context: Context) -> RecordDict:
+        """Say also how many examples there are, if the server asks."""
+        content = super().hello(message, context)
         task: Any = message.content[wire.TASK]
-        values: dict[str, Any] = {"client": self.index(context), **wire.versions()}
-        values["of"] = int(context.node_config.get("num-partitions", 0))
-        values["trains"] = RULE if self.train is None else FUNCTION
+        values: Any = content[wire.VALUES]
         if "examples" in task["ask"]:
             values["examples"] = self._examples(context)
         if "test_examples" in task["ask"] and self.load_test is not None:
             values["test_examples"] = len(self._load("test", self.load_test, context))
-        return RecordDict({wire.VALUES: ConfigRecord(values)})
+        return content
 
-    def answer_task(self, message: Message, context: Context) -> RecordDict:
+    def train(self, message: Message, context: Context) -> RecordDict:
         """Train, and return the upload. New state is kept until the next task says whether it counts."""
         order = Order.read(message.content)
         client = self._client(order, context)
@@ -209,27 +140,12 @@ class _Site:
         config = message.content.get(wire.CONFIG)
         values = dict(config) if isinstance(config, ConfigRecord) else {}
         broadcast = wire.read_broadcast(message.content, order, client.layout)
-        names = order.algorithm.state_names
-        keeper = self._keeper(order, context, client)
-        memory = keeper.load() if names else None
-        if memory is not None and not memory.settle(order, client.layout.dim, client.layout.dtype):
-            if order.algorithm.local.controls:  # c is no longer the mean of the c_i, so the server must reset it
-                keeper.save(memory)
-                return wire.failure(
-                    f"state: expected the client's state of {_version(order.accepted)}, got that of "
-                    f"{_version(memory.version)}; client_app(folder=…) keeps it over restarts",
-                    state_lost=True,
-                )
-            memory.begin_anew(order)
-        with threads_used(self.threads):
-            state = memory.vectors if memory is not None else {}
-            upload, update = client.fit(broadcast, order.task, data, state, values=values)
-        if memory is not None:
+        with self.memory(order, context, client.layout) as memory, threads_used(self.threads):
+            upload, update = client.fit(broadcast, order.task, data, memory.vectors, values=values)
             memory.wait_for(order.task.round, update)
-            keeper.save(memory)
         return wire.reply(upload)
 
-    def answer_evaluation(self, message: Message, context: Context) -> RecordDict:
+    def evaluate(self, message: Message, context: Context) -> RecordDict:
         """Return the model's metrics on this client's test data."""
         order = Order.read(message.content)
         if self.load_test is None:
@@ -245,39 +161,29 @@ class _Site:
         return wire.evaluation(len(data), combine(batches))
 
     def _client(self, order: Order, context: Context) -> Client:
-        """Return the client for this task; make a new one if model, algorithm or seed have changed since the last task."""
-        key = (order.layout, order.model, order.channels_last, order.precision, order.seed, repr(order.algorithm))
+        """Return the client for this task; make a new one if model, algorithm, seed or node have changed."""
+        node = context.node_id if _takes_context(self.make_model) else 0  # one process may serve several nodes
+        key = (node, order.layout, order.model, order.channels_last, order.precision, order.seed, repr(order.algorithm))
         if self._made is None or self._made.key != key:
-            module = _call(self.make_model, context).to(torch.device(self.device))
-            if not isinstance(module, nn.Module):
-                raise UserError(f"make_model: expected it to return an nn.Module, got {type(module).__name__}")
-            if differences := Definition.of(module).differences(Definition.unpacked(order.model)):
-                raise UserError(
-                    f"make_model: expected the server's model, got another one: {differences}; install the same app on both"
-                )
-            if order.channels_last:
-                module = module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-            layout = order.algorithm.uplink.layout(module)
-            if layout.digest != order.layout:
-                raise UserError(
-                    f"make_model: expected a model whose blocks lie where the server's do, got {type(module).__name__} with "
-                    f"d = {layout.dim:,}; install the same app on both"
-                )
-            if self.train is not None and order.precision != "fp32":
+            if self.own_train is not None and order.precision != "fp32":
                 raise UserError(
                     f"precision: expected 'fp32' with train, got {order.precision!r}; use torch.autocast in the function "
                     "instead"
                 )
+            module = _call(self.make_model, context)
+            if not isinstance(module, nn.Module):
+                raise UserError(f"make_model: expected it to return an nn.Module, got {type(module).__name__}")
+            module, layout = as_on_server(module.to(torch.device(self.device)), order)
             goal = objective(self.loss, self.metrics, order.precision)
-            self._made = _Made(key, Client(order.algorithm, layout, module, goal, order.seed, self.train))
+            self._made = _Made(key, Client(order.algorithm, layout, module, goal, order.seed, self.own_train))
         return self._made.client
 
     def _load(self, what: str, load: Callable[..., Any], context: Context) -> Any:
         """Return the client's data as a Source; data for a user's own training function as the user gave it."""
-        client = self.index(context)
+        client = self.client_index(context)
         if what not in self._loaded or self._loaded[what].client != client:
             data = _call(load, context, client)
-            own = what == "train" and self.train is not None
+            own = what == "train" and self.own_train is not None
             self._loaded[what] = _Loaded(client, data if own else as_source(data, f"client {client}"))
         return self._loaded[what].data
 
@@ -290,18 +196,11 @@ class _Site:
             )
         return examples
 
-    def _keeper(self, order: Order, context: Context, client: Client) -> InContext | InFolder:
-        """Return where the client's state is kept."""
-        if self.folder is None:
-            return InContext(context.state, client.layout.dtype)
-        return InFolder(self.folder, order.task.client)
-
-
-def _version(round: int) -> str:
-    return "no round" if round < 0 else f"round {round + 1}"
-
 
 def _call(function: Callable[..., Any], context: Context, *arguments: Any) -> Any:
     """Call a user's function, with Flower's context if it has a parameter of that name."""
-    takes = "context" in inspect.signature(function).parameters
-    return function(*arguments, context=context) if takes else function(*arguments)
+    return function(*arguments, context=context) if _takes_context(function) else function(*arguments)
+
+
+def _takes_context(function: Callable[..., Any]) -> bool:
+    return "context" in inspect.signature(function).parameters

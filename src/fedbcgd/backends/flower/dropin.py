@@ -5,7 +5,6 @@ Only the change of the assigned block and of the shared block is uploaded.
 """
 
 import io
-import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -20,8 +19,8 @@ from flwr.clientapp import ClientApp
 from torch import Tensor
 
 from fedbcgd.backends.flower import plain, wire
-from fedbcgd.backends.flower.client import answer, partition_id
-from fedbcgd.backends.flower.memory import InContext, InFolder
+from fedbcgd.backends.flower.log import log
+from fedbcgd.backends.flower.node import Node, serving
 from fedbcgd.backends.flower.plain import Form
 from fedbcgd.backends.flower.privacy import refuse_mods
 from fedbcgd.backends.flower.wire import Order
@@ -34,9 +33,7 @@ from fedbcgd.core.own_training import options_of_own_steps, training_seed
 from fedbcgd.core.reading import APP, LONGEST_NAME, MOST_TRAIN_METRICS
 from fedbcgd.core.vector import Layout
 from fedbcgd.core.work import Progress
-from fedbcgd.errors import UserError
-
-log = logging.getLogger("flwr.fedbcgd")  # shown where Flower shows its own
+from fedbcgd.errors import UserError, call_users
 
 TrainFunction = Callable[[Message, Context], Message]
 Mod = Callable[[Message, Context, TrainFunction], Message]
@@ -81,19 +78,13 @@ def train(
     """
     refuse_mods(getattr(app, "_mods", ()), sees_whole_models=False)
     refuse_mods(mods, sees_whole_models=True)
-    site = _Site(index or partition_id, folder)
+    site = _Site(index, folder, APP)
 
     def register(function: TrainFunction) -> TrainFunction:
         trainer = _MessageApp(_with_mods(function, mods))
 
-        @app.train()
-        def serve(message: Message, context: Context) -> Message:
-            return Message(answer(lambda m, c: site.train(m, c, trainer), message, context), reply_to=message)
-
-        @app.query(wire.HELLO_ACTION)
-        def hello(message: Message, context: Context) -> Message:
-            return Message(answer(site.hello, message, context), reply_to=message)
-
+        app.train()(serving(partial(site.train, app=trainer)))
+        app.query(wire.HELLO_ACTION)(serving(site.hello))
         return function
 
     return register
@@ -124,20 +115,11 @@ def wrap(
             "instead"
         )
     refuse_mods(getattr(app, "_mods", ()), sees_whole_models=True)
-    outer, site, inner = ClientApp(), _Site(index or partition_id, folder), _NumPyApp(app)
+    outer, site, inner = ClientApp(), _Site(index, folder, APP), _NumPyApp(app)
 
-    @outer.train()
-    def serve(message: Message, context: Context) -> Message:
-        return Message(answer(lambda m, c: site.train(m, c, inner), message, context), reply_to=message)
-
-    @outer.evaluate()
-    def evaluate(message: Message, context: Context) -> Message:
-        return inner.evaluate(message, context)
-
-    @outer.query(wire.HELLO_ACTION)
-    def hello(message: Message, context: Context) -> Message:
-        return Message(answer(site.hello, message, context), reply_to=message)
-
+    outer.train()(serving(partial(site.train, app=inner)))
+    outer.evaluate()(inner.evaluate)
+    outer.query(wire.HELLO_ACTION)(serving(site.hello))
     return outer
 
 
@@ -183,7 +165,7 @@ class _MessageApp:
         self._function = function
 
     def train(self, message: Message, context: Context, form: Form) -> _Trained:
-        reply = self._function(message, context)
+        reply = call_users(self._function, message, context)
         if not isinstance(reply, Message):
             raise UserError(
                 f"training function: expected it to return a Message, got {type(reply).__name__}; return "
@@ -249,62 +231,50 @@ def _model_and_settings(content: RecordDict, form: Form) -> tuple[ArrayRecord, C
     return content[form.arrays], content[form.config]  # type: ignore[return-value]
 
 
-class _Site:
-    """What a node does with the messages of the server, if an app of its own trains."""
-
-    def __init__(self, index: Callable[[Context], int], folder: str | Path | None):
-        self._index = index
-        self._folder = None if folder is None else Path(folder)
-
-    def hello(self, message: Message, context: Context) -> RecordDict:
-        """Say which client this is, and how it trains."""
-        of = int(context.node_config.get("num-partitions", 0))
-        values: dict[str, Any] = {"client": self._index(context), "of": of, "trains": APP, **wire.versions()}
-        return RecordDict({wire.VALUES: ConfigRecord(values)})
+class _Site(Node):
+    """Has an app train, and uploads the task's block of what came out."""
 
     def train(self, message: Message, context: Context, app: _MessageApp | _NumPyApp) -> RecordDict:
         """Have the app train, and return the upload of the task's block."""
         order, form = Order.read(message.content), Form.read(message.content)
-        task, algorithm = order.task, order.algorithm
-        if why := unfit_reason(algorithm):
+        if why := unfit_reason(order.algorithm):
             raise UserError(why)
         layout = plain.read_layout(message.content, order.layout)
         arrays, config = _model_and_settings(message.content, form)
         x = _vector(layout, arrays.to_torch_state_dict(), "message")
-        keeper = InContext(context.state, layout.dtype) if self._folder is None else InFolder(self._folder, task.client)
-        memory = keeper.load() if algorithm.state_names else None
-        if memory is not None and not memory.settle(order, layout.dim, layout.dtype):
-            memory.begin_anew(order)  # the state is a residual, which may begin again from zero
         # The function sees what Flower's own strategies would send.
         message.content = RecordDict({form.arrays: arrays, form.config: config})
-        with generators_restored():
-            seed_generators(training_seed(order.seed, task), None)
-            trained = app.train(message, context, form)
-        y = _vector(layout, trained.state, "training function")
-        if trained.examples is None and algorithm.weighting == "examples":
-            raise UserError(
-                f"training function: expected {form.weighted_by!r} among its metrics, by which clients are weighted, got "
-                f"{', '.join(trained.metrics) or 'none'}"
-            )
-        own = {RESIDUAL: torch.zeros(layout.dim, dtype=layout.dtype)} if algorithm.codec.residual else {}
-        own |= memory.vectors if memory is not None else {}
-        rate, dim = algorithm.local.rate(task.round), layout.dim
-        work = Progress(x[:dim], y[:dim], {}, own, layout.slices(task.block), rate, torch.zeros(()))
-        work.steps = 1  # the number of steps is not known here
-        broadcast, new_memory = Broadcast(task.round, order.epoch, x, {}), partial(torch.empty, dtype=torch.uint8)
-        payload, values = encode(
-            algorithm, layout, order.seed, work, broadcast, task, y[layout.buffer_slice], new_memory
-        )
-        metrics = _numbers(trained.metrics, MOST_TRAIN_METRICS)
-        loss = next((float(metrics[name]) for name in LOSS_NAMES if name in metrics), None)
-        if memory is not None:
-            memory.wait_for(task.round, StateUpdate(task.client, order.epoch, values))
-            keeper.save(memory)
-        examples = 1 if trained.examples is None else trained.examples
-        upload = Upload(
-            task.round, task.client, task.block, payload, examples, work.steps, work.evaluations, loss, metrics
-        )
+        with self.memory(order, context, layout) as memory:
+            with generators_restored():
+                seed_generators(training_seed(order.seed, order.task), None)
+                trained = app.train(message, context, form)
+            y = _vector(layout, trained.state, "training function")
+            if trained.examples is None and order.algorithm.weighting == "examples":
+                raise UserError(
+                    f"training function: expected {form.weighted_by!r} among its metrics, by which clients are weighted, "
+                    f"got {', '.join(trained.metrics) or 'none'}"
+                )
+            upload, update = _upload(order, layout, x, y, trained, memory.vectors)
+            memory.wait_for(order.task.round, update)
         return wire.reply(upload)
+
+
+def _upload(
+    order: Order, layout: Layout, x: Tensor, y: Tensor, trained: _Trained, state: Mapping[str, Tensor]
+) -> tuple[Upload, StateUpdate]:
+    """Encode the task's block of what the training changed; return the upload and the state update."""
+    task, algorithm, dim = order.task, order.algorithm, layout.dim
+    own = {RESIDUAL: torch.zeros(dim, dtype=layout.dtype)} if algorithm.codec.residual else {}
+    rate = algorithm.local.rate(task.round)
+    work = Progress(x[:dim], y[:dim], {}, own | dict(state), layout.slices(task.block), rate, torch.zeros(()))
+    work.steps = 1  # the number of steps is not known here
+    broadcast, new_memory = Broadcast(task.round, order.epoch, x, {}), partial(torch.empty, dtype=torch.uint8)
+    payload, values = encode(algorithm, layout, order.seed, work, broadcast, task, y[layout.buffer_slice], new_memory)
+    metrics = _numbers(trained.metrics, MOST_TRAIN_METRICS)
+    loss = next((float(metrics[name]) for name in LOSS_NAMES if name in metrics), None)
+    examples = 1 if trained.examples is None else trained.examples
+    upload = Upload(task.round, task.client, task.block, payload, examples, work.steps, work.evaluations, loss, metrics)
+    return upload, StateUpdate(task.client, order.epoch, values)
 
 
 def _vector(layout: Layout, state: Mapping[str, Tensor], where: str) -> Tensor:

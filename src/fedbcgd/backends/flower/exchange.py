@@ -1,6 +1,5 @@
 """Messages to nodes, and their replies. Replies are fetched one by one, so that an unreadable one does not lose others."""
 
-import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
 
@@ -9,8 +8,6 @@ from flwr.serverapp import Grid
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 
 from fedbcgd.core.reading import shorten
-
-log = logging.getLogger("flwr.fedbcgd")  # shown where Flower shows its own
 
 SHORTEST, LONGEST = 0.02, 1.0  # seconds between two checks for replies, which become rarer with time
 UNREADABLE = 0  # Flower's code for unknown errors

@@ -2,12 +2,12 @@
 
 import contextlib
 import json
-import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from fedbcgd.backends.flower.log import log
 from fedbcgd.core.algorithm import Algorithm
 from fedbcgd.display import plots
 from fedbcgd.engine.assemble import Run
@@ -20,8 +20,6 @@ from fedbcgd.models.stored import ModelInfo
 
 if TYPE_CHECKING:
     from fedbcgd.backends.flower.federation import Federation
-
-log = logging.getLogger("flwr.fedbcgd")  # shown where Flower shows its own
 
 
 @dataclass(frozen=True)
@@ -160,8 +158,8 @@ class ServerFolder:
         """Return a callback that writes a round's metrics, traffic and checkpoint."""
 
         def write(info: RoundInfo) -> None:
-            if self._traffic is not None and federation.traffic is not None:
-                self._traffic.append(federation.traffic.row())
+            if self._traffic is not None and federation.rounds.traffic is not None:
+                self._traffic.append(federation.rounds.traffic.row())
             if info.row and len(federation.rows) > self._metrics.written:
                 self._metrics.append(info.row)
             if info.reason or self._checkpoints.due(info.server):

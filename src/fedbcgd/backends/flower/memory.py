@@ -5,7 +5,6 @@ new state is dropped.
 """
 
 import json
-import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,11 +14,10 @@ import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 from torch import Tensor
 
+from fedbcgd.backends.flower.log import log
 from fedbcgd.backends.flower.wire import Order, array, tensor
 from fedbcgd.core.messages import StateUpdate
 from fedbcgd.files import make_folder, read_tensors, write_tensors
-
-log = logging.getLogger("flwr.fedbcgd")
 
 NEVER = -1  # the version of state before the client's first accepted upload
 RECORD = "fedbcgd-state"

@@ -1,18 +1,16 @@
 """What an operator sees of a run on Flower: lost clients with the reason, the progress of a round, why a run failed."""
 
-import logging
 import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
+from fedbcgd.backends.flower.log import log
 from fedbcgd.core.messages import RoundReport, Task
 from fedbcgd.core.server import Server
 from fedbcgd.engine.loop import RoundInfo, Row
 from fedbcgd.errors import NothingAccepted, UserError
 from fedbcgd.files import write_text
-
-log = logging.getLogger("flwr.fedbcgd")  # shown where Flower shows its own
 
 MOST_LOGGED = 20  # lost clients of a round that are logged one by one; the others are counted
 MOST_NAMED = 5  # reasons that the last message of a run names

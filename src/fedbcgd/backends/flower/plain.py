@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from flwr.app import ArrayRecord, ConfigRecord, MetricRecord, RecordDict
+from torch import Tensor
 
 from fedbcgd.backends.flower import wire
 from fedbcgd.core.reading import MOST_METRICS, Evaluation, Malformed, read, shorten
@@ -72,6 +73,12 @@ class Form:
         """Read the form of a message that the server sent."""
         values: Any = content[FORM]
         return cls(values["arrays"], values["config"], values["weighted_by"])
+
+
+def arrays(state: Mapping[str, Tensor]) -> ArrayRecord:
+    """Return a state_dict in Flower's form; bfloat16 becomes float32."""
+    # Flower keeps arrays in NumPy's form, which has no bfloat16; float32 holds all its values exactly.
+    return ArrayRecord({n: t.float() if t.dtype == torch.bfloat16 else t for n, t in state.items()})
 
 
 def read_layout(content: RecordDict, digest: str) -> Layout:

@@ -1,11 +1,15 @@
-"""The messages of a round that were sent to clients, until each is answered."""
+"""The messages that were sent to clients and are not answered yet: those of the open round, and late ones."""
 
-from collections.abc import Iterator
+import time
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from flwr.app import Message
+from flwr.serverapp import Grid
 
 from fedbcgd.backends.flower import wire
+from fedbcgd.backends.flower.exchange import pull
+from fedbcgd.backends.flower.log import log
 from fedbcgd.core.messages import Task
 
 
@@ -15,14 +19,6 @@ class Question:
 
     message: Message
     task: Task
-
-
-@dataclass(frozen=True)
-class Answer:
-    """The result of a task whose client replied."""
-
-    task: Task
-    accepted: bool  # whether the upload was accepted
 
 
 class OpenQuestions:
@@ -59,3 +55,48 @@ class OpenQuestions:
         """Close and return all open questions."""
         left, self._open = list(self._open.values()), {}
         return left
+
+
+@dataclass(frozen=True)
+class _Late:
+    question: Question
+    until: float  # when Flower discards it, in the time of time.monotonic
+
+
+class LateReplies:
+    """Questions that were not answered when their round closed. While such a question is open, its client gets no other.
+
+    A late reply is fetched, so that the SuperLink need not keep it, and dropped without being decoded. The client learns
+    from its next task that its upload was not accepted, and drops the state that belongs to it.
+    """
+
+    def __init__(self) -> None:
+        self._late: dict[int, _Late] = {}  # by client
+
+    def add(self, question: Question, seconds: float) -> None:
+        """Add a question that the round no longer waits for.
+
+        Args:
+            question: the question.
+            seconds: how long ago it was sent.
+        """
+        until = time.monotonic() + question.message.metadata.ttl - seconds
+        self._late[question.task.client] = _Late(question, until)
+
+    def drop_arrived(self, grid: Grid) -> None:
+        """Drop the replies that have arrived, and forget the questions that Flower has discarded."""
+        for client, late in list(self._late.items()):
+            question = late.question
+            if time.monotonic() >= late.until:
+                del self._late[client]
+            elif pull(grid, question.message.metadata.message_id, question.message) is not None:
+                del self._late[client]
+                log.info("client %d answered after round %d had closed: dropped", client, question.task.round + 1)
+
+    def busy(self, nodes: Mapping[int, int]) -> set[int]:
+        """Return the clients that are still at work.
+
+        Args:
+            nodes: the node of each client that is connected; one that comes back as another node is not at work.
+        """
+        return {c for c, late in self._late.items() if nodes.get(c) == late.question.message.metadata.dst_node_id}

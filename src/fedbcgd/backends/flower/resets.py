@@ -1,11 +1,10 @@
 """Limits how often clients that have lost their state cause a reset of all control variates."""
 
-import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-log = logging.getLogger("flwr.fedbcgd")  # shown where Flower shows its own
+from fedbcgd.backends.flower.log import log
 
 FIRST_INTERVAL = 10  # rounds from a client's first reset until it may cause another one; doubles with each
 

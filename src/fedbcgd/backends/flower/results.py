@@ -6,10 +6,30 @@ from typing import Any
 from flwr.app import MetricRecord
 from flwr.serverapp.strategy import Result
 
-from fedbcgd.backends.flower.backend import evaluate_fn_names
+from fedbcgd.backends.flower.log import log
 from fedbcgd.core.messages import RoundReport
 from fedbcgd.core.server import Server
 from fedbcgd.engine.loop import RoundInfo, Row, train_columns
+
+EVALUATE_FN = "evaluate_fn_"  # prefix for a value of `evaluate_fn` that has the name of a metric on the test data
+
+
+def evaluate_fn_names(values: Mapping[str, Any], row: Mapping[str, float]) -> dict[str, str]:
+    """Return, for each value of `evaluate_fn`, the name of its column in a row of metrics."""
+    columns = {}
+    for name in values:
+        short = name.removeprefix("test_")
+        columns[name] = f"test_{EVALUATE_FN}{short}"
+        if columns[name] not in row:
+            columns[name] = f"test_{short}"
+    return columns
+
+
+def record_start(result: Result, values: Mapping[str, Any]) -> None:
+    """Add the values of `evaluate_fn` before the first round to Flower's result, and log them."""
+    _add(result.evaluate_metrics_serverapp, 0, values)
+    if shown := _listed(values):
+        log.info("round 0: %s", shown)
 
 
 def record_round(result: Result, info: RoundInfo, values: Mapping[str, Any]) -> None:
@@ -26,11 +46,11 @@ def record_round(result: Result, info: RoundInfo, values: Mapping[str, Any]) -> 
     of_clients = {n.removeprefix("clients_"): v for n, v in row.items() if n.startswith("clients_")}
     of_function = set(evaluate_fn_names(values, row).values())
     on_test = {n: v for n, v in row.items() if n.startswith("test_") and n not in of_function}
-    add_values(result.evaluate_metrics_serverapp, now, {**on_test, **values})
-    add_values(result.evaluate_metrics_clientapp, now, of_clients)
+    _add(result.evaluate_metrics_serverapp, now, {**on_test, **values})
+    _add(result.evaluate_metrics_clientapp, now, of_clients)
 
 
-def add_values(records: dict[int, MetricRecord], round: int, values: Mapping[str, Any] | None) -> None:
+def _add(records: dict[int, MetricRecord], round: int, values: Mapping[str, Any] | None) -> None:
     """Add values to the record of a round."""
     if values:
         records[round] = MetricRecord({**records.get(round, {}), **values})
@@ -52,7 +72,7 @@ def train_record(report: RoundReport, server: Server) -> MetricRecord:
     )
 
 
-def listed(values: Mapping[str, Any]) -> str:
+def _listed(values: Mapping[str, Any]) -> str:
     """Return the numbers among the values, for the log."""
     return ", ".join(f"{name} {value:.4f}" for name, value in values.items() if isinstance(value, (int, float)))
 
@@ -69,7 +89,7 @@ def log_line(row: Row | None, values: Mapping[str, Any], report: RoundReport, se
     row = row or {}
     shown = {name: value for name, value in row.items() if name.endswith(("accuracy", "loss"))}
     more = {name: values[name] for name, column in evaluate_fn_names(values, row).items() if column not in shown}
-    parts = [listed({**shown, **more})] if shown or more else []
+    parts = [_listed({**shown, **more})] if shown or more else []
     parts.append(f"{report.accepted} uploads, {len(report.refused)} refused, {len(report.lost)} lost")
     parts.append(f"{server.ledger.upload_d:.2f} d")
     return ", ".join(parts)

@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import logging
 import secrets
 import time
 import tomllib
@@ -19,10 +18,9 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from fedbcgd.backends.flower import wire
 from fedbcgd.backends.flower.exchange import LONGEST, SHORTEST, pull, push
+from fedbcgd.backends.flower.log import log
 from fedbcgd.core.reading import MOST_STEPS, Hello, Malformed, Trains, shorten
 from fedbcgd.errors import UserError
-
-log = logging.getLogger("flwr.fedbcgd")  # shown where Flower shows its own
 
 HELLO_SECONDS = 120.0  # a node that has not answered by then is asked again later
 FIRST_WAIT, LONGEST_WAIT = 2.0, 600.0  # seconds before a node is asked again; they double each time

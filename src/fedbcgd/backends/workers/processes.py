@@ -237,7 +237,7 @@ def start() -> Worker:
 def _start_worker(ours: socket.socket, theirs: socket.socket) -> Worker:
     if not FORKS:
         process = _spawn(theirs, "standalone")
-        return Worker(process.pid, ours, lambda: _wait_for(process, 10), None)
+        return Worker(process.pid, ours, lambda: _wait_for(process, 30), None)
     try:
         forkserver = _forkserver()
         pid = forkserver.fork(theirs)

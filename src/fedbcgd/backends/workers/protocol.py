@@ -9,6 +9,8 @@ import traceback
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NoReturn
 
+from fedbcgd.errors import hides_callers, users_frames
+
 if TYPE_CHECKING:
     from fedbcgd.backends.workers.memory import StoredUpload
     from fedbcgd.core.messages import Task
@@ -142,7 +144,7 @@ class Failed:
         """Make the reply to a request that raised this error."""
         import cloudpickle
 
-        text = "".join(traceback.format_exception(error))
+        text = "".join(traceback.format_exception(error.with_traceback(users_frames(error.__traceback__))))
         try:
             body = cloudpickle.dumps(error)
             pickle.loads(body)  # some errors can be pickled but not loaded
@@ -150,6 +152,7 @@ class Failed:
             body = b""
         return cls(body, text)
 
+    @hides_callers
     def reraise(self) -> NoReturn:
         """Raise the same error here, with the worker's traceback as a note."""
         error: BaseException

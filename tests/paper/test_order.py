@@ -1,14 +1,8 @@
-"""Runs that go on: their order, several processes in one folder, what is kept, and a kill in the middle."""
+"""The order of runs, several processes in one folder, what is kept, and what is left."""
 
-import os
 import shutil
-import signal
-import subprocess
-import sys
 import threading
-import time
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
@@ -17,10 +11,10 @@ from fedbcgd.cli import app
 from fedbcgd.cli import paper as _registered  # noqa: F401
 from fedbcgd.engine.run_folder import exclusive_lock
 from fedbcgd.files import make_folder
-from fedbcgd.paper import batch, command, costs, packs, pages, plan
-from fedbcgd.paper.engine import Request
+from fedbcgd.paper import command, costs, engine, order, packs, pages, plan
 from fedbcgd.paper.items import ITEMS
 from fedbcgd.paper.plan import DataFacts, Machine
+from fedbcgd.paper.request import Request
 from fedbcgd.paper.results import ENDED_EARLY, format_final
 from fedbcgd.paper.spec import Contender, Halving
 from tests.paper.invented import outcome, result
@@ -42,12 +36,12 @@ def only(monkeypatch):
 
     def use(panel):
         monkeypatch.setitem(ITEMS, "item", item(panel, "item"))
-        return ["item"]
+        return [ITEMS["item"]]
 
     return use
 
 
-def work(names, out):
+def work(items, out):
     """Do all that is left; return the labels of the runs that were begun, and the results after each that was kept."""
     begun, written = [], []
 
@@ -56,7 +50,7 @@ def work(names, out):
         return Shown().display(labels)
 
     request = Request("smoke", out)
-    batch.Batch(names, request).run(display, lambda line: None, lambda name, results: written.append(results))
+    engine.Engine(items, request).run(display, lambda line: None, lambda name, results: written.append(results))
     return begun, written
 
 
@@ -67,12 +61,12 @@ def described(monkeypatch):
 
 def test_who_decides_most_comes_first_and_no_run_comes_twice(tmp_path):
     names = command.item_names("all", "desk")
-    steps = batch.steps(names, command.make_request("desk", tmp_path))
+    steps = order.steps([ITEMS[name] for name in names], command.make_request("desk", tmp_path))
     first = [(step.panel.key, step.contender.key, step.seed) for step in steps]
-    assert first[:7] == [("cifar10-lenet5", key, 1) for key in batch.LEADERS]
+    assert first[:7] == [("cifar10-lenet5", key, 1) for key in order.LEADERS]
     assert first.count(("cifar10-lenet5", "fedavg", 1)) == 1  # Table 3 has the runs of Table 6
-    order = list(dict.fromkeys(step.group for step in steps))
-    assert order == [group.title for group in batch.GROUPS]
+    groups = list(dict.fromkeys(step.group for step in steps))
+    assert groups == [group.title for group in order.GROUPS]
     everything = {
         (panel.key, contender.key)
         for name in names
@@ -83,8 +77,8 @@ def test_who_decides_most_comes_first_and_no_run_comes_twice(tmp_path):
 
 
 def test_a_search_goes_before_its_run_and_a_second_start_does_nothing(only, tmp_path):
-    names = only(halved(AVG, BLOCKS, TWIN, seeds=2))
-    begun, written = work(names, tmp_path)
+    items = only(halved(AVG, BLOCKS, TWIN, seeds=2))
+    begun, written = work(items, tmp_path)
     kinds = ["search" if label.startswith("search") else label.split("EMNIST, ")[1] for label in begun]
     assert kinds == [
         *["search"] * 6,
@@ -94,34 +88,35 @@ def test_a_search_goes_before_its_run_and_a_second_start_does_nothing(only, tmp_
         "Twin, seed 1",  # tuned as FedAvg: no search of its own
         *[f"{name}, seed 2" for name in ("FedAvg", "FedBCGD", "Twin")],
     ]
-    assert work(names, tmp_path)[0] == []
+    assert work(items, tmp_path)[0] == []
     (last,) = written[-1]
     assert {key: list(runs) for key, runs in last.outcomes.items()} == {
         key: [1, 2] for key in ("fedavg", "fedbcgd", "twin")
     }
 
 
-def test_what_is_finished_is_packed_at_once_and_goes_on_from_the_pack(only, tmp_path):
-    names = only(halved(seeds=2))
+def test_what_is_finished_is_packed_and_goes_on_from_the_pack(only, tmp_path, monkeypatch):
+    monkeypatch.setattr(engine, "KEEP_EVERY", 0.0)
+    items = only(halved(seeds=2))
     request = Request("smoke", tmp_path)
-    kept = []
-    batch.Batch(names, request).run(
+    pack, kept = tmp_path / "item" / packs.NAME, []
+    engine.Engine(items, request).run(
         Shown().display,
         lambda line: None,
-        lambda name, results: kept.append(set(packs.read(tmp_path / "item" / packs.NAME))),
+        lambda item, results: kept.append(len(packs.read(pack)) if pack.exists() else 0),
     )
-    assert [len(folders) for folders in kept] == [4, 5, 6]  # the search, then each seed
+    assert kept == [0] * 5 + [4, 5, 6]  # a search is packed when it has ended, then each seed
     shutil.rmtree(tmp_path / "runs")
-    assert batch.Batch(names, request).steps == []
+    assert engine.Engine(items, request).steps == []
     assert len(list((tmp_path / "runs").iterdir())) == 6
 
 
 def test_two_processes_share_a_folder(only, tmp_path, monkeypatch):
     """Another one is at work on a trial: the rest goes on, and the run that waits for it is done when it is released."""
-    monkeypatch.setattr(batch, "WAIT", 0.05)
-    names = only(halved(AVG, BLOCKS))
+    monkeypatch.setattr(engine, "WAIT", 0.05)
+    items = only(halved(AVG, BLOCKS))
     request = Request("smoke", tmp_path)
-    (taken, *_) = batch.Batch(names, request).due(batch.steps(names, request)[0])
+    (taken, *_) = engine.Engine(items, request).due(order.steps(items, request)[0])
     release = threading.Event()
 
     def hold():
@@ -141,40 +136,13 @@ def test_two_processes_share_a_folder(only, tmp_path, monkeypatch):
             release.set()
         return Shown().display(labels)
 
-    batch.Batch(names, request).run(display, lambda line: None, lambda name, results: None)
+    engine.Engine(items, request).run(display, lambda line: None, lambda name, results: None)
     other.join()
     position = {label: k for k, label in enumerate(begun)}
     assert begun.count(taken.label) == 1
     (fedavg,) = [label for label in begun if label.endswith("FedAvg, seed 1")]
     (fedbcgd,) = [label for label in begun if label.endswith("FedBCGD, seed 1")]
     assert position[fedbcgd] < position[taken.label] < position[fedavg]
-
-
-SCRIPT = """
-import sys
-from pathlib import Path
-from tests.paper import test_batch as t
-t.ITEMS["item"] = t.item(t.halved(t.AVG, t.BLOCKS), "item")
-t.work(["item"], Path(sys.argv[1]))
-"""
-
-
-def test_killed_in_the_middle_it_goes_on_and_repeats_nothing(only, tmp_path):
-    root = Path(__file__).parents[2]
-    process = subprocess.Popen([sys.executable, "-c", SCRIPT, str(tmp_path)], cwd=root)
-    deadline = time.monotonic() + 120
-    while len(list(tmp_path.glob("runs/*/summary.json"))) < 5:
-        assert process.poll() is None, "it ended before it could be killed"
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
-    os.kill(process.pid, signal.SIGKILL)
-    process.wait()
-    before = {p: p.stat().st_mtime_ns for p in tmp_path.glob("runs/*/summary.json")}
-    begun, written = work(only(halved(AVG, BLOCKS)), tmp_path)
-    unchanged = [p for p, then in before.items() if p.stat().st_mtime_ns == then]
-    assert len(unchanged) >= 3  # a trial of the second rung is extended
-    assert 1 <= len(begun) <= 14 - 5
-    assert {key: list(runs) for key, runs in written[-1][0].outcomes.items()} == {"fedavg": [1], "fedbcgd": [1]}
 
 
 def test_a_run_to_the_target_can_be_extended_later(described):
@@ -223,17 +191,17 @@ def test_what_is_left_is_reckoned_by_hand(only, tmp_path, monkeypatch):
     more, evaluated in each round on a tenth of the training set, a third of a step for each; its own run has 4 rounds."""
     monkeypatch.setattr(costs, "seconds_per_example", lambda panel, facts, machine: 1e-3)
     monkeypatch.setattr(costs, "RUN_SECONDS", 0.0)
-    names = only(halved())
+    items = only(halved())
     panel = ITEMS["item"].panels["smoke"][0]
     assert panel.local["local_steps"] == 1
-    left = batch.Batch(names, Request("smoke", tmp_path)).costs()
+    left = engine.Engine(items, Request("smoke", tmp_path)).costs()
     ((searches, runs),) = left.values()
     a_round = panel.run["cohort"] * panel.local["batch_size"] * 1e-3
     assert (searches.runs, runs.runs) == (4, 1)
     assert searches.hours * 3600 == pytest.approx(8 * (a_round + 1000 / 3 * 1e-3))
     assert runs.hours * 3600 == pytest.approx(4 * (a_round + 2000 / 3 * 1e-3))
-    work(names, tmp_path)
-    assert batch.Batch(names, Request("smoke", tmp_path)).costs() == {}
+    work(items, tmp_path)
+    assert engine.Engine(items, Request("smoke", tmp_path)).costs() == {}
 
 
 def test_a_timing_of_a_network_is_positive_and_made_once():
@@ -250,9 +218,7 @@ def test_precision_at_the_desk_is_what_the_processor_has_and_stays_that_of_the_f
     assert command.make_request("cpu", tmp_path).machine.precision == "fp32"
     only(halved())
     monkeypatch.setattr(command, "native_bf16", lambda device: "")
-    command.reproduce(
-        "item", command.make_request("desk", tmp_path), Shown().display, command.Console(quiet=True), run=False
-    )
+    command.show("item", command.make_request("desk", tmp_path), command.Console(quiet=True))
     monkeypatch.setattr(command, "native_bf16", lambda device: "avx512_bf16")
     assert command.make_request("desk", tmp_path).machine.precision == "fp32"
     assert command.make_request("desk", tmp_path, precision="bf16").machine.precision == "bf16"

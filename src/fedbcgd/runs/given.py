@@ -1,0 +1,138 @@
+"""What a program gave to `fedbcgd.simulate`, as a run in a folder: a configuration that says where it came from."""
+
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from fedbcgd.core.algorithm import Algorithm
+from fedbcgd.data import partition
+from fedbcgd.data.names import PYTHON
+from fedbcgd.data.sources import Parts, Source, Tensors, as_source, once
+from fedbcgd.files import bytes_checksum
+from fedbcgd.models.stored import ModelInfo
+from fedbcgd.network.settings import Network
+from fedbcgd.runs import config as configuration
+from fedbcgd.runs.config import Config, RunSection
+from fedbcgd.runs.experiment import Experiment, labels_of, shape_of
+
+MAX_CLASSES = 1000  # more different integers are no labels
+
+
+def described(experiment: Experiment, settings: RunSection, name: str | None = None, **options: Any) -> Experiment:
+    """Return an experiment with what its data says: label counts, digest, and how the model is built again.
+
+    Args:
+        experiment: model and clients; the data of a user's own training function is not looked at.
+        settings: those of the run.
+        name: the name of the model in a configuration; None: what the module itself says.
+        **options: arguments of the factory of this name.
+    """
+    model, clients, test = experiment.model, experiment.clients, experiment.test
+    info = ModelInfo.of_module(model, precision=settings.precision)
+    if name is not None:
+        info = info.model_copy(update={"name": name, "options": options})
+    own_data = experiment.train is not None or not isinstance(clients, (list, tuple, Parts))
+    sources = [] if own_data else [as_source(data, f"client {k}") for k, data in enumerate(clients)]
+    counts = _label_counts(sources)
+    classes = () if counts is None else tuple(map(str, range(counts.shape[1])))
+    if test is not None or sources:
+        data = as_source(test, "test") if test is not None else sources[0]
+        info = info.with_data(data).model_copy(update={"class_names": classes})
+        if isinstance(data, Tensors) and info.shape is None:
+            info = info.model_copy(update={"shape": shape_of(data), "classes": len(classes) or 1})
+    notes = () if counts is None else (str(partition.Heterogeneity.of(counts)),)
+    return replace(
+        experiment,
+        counts=counts,
+        classes=classes,
+        digest=_digest([*sources, *([] if test is None else [as_source(test, "test")])]),
+        notes=(*experiment.notes, *notes),
+        info=info,
+        own_code=True,
+    )
+
+
+def as_config(
+    experiment: Experiment, algorithm: Algorithm, settings: RunSection, network: Network | None, where: str
+) -> Config:
+    """Return the configuration of a run of given objects, as far as a configuration can name them.
+
+    Args:
+        experiment: what is trained.
+        algorithm: how; perhaps with parts of the user's own.
+        settings: those of the run.
+        network: the simulated network.
+        where: what was called, for messages.
+
+    Raises:
+        UserError: a value is wrong.
+    """
+    own = {name: getattr(experiment, name) for name in ("loss", "metrics", "train")}
+    origin = {name: origin_of(value) for name, value in own.items() if value is not None}
+    return configuration.check(
+        {
+            "data": {"name": PYTHON, "clients": len(experiment.clients)},
+            "model": {"name": experiment.info.name or origin_of(type(experiment.model))},
+            "algorithm": _plain(algorithm.options()),
+            "run": settings.model_dump(),
+            "network": None if network is None else network.model_dump(),
+            "origin": {"program": _program(), **origin, "data": experiment.digest},
+        },
+        where,
+    )
+
+
+def origin_of(value: Any) -> str:
+    """Return where a function, a class or an object comes from: module and name, as a configuration would have them."""
+    if isinstance(value, nn.Module):
+        return f"{origin_of(type(value))}: {' '.join(repr(value).split())}"[:500]
+    if hasattr(value, "func"):  # functools.partial
+        return f"{origin_of(value.func)}, in part"
+    kind = value if hasattr(value, "__qualname__") else type(value)
+    module = kind.__module__ if kind.__module__ != "__main__" else Path(_program()).stem
+    return f"{module}:{kind.__qualname__}"
+
+
+def _program() -> str:
+    main = getattr(sys.modules.get("__main__"), "__file__", None)
+    return "an interactive session" if main is None else str(Path(main).resolve())
+
+
+def _plain(value: Any) -> Any:
+    """Return a value that TOML can hold; an object becomes the name of its class."""
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(item) for item in value]
+    return value if value is None or isinstance(value, (bool, int, float, str)) else origin_of(value)
+
+
+def _label_counts(sources: Sequence[Source]) -> np.ndarray | None:
+    """Return `counts[client, label]`; None if the examples have no labels."""
+    labels = [labels_of(source) for source in sources]
+    known = [own for own in labels if own is not None]
+    if not known or len(known) < len(labels):
+        return None
+    ends = np.cumsum([len(own) for own in known])
+    counts = partition.label_counts(np.concatenate(known), np.split(np.arange(ends[-1]), ends[:-1]))
+    return counts if counts.shape[1] <= MAX_CLASSES else None
+
+
+def _digest(sources: Sequence[Source]) -> str:
+    """Return a checksum of all examples that are tensors; empty if there are none."""
+
+    def checksum(t: Tensor) -> Tensor:
+        return torch.tensor(bytes_checksum(t.detach().cpu().contiguous().view(-1).view(torch.uint8)))
+
+    of_shared = once(checksum)
+    parts: list[Tensor] = []
+    for source in sources:
+        if type(source) is Tensors:
+            parts += [*map(of_shared, source.columns()), *([] if source.rows is None else [checksum(source.rows)])]
+    return f"{int(checksum(torch.stack(parts))):08x}" if parts else ""

@@ -1,0 +1,90 @@
+"""A run that is ready to start, from a configuration or from the arguments of `fedbcgd.simulate`."""
+
+from fedbcgd.backends.inprocess import Transport
+from fedbcgd.core.algorithm import Algorithm
+from fedbcgd.core.objective import objective
+from fedbcgd.engine.assemble import Run, make_job
+from fedbcgd.engine.loop import Stop
+from fedbcgd.engine.precision import warn_if_slower
+from fedbcgd.engine.probe import try_out
+from fedbcgd.network.settings import Network
+from fedbcgd.network.simulator import NetworkSimulator, fit_to_links
+from fedbcgd.runs import config as configuration
+from fedbcgd.runs.config import Config, RunSection
+from fedbcgd.runs.experiment import Experiment, make_experiment
+from fedbcgd.runs.secrets import refuse_masked
+
+
+class Prepared:
+    """The objects of a run. Making them writes no file, and finds every mistake in what was asked for.
+
+    Args:
+        experiment: what is trained.
+        algorithm: how.
+        settings: when it stops, and where it is computed.
+        network: the simulated network; None: no network.
+        transport: see `fedbcgd.simulate`.
+        in_folder: whether the run is written to a folder: then what is sent is recorded, and own code is tried first.
+
+    Raises:
+        UserError: something is wrong, or does not fit.
+    """
+
+    def __init__(
+        self,
+        experiment: Experiment,
+        algorithm: Algorithm,
+        settings: RunSection,
+        network: Network | None = None,
+        transport: Transport | None = None,
+        in_folder: bool = True,
+    ):
+        self.experiment, self.settings, self.transport = experiment, settings, transport
+        self.placement = placement = settings.placement
+        placement.check()
+        model, clients = experiment.model, experiment.clients
+        algorithm = algorithm.for_cohort(settings.cohort)
+        algorithm = fit_to_links(algorithm, network, model, clients, settings.cohort, settings.seed)
+        job = make_job(
+            model,
+            clients,
+            algorithm,
+            experiment.test,
+            settings.seed,
+            loss=experiment.loss,
+            metrics=experiment.metrics,
+            weights=experiment.weights,
+            device=placement.local_device,
+            channels_last=settings.channels_last,
+            batch_clients=settings.batch_clients,
+            train=experiment.train,
+            precision=settings.precision,
+        )
+        if in_folder and experiment.own_code and experiment.train is None:
+            try_out(job)
+        self.stop = Stop(settings.rounds, settings.budget, settings.target_of(experiment.prefix))
+        self.network = NetworkSimulator(job, network) if in_folder or network is not None else None
+        self.run = Run(job, self.stop, cohort=settings.cohort, hooks=self.network, reliable=transport is None)
+
+    @property
+    def overlap(self) -> bool:
+        """Whether a model may be evaluated during the next round; a user's callback sees each row with its own round."""
+        return self.placement.entry.overlaps_evaluation and not self.experiment.callbacks
+
+    def warn(self) -> None:
+        """Log a warning if the run would be faster with another precision."""
+        if self.settings.precision != "fp32" and not self.placement.entry.device_is_remote:
+            warn_if_slower(self.run.job, objective(self.experiment.loss, self.experiment.metrics))
+
+
+def prepare(config: Config) -> Prepared:
+    """Make the objects that a complete configuration describes.
+
+    Raises:
+        UserError: something in it is wrong.
+    """
+    refuse_masked(config.model_dump())
+    config.placement.check()
+    experiment = make_experiment(config)
+    algorithm = configuration.algorithm_of(config, "configuration")
+    return Prepared(experiment, algorithm, config.run, config.network)
