@@ -205,7 +205,7 @@ def test_sizes_that_differ_are_refused_and_can_be_scaled(tmp_path):
 
 def test_a_class_only_in_test_is_refused(tmp_path):
     files = {"train/a/0.png": plain(1), "test/b/0.png": plain(1)}
-    assert "expected test images of the training classes, got others: b" in refusal(
+    assert "expected images of the classes a, got 'b' for 'test/b/0.png'" in refusal(
         tmp_path, pack(files, tmp_path / "set", "folder")
     )
 
@@ -244,20 +244,20 @@ def test_tiny_imagenet(tmp_path, kind):
     [
         ("words.txt", None, "got one without tiny-imagenet-200/words.txt"),
         ("val/val_annotations.txt", None, "got one without tiny-imagenet-200/val/val_annotations.txt"),
-        ("wnids.txt", b"n01\n", "expected the classes of wnids.txt, got 'n02'"),
-        ("wnids.txt", b"", "expected the classes of wnids.txt"),
+        ("wnids.txt", b"n01\n", "expected images of the classes n01, got 'n02'"),
+        ("wnids.txt", b"", "expected images of the classes (none), got"),
         ("val/val_annotations.txt", b"", "expected training and validation images, got 3 and 0"),
         (
             "val/val_annotations.txt",
             b"val_9.JPEG\tn01\t0\n",
-            "lines that name an image and its class, got one for 'val_9.JPEG'",
+            "val/images/val_9.JPEG', of which the class is given, got none",
         ),
-        ("val/val_annotations.txt", b"val_0.JPEG\tn77\t0\n", "lines that name an image and its class"),
-        ("val/val_annotations.txt", b"val_0.JPEG\n", "lines that name an image and its class"),
+        ("val/val_annotations.txt", b"val_0.JPEG\tn77\t0\n", "got 'n77' for"),
+        ("val/val_annotations.txt", b"val_0.JPEG\n", "expected an image and its class, got 'val_0.JPEG'"),
         (
             "val/val_annotations.txt",
             b"../../train/n01/images/n01_0.JPEG\tn01\n",
-            "lines that name an image and its class",
+            "of which the class is given, got none",
         ),
         ("val/images/val_0.JPEG", plain((0, 0, 0), 63, 64, "JPEG"), "expected images of one size"),
         ("val/images/val_0.JPEG", b"\xff\xd8\xff", "val_0.JPEG: expected an image"),

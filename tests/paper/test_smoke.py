@@ -183,7 +183,7 @@ def test_what_a_round_is_reckoned_to_upload_is_what_it_uploads(name):
     """Computed from a model without memory and from the catalogue; compared with a real model of the loaded data."""
     for panel in ITEMS[name].panels["smoke"]:
         facts, _ = costs.catalogue_facts(panel)
-        network = plan.make_network(panel.model, *plan.data_facts(panel)[:2])
+        network = plan.build_network(panel.model, *plan.data_facts(panel)[:2]).module
         for contender in panel.contenders:
             algorithm = make_algorithm(**plan.algorithm_options(panel, contender, {}))
             assert plan.upload_per_round(panel, contender, facts) == algorithm.upload_d(

@@ -11,9 +11,10 @@ from fedbcgd.engine.run_folder import RunFolder
 from fedbcgd.files import as_csv
 from fedbcgd.report import page, reach
 from fedbcgd.report.collect import Collector
-from fedbcgd.report.network import bias_table, first_bias, hours_table, measure_hours, select_networks
+from fedbcgd.report.network import bias_table, hours_table, measure_hours, select_networks
 from fedbcgd.runs import compare
 from fedbcgd.runs.folder import finished, read_configuration
+from fedbcgd.runs.retiming import bias
 from tests.report.odd import SECRET, copy, damage
 from tests.report.runfolders import embedded
 
@@ -56,7 +57,8 @@ def test_hours_are_told_or_why_there_are_none(damaged, seeds):
         try:
             chosen = select_networks(folder, None, None)
             found = measure_hours(folder, chosen, None)
-            name, leans = first_bias(folder, chosen)
+            name, network = next(iter(chosen.items()))
+            leans = bias(folder, network)
             with Console(quiet=True) as console:
                 console.print(hours_table(found), bias_table(leans, name))
             answered += 1

@@ -36,6 +36,7 @@ def hours(
     more often than others. The clients' speeds for the latter are those of the CSV, else of the run's own network, else of
     the first profile. For several runs, such as those of `fedbcgd compare`, only the hours are shown."""
     from fedbcgd.report import network as tables
+    from fedbcgd.runs.retiming import bias
 
     runs = tables.runs_in(folder)
     if len(runs) > 1:
@@ -49,7 +50,8 @@ def hours(
     folder = runs[0]
     chosen = tables.select_networks(folder, network, csv)
     rows = tables.measure_hours(folder, chosen, target)
-    name, biases = tables.first_bias(folder, chosen)
+    name, network_ = next(iter(chosen.items()))
+    biases = bias(folder, network_)
     if as_json:
         for row in rows:
             print_json(**row)

@@ -104,35 +104,46 @@ def tiny_imagenet(files: Files, root: str, name: str, size: int | None, progress
         return files.read(root + name, 16 * 2**20).decode("utf-8", "replace")
 
     wnids = sorted(text("wnids.txt").split())
-    label_of = {wnid: k for k, wnid in enumerate(wnids)}
     description = dict(line.split("\t", 1) for line in text("words.txt").splitlines() if "\t" in line)
-    train: list[str] = []
-    train_labels: list[int] = []
+    train = []
     for file in files.names:
         parts = file.removeprefix(root).split("/") if file.startswith(root) else []
         if len(parts) == 4 and parts[0] == "train" and parts[2] == "images" and _is_image(file):
-            if parts[1] not in label_of:
-                raise UserError(f"{files.where}: expected the classes of wnids.txt, got {parts[1]!r} for {file}")
-            train.append(file)
-            train_labels.append(label_of[parts[1]])
-    all_names = set(files.names)
-    test: list[str] = []
-    test_labels: list[int] = []
+            train.append((parts[1], file))
+    test = []
     for line in text("val/val_annotations.txt").splitlines():
         file, *rest = line.split("\t")
-        if not rest or rest[0] not in label_of or f"{root}val/images/{file}" not in all_names:
-            raise UserError(
-                f"{files.where}: val_annotations.txt: expected lines that name an image and its class, got one for "
-                f"{file!r}"
-            )
-        test.append(f"{root}val/images/{file}")
-        test_labels.append(label_of[rest[0]])
+        if not rest:
+            raise UserError(f"{files.where}: val_annotations.txt: expected an image and its class, got {file!r}")
+        test.append((rest[0], f"{root}val/images/{file}"))
     if not train or not test:
         raise UserError(f"{files.where}: expected training and validation images, got {len(train)} and {len(test)}")
-    pixels = decode_all(files, [*train, *test], size, progress, "RGB")
+    raw = _read_classes(files, train, test, wnids, size, progress, "RGB")
+    return Raw(raw.train, raw.test, tuple(description.get(wnid, wnid).split(",")[0].strip() for wnid in wnids))
+
+
+def _read_classes(
+    files: Files,
+    train: Sequence[tuple[str, str]],
+    test: Sequence[tuple[str, str]],
+    classes: Sequence[str],
+    size: int | None,
+    progress: ReportProgress,
+    mode: str | None = None,
+) -> Raw:
+    """Read images, each given as its class and the name of its file; without test images there is no test set."""
+    label_of = {name: k for k, name in enumerate(classes)}
+    all_names = set(files.names)
+    for label, file in (*train, *test):
+        if label not in label_of:
+            known = ", ".join(classes)[:200] or "(none)"
+            raise UserError(f"{files.where}: expected images of the classes {known}, got {label!r} for {file!r}")
+        if file not in all_names:
+            raise UserError(f"{files.where}: expected {file!r}, of which the class is given, got none")
+    pixels = decode_all(files, [file for _, file in (*train, *test)], size, progress, mode)
+    labels = np.array([label_of[label] for label, _ in (*train, *test)])
     n = len(train)
-    classes = tuple(description.get(wnid, wnid).split(",")[0].strip() for wnid in wnids)
-    return Raw(Split(pixels[:n], np.array(train_labels)), Split(pixels[n:], np.array(test_labels)), classes)
+    return Raw(Split(pixels[:n], labels[:n]), Split(pixels[n:], labels[n:]) if test else None, tuple(classes))
 
 
 def root_of(names: Sequence[str]) -> str | None:
@@ -164,17 +175,7 @@ def image_folder(files: Files, root: str, name: str, size: int | None, progress:
     test = next((by_split[s] for s in TEST if s in by_split), [])
     if not train:
         raise UserError(f"{files.where}: expected images in train/CLASS/ or CLASS/, got none")
-    classes = sorted({label for label, _ in train})
-    label_of = {name: k for k, name in enumerate(classes)}
-    if unexpected := sorted({name for name, _ in test} - set(classes)):
-        raise UserError(
-            f"{files.where}: expected test images of the training classes, got others: {', '.join(unexpected[:8])}"
-        )
-    pixels = decode_all(files, [file for _, file in (*train, *test)], size, progress)
-    labels = np.array([label_of[name] for name, _ in (*train, *test)])
-    n = len(train)
-    test_split = Split(pixels[n:], labels[n:]) if test else None
-    return Raw(Split(pixels[:n], labels[:n]), test_split, tuple(classes))
+    return _read_classes(files, train, test, sorted({label for label, _ in train}), size, progress)
 
 
 def _is_image(name: str) -> bool:

@@ -74,15 +74,10 @@ def build_network(model: Options, shape: tuple[int, int, int], classes: int) -> 
     return make_model(model["name"], shape, classes, options=options)
 
 
-def make_network(model: Options, shape: tuple[int, int, int], classes: int) -> nn.Module:
-    """Build the network that a panel's `model` section names, without pretrained weights."""
-    return build_network(model, shape, classes).module
-
-
 @cache
 def _network_without_memory(model: str, shape: tuple[int, int, int], classes: int) -> nn.Module:
     with torch.device("meta"):
-        return make_network(json.loads(model), shape, classes)
+        return build_network(json.loads(model), shape, classes).module
 
 
 def network_shapes(panel: Panel, facts: DataFacts) -> nn.Module:
@@ -106,11 +101,6 @@ def count_rounds(panel: Panel, contender: Contender, facts: DataFacts | None = N
     """Return the number of rounds that the panel's budget allows."""
     uploading = contender if contender.rounds_of is None else panel.contender(contender.rounds_of)
     return max(1, math.floor(panel.budget / upload_per_round(panel, uploading, facts) * (1 + 1e-9)))
-
-
-def count_search_rounds(panel: Panel, rounds: int) -> int:
-    """Return the rounds of a run of the search, if a whole run has `rounds`."""
-    return min(rounds, max(panel.effort.min_rounds, math.ceil(panel.effort.share * rounds)))
 
 
 def seed_runs(

@@ -98,7 +98,7 @@ def rungs(panel: Panel, contender: Contender, facts: DataFacts | None = None) ->
     whole = plan.count_rounds(panel, contender, facts)
     halving = panel.effort.halving
     if halving is None:
-        return [Rung(left, plan.count_search_rounds(panel, whole))]
+        return [Rung(left, min(whole, max(panel.effort.min_rounds, math.ceil(panel.effort.share * whole))))]
     budget = halving.rounds / gradients(panel, contender, facts)
     out: list[Rung] = []
     rounds, spent = 0, 0

@@ -7,6 +7,7 @@ from typing import Any
 
 import matplotlib
 import numpy as np
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import NullFormatter
 
@@ -71,17 +72,15 @@ def figure(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
         drawn = Figure(figsize=(plots.PAGE, 4.6), layout="constrained")
         panels = drawn.subplots(len(CASES), 2, sharey="row")
         for line, case in zip(panels, CASES, strict=True):
-            for panel, (axis, label) in zip(line, (("blocks", "blocks N"), ("G", "heterogeneity G")), strict=True):
+            for panel, axis in zip(line, ("blocks", "G"), strict=True):
                 for name in dict.fromkeys(row["algorithm"] for row in rows if row["case"] == case):
                     own = [r for r in rows if (r["axis"], r["case"], r["algorithm"]) == (axis, case, name)]
                     x, y = [r["value"] for r in own], [r["floats_d"] for r in own]
                     panel.loglog(x, y, label=name, **plots.line(styles[name]))
-                if axis == "blocks":
-                    panel.set_xscale("log", base=2)
-                    panel.xaxis.set_major_formatter("{x:g}")
                 panel.yaxis.set_minor_formatter(NullFormatter())
-                panel.set_xlabel(label)
                 panel.grid(True)
+            _count_blocks(line[0])
+            line[1].set_xlabel("heterogeneity G")
             line[0].set_ylabel(f"{case}\nfloats to ε (in d), constants 1")
             line[1].legend(loc="center left", bbox_to_anchor=(1.0, 0.5))
         plots.save(drawn, path)
@@ -109,13 +108,17 @@ def measured_figure(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
                 shape = y[0] * np.array([row["theorem_ratio"] for row in own])
                 panel.plot(x, shape, color=styles[name].colour, linewidth=0.8, linestyle=(0, (1, 1.5)))
         panel.plot([], [], color="#222222", linewidth=0.8, linestyle=(0, (1, 1.5)), label="theorem's shape")
-        panel.set_xscale("log", base=2)
-        panel.xaxis.set_major_formatter("{x:g}")
-        panel.set_xlabel("blocks N")
+        _count_blocks(panel)
         panel.set_ylabel("floats to ε (in d), measured")
         panel.grid(True)
         panel.legend(loc="center left", bbox_to_anchor=(1.0, 0.5))
         plots.save(drawn, path)
+
+
+def _count_blocks(panel: Axes) -> None:
+    panel.set_xscale("log", base=2)
+    panel.xaxis.set_major_formatter("{x:g}")
+    panel.set_xlabel("blocks N")
 
 
 def _styles() -> dict[str, Any]:

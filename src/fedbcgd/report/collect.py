@@ -3,7 +3,7 @@
 import os
 import re
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -157,6 +157,7 @@ def read(folder: Path, problems: list[Problem]) -> RunData | None:
     options.setdefault("algorithm.name", algorithm)
     options.setdefault("run.precision", str(summary.get("precision", "fp32")))  # which runs of earlier versions had
     seed = options.get("run.seed", summary.get("seed"))
+    finished = "diverged" if summary.get("stopped") == "diverged" else "finished"
     counts_file = "label_counts.json"
     if not os.path.lexists(folder / counts_file):
         counts_file = "holdings.json"  # its name in earlier versions
@@ -164,7 +165,7 @@ def read(folder: Path, problems: list[Problem]) -> RunData | None:
         folder=facts.text(str(folder)),
         algorithm=facts.text(str(algorithm), facts.MAX_NAME),
         seed=seed if isinstance(seed, int) and not isinstance(seed, bool) else None,
-        status=_status(summary) if summary else _unfinished(folder),
+        status=finished if summary else _unfinished(folder),
         rows=rows,
         options=options,
         summary=summary,
@@ -221,10 +222,6 @@ def _stamp(folder: Path) -> tuple[Any, ...]:
         return stat.st_mtime_ns, stat.st_size
 
     return tuple(of(folder / name) for name in FILES)
-
-
-def _status(summary: Mapping[str, Any]) -> str:
-    return "diverged" if summary.get("stopped") == "diverged" else "finished"
 
 
 def _unfinished(folder: Path) -> str:

@@ -18,7 +18,7 @@ from fedbcgd.errors import UserError
 from fedbcgd.network.profiles import PROFILES
 from fedbcgd.network.settings import Network
 from fedbcgd.runs.bias import BlockBias
-from fedbcgd.runs.retiming import Tied, bias, check_target, conditions_of, hours, to_reach
+from fedbcgd.runs.retiming import Tied, check_target, conditions_of, hours, to_reach
 
 OWN = "own"
 Networks = dict[str, Network | str | None]  # by shown name: a network, a profile, or None for the run's own
@@ -152,8 +152,7 @@ def measure_runs(
     """
     metrics = {run: RunFolder(run).rows() for run in runs}
     measured = [rows for rows in metrics.values() if rows]
-    shared = set.intersection(*(set(rows[-1]) for rows in measured)) if measured else set()
-    aim = aim_of(runs[0], sorted(shared))
+    aim = aim_of(runs[0], [c for c in measured[0][-1] if all(c in rows[-1] for rows in measured)] if measured else [])
     if aim is not None:
         aim.check(target)
         target = aim.common(measured) if target is None else target
@@ -236,9 +235,3 @@ def bias_table(biases: Sequence[BlockBias], name: str) -> Table:
     )
     title = printable(f"who served each block ({whose})")
     return text_table(title, (*counts, *shares, "distance\nfrom fair"), rows, texts=0)
-
-
-def first_bias(folder: Path, chosen: Networks) -> tuple[str, list[BlockBias]]:
-    """Return the name of the first network, and for each block which clients served it, by the links of that network."""
-    name, network = next(iter(chosen.items()))
-    return name, bias(folder, network)
