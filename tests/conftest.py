@@ -76,7 +76,7 @@ def no_figures() -> Iterator[dict[str, Any]]:
     drawing = {name: getattr(plots, name) for name in ("curves", "label_counts")}
     with pytest.MonkeyPatch.context() as patch:
         for name in drawing:
-            patch.setattr(plots, name, lambda *_: None)
+            patch.setattr(plots, name, lambda *_, **__: None)
         yield drawing
 
 

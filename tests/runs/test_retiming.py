@@ -157,22 +157,22 @@ def test_times_as_a_person_says_them(time, words):
     assert format_hours(time) == words
 
 
-def test_a_problem_without_accuracy_has_hours_to_its_loss(tmp_path):
+def test_a_problem_without_accuracy_has_hours_to_its_own_metric(tmp_path):
     raw = {"data": {"name": "quadratics", "clients": 6}, "model": {"name": "point"}, "algorithm": {"name": "fedavg"}}
     raw["run"] = {"rounds": 2, "cohort": 3, "workers": 0}
     execute(configuration.check(raw, "test"), tmp_path)
     chosen = select_networks(tmp_path, None, None)
     assert list(chosen) == ["4g", "broadband", "datacentre", "mix"]
     found = measure_hours(tmp_path, chosen, None)
-    least = min(row["test_loss"] for row in RunFolder(tmp_path).rows())
-    assert all((row["metric"], row["target"]) == ("test_loss", least) for row in found)
+    least = min(row["test_gap"] for row in RunFolder(tmp_path).rows())
+    assert all((row["metric"], row["target"]) == ("test_gap", least) for row in found)
     assert [str(column.header) for column in hours_table(found).columns][1:] == [
         "whole run",
-        f"to test loss {least:.4g}",
+        f"to test gap {least:.4g}",
     ]
     (row,) = measure_hours(tmp_path, select_networks(tmp_path, "4g", None), 1e9)  # above, so from the first row on
     assert row["hours_to_target"] == hours(tmp_path, "4g")[0]
-    lines = [{k: v for k, v in row.items() if "loss" not in k} for row in RunFolder(tmp_path).rows()]
+    lines = [{k: v for k, v in row.items() if "loss" not in k and "gap" not in k} for row in RunFolder(tmp_path).rows()]
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     assert all(set(row) == {"network", "hours"} for row in measure_hours(tmp_path, chosen, None))
     with pytest.raises(UserError, match="--target: expected a run with an accuracy or a loss"):
@@ -197,7 +197,7 @@ def test_a_metric_that_falls_is_reached_from_above(run, tmp_path):
     assert [str(column.header) for column in hours_table([row]).columns][-1] == "to test mae 2"
     outcome = dataclasses.replace(RunFolder(run).outcome(), rows=falling)
     (found,) = reach.rows({"regression": {0: outcome}}, tmp_path / "elsewhere", target=2.5)
-    assert found["metric"] == "test_loss"  # no summary is there, which could name another
+    assert found["metric"] == "test_mae"  # no summary is there: of one's own metrics and the loss, the metric
     shutil.copytree(folder, tmp_path / "all" / "regression" / "seed-0")
     (found,) = reach.rows({"regression": {0: outcome}}, tmp_path / "all")
     assert (found["metric"], found["target"]) == ("test_mae", 4.0 - rounds[-1])

@@ -28,8 +28,8 @@ def compare(
     target: Annotated[
         float | None,
         typer.Option(
-            help="Accuracy for the table of rounds, upload and hours until it is reached. Default: the highest that every "
-            "run reached."
+            help="Accuracy, or value of run.metric, for the table of rounds, upload and hours until it is reached. Default: "
+            "the best that every run reached."
         ),
     ] = None,
     set_: Sets = None,
@@ -40,7 +40,7 @@ def compare(
 
     Each algorithm takes the options of [algorithm] that it has, and those of [compare.NAME], which apply to it alone.
     Finished runs in the folder are kept and not run again; unfinished ones continue where they stopped. Writes compare.csv,
-    compare.png and reach.csv: rounds, upload, and hours under each network profile until an accuracy is reached.
+    compare.png and reach.csv: rounds, upload, and hours under each network profile until a metric is reached.
     """
     start_workers_early(config, set_)
     from fedbcgd.display.progress import printable, wide_console
@@ -50,10 +50,11 @@ def compare(
     from fedbcgd.runs import config as configuration
     from fedbcgd.runs.retiming import check_target
 
-    check_target(target)
     settings = configuration.load(
         config, set_ or [], {} if budget is None else {"budget": budget, "rounds": None, "target": None}
     )
+    if ":" not in settings.model.name + settings.data.name and settings.run.metric is None:
+        check_target(target)  # later the metric is known, but then the runs are done
     names = [name.strip() for name in algorithms.split(",") if name.strip()]
     runs = comparison.plan(settings, names, seeds)
     folder = make_folder(out)

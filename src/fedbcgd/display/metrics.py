@@ -1,10 +1,13 @@
 """Which metric of a run is shown first, whether it should rise or fall, and targets."""
 
 import re
-from collections.abc import Collection
-from typing import Any
+from collections.abc import Collection, Iterable
+from typing import TYPE_CHECKING, Any
 
 from fedbcgd.errors import UserError
+
+if TYPE_CHECKING:
+    from fedbcgd.engine.loop import Outcome
 
 ACCURACIES = ("test_accuracy", "validation_accuracy")
 _LOSSES = ("test_loss", "validation_loss", "train_loss")
@@ -19,10 +22,11 @@ def main_metric(columns: Collection[str], stated: str | None = None) -> str | No
         stated: the metric that the run names, such as `mae`.
 
     Returns:
-        The stated one, else an accuracy, else a loss; None if there is none of them.
+        The stated one, else an accuracy, else another one of test or validation data, else a loss; None if there is none.
     """
-    own = [f"{kind}{stated}" for kind in ("test_", "validation_", "")] if stated else []
-    return next((name for name in (*own, *ACCURACIES, *_LOSSES) if name in columns), None)
+    named = [f"{kind}{stated}" for kind in ("test_", "validation_", "")] if stated else []
+    own = [name for name in columns if name.startswith(("test_", "validation_")) and name not in _LOSSES]
+    return next((name for name in (*named, *ACCURACIES, *own, *_LOSSES) if name in columns), None)
 
 
 def falls(metric: str, stated: str | None = None, goal: str | None = None) -> bool:
@@ -38,9 +42,15 @@ def falls(metric: str, stated: str | None = None, goal: str | None = None) -> bo
     return bool(_FALLING.search(metric))
 
 
-def accuracy_column(columns: Collection[str]) -> str | None:
-    """Return the accuracy among these columns; None if there is none."""
-    return next((name for name in ACCURACIES if name in columns), None)
+def metric_of(outcomes: Iterable["Outcome"]) -> str | None:
+    """Return the metric that these runs are about, such as test_mae; None if none has been evaluated."""
+    metrics = [metric for o in outcomes if (metric := main_metric(o.final, o.metric)) is not None]
+    return next((metric for metric in metrics if metric != "train_loss"), next(iter(metrics), None))
+
+
+def in_words(metric: str) -> str:
+    """Return the name of a metric for people; that it is of test data goes without saying."""
+    return metric.removeprefix("test_").replace("_", " ")
 
 
 def make_target(

@@ -80,7 +80,7 @@ def curve(outcome: Outcome, metric: str | None = None, against: str = "upload_d"
         UserError: there is no such column.
     """
     columns = list(dict.fromkeys(name for row in outcome.rows for name in row))
-    metric = metric or main_metric(columns) or "train_loss"
+    metric = metric or main_metric(columns, outcome.metric) or "train_loss"
     for name in (metric, against):
         if name not in columns:
             raise unknown("column", name, columns)
@@ -139,9 +139,9 @@ def html(outcome: Outcome) -> str:
     }
     metrics = {name: value for name, value in outcome.final.items() if _is_metric(name)}
     facts |= {name.replace("_", " "): f"{value:.4g}" for name, value in metrics.items()}
-    columns = {name for row in outcome.rows for name in row}
+    columns = dict.fromkeys(name for row in outcome.rows for name in row)
     losses = [name for name in ("test_loss", "validation_loss", "train_loss") if name in columns]
-    drawn = dict.fromkeys(name for name in (main_metric(columns), *losses[:1]) if name is not None)
+    drawn = dict.fromkeys(name for name in (main_metric(columns, outcome.metric), *losses[:1]) if name is not None)
     curves = "".join(_svg(outcome, metric) for metric in drawn)
     return f'<div style="color: inherit">{_table(facts)}{curves}</div>'
 

@@ -80,9 +80,9 @@ def save(figure: Figure, path: Path) -> None:
         write_whole(path.with_suffix(suffix), write)
 
 
-def curves(runs: Mapping[str, Sequence[Row]], path: Path, title: str = "") -> None:
+def curves(runs: Mapping[str, Sequence[Row]], path: Path, title: str = "", metric: str | None = None) -> None:
     """Draw runs, one of each name, as `bands` does."""
-    bands({name: [rows] for name, rows in runs.items()}, path, title)
+    bands({name: [rows] for name, rows in runs.items()}, path, title, metric)
 
 
 def smoothed(values: np.ndarray, count: int) -> np.ndarray:
@@ -136,15 +136,18 @@ def draw_band(
         panel.fill_between(x, low, high, color=look.colour, alpha=0.05 if crowded else 0.15, linewidth=0)
 
 
-def bands(groups: Mapping[str, Sequence[Sequence[Row]]], path: Path, title: str = "") -> None:
+def bands(
+    groups: Mapping[str, Sequence[Sequence[Row]]], path: Path, title: str = "", metric: str | None = None
+) -> None:
     """Draw mean and band over the seeds of each group, against upload, rounds and gradient evaluations.
 
     Args:
         groups: the rows of each run, by the name of the group.
         path: a file name, as for `save`.
         title: title of the figure.
+        metric: the metric that the runs name as theirs, such as mae; None: the accuracy, else a loss.
     """
-    metric = main_metric(next(iter(groups.values()))[0][-1])
+    metric = main_metric(next(iter(groups.values()))[0][-1], metric)
     assert metric is not None
     with matplotlib.rc_context(STYLE):
         figure = Figure(figsize=(PAGE, 2.6), layout="constrained")

@@ -11,7 +11,7 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemaining
 from rich.text import Text
 
 from fedbcgd.core.reading import shorten
-from fedbcgd.display.metrics import main_metric
+from fedbcgd.display.metrics import in_words, main_metric
 
 if TYPE_CHECKING:
     from fedbcgd.engine.loop import RoundInfo
@@ -88,7 +88,7 @@ class ProgressDisplay:
 
     def __call__(self, info: "RoundInfo") -> None:
         if info.row:
-            self._metric = _metric_text(info.row)
+            self._metric = _metric_text(info.row, info.metric)
         if self._start_progress is None:
             self._start_progress, self._started = info.progress, time.monotonic()
         ledger = info.ledger
@@ -124,9 +124,9 @@ class ProgressDisplay:
         self.console.print(line, markup=False, highlight=False, soft_wrap=True)
 
 
-def _metric_text(row: dict[str, float]) -> str:
-    name = main_metric(row)
-    return "" if name is None else f"{name.removeprefix('test_').replace('_', ' ')} {row[name]:.4f}  "
+def _metric_text(row: dict[str, float], stated: str | None) -> str:
+    name = main_metric(row, stated)
+    return "" if name is None else f"{in_words(name)} {row[name]:.4f}  "
 
 
 def in_notebook() -> bool:

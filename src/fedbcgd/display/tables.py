@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from rich.table import Table
 from rich.text import Text
 
-from fedbcgd.display.metrics import accuracy_column
+from fedbcgd.display.metrics import in_words, metric_of
 from fedbcgd.display.progress import printable
 from fedbcgd.engine.loop import Outcome
 
@@ -30,12 +30,14 @@ def text_table(
 
 
 def table(results: Mapping[str, Outcome], title: str = "") -> Table:
-    """Return a table with a row for each run: its accuracy and its costs."""
-    head = ("algorithm", "accuracy", "rounds", "upload, d", "upload, MB", "largest upload\nof a client, MB")
+    """Return a table with a row for each run: the metric that it is about, and its costs."""
+    metric = metric_of(results.values())
+    named = () if metric is None else (in_words(metric),)
+    head = ("algorithm", *named, "rounds", "upload, d", "upload, MB", "largest upload\nof a client, MB")
     rows = (
         (
             printable(name),
-            f"{_accuracy(result):.4f}",
+            *([] if metric is None else [f"{result.final[metric]:.4f}" if metric in result.final else "–"]),
             str(result.rounds),
             f"{result.ledger.upload_d:.2f}",
             f"{result.ledger.upload_bytes / 1e6:.1f}",
@@ -46,11 +48,6 @@ def table(results: Mapping[str, Outcome], title: str = "") -> Table:
         for name, result in results.items()
     )
     return text_table(title, (*head, "gradient\nevaluations", "seconds"), rows)
-
-
-def _accuracy(outcome: Outcome) -> float:
-    name = accuracy_column(outcome.final)
-    return float("nan") if name is None else outcome.final[name]
 
 
 def upload_to_reach(result: Outcome, metric: str, value: float) -> float | None:

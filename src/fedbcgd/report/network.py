@@ -152,8 +152,7 @@ def measure_runs(
     """
     metrics = {run: RunFolder(run).rows() for run in runs}
     measured = [rows for rows in metrics.values() if rows]
-    shared = set.intersection(*(set(rows[-1]) for rows in measured)) if measured else set()
-    aim = aim_of(runs[0], sorted(shared))
+    aim = aim_of(runs[0], [c for c in measured[0][-1] if all(c in rows[-1] for rows in measured)] if measured else [])
     if aim is not None:
         aim.check(target)
         target = aim.common(measured) if target is None else target

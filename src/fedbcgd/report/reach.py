@@ -35,8 +35,8 @@ def rows(
         say: called with the reason why a run has no hours.
     """
     run_folders = [folder / name / f"seed-{seed}" for name, group in outcomes.items() for seed in group]
-    columns = [set(o.rows[0]) for group in outcomes.values() for o in group.values() if o.rows]
-    aim = aim_of(run_folders[0], sorted(set.intersection(*columns))) if columns else None
+    columns = [list(o.rows[0]) for group in outcomes.values() for o in group.values() if o.rows]
+    aim = aim_of(run_folders[0], [c for c in columns[0] if all(c in own for own in columns)]) if columns else None
     runs = [o for group in outcomes.values() for o in group.values() if o.rows and not o.diverged]
     if aim is None or not runs:
         return []

@@ -9,6 +9,7 @@ from rich.table import Table
 
 from fedbcgd.algorithms.registry import KINDS, algorithm_names, option_names
 from fedbcgd.display import plots
+from fedbcgd.display.metrics import in_words, metric_of
 from fedbcgd.display.progress import printable
 from fedbcgd.display.tables import text_table
 from fedbcgd.engine.loop import Outcome
@@ -55,15 +56,20 @@ def plan(config: Config, names: Sequence[str], seeds: int) -> list[Planned]:
             )
     runs = []
     for name in names:
-        own = config.compare.get(name, {})
-        common = {k: v for k, v in config.algorithm.items() if k != "name" and k in option_names(name, own)}
+        algorithm = options_of(name, config.algorithm, config.compare.get(name, {}))
         for seed in range(config.run.seed, config.run.seed + seeds):
             raw = config.model_dump()
-            raw |= {"algorithm": {"name": name, **common, **own}, "compare": {}}
+            raw |= {"algorithm": algorithm, "compare": {}}
             raw["run"] |= {"seed": seed}
             label = name if seeds == 1 else f"{name}, seed {seed}"
             runs.append(Planned(label, name, f"{name}/seed-{seed}", check(raw, f"compare {name}")))
     return runs
+
+
+def options_of(name: str, common: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
+    """Return name and options of an algorithm: those of the common options that it has, and its own."""
+    known = option_names(name, own)
+    return {"name": name, **{k: v for k, v in common.items() if k != "name" and k in known}, **own}
 
 
 def run(runs: Sequence[Planned], folder: Path, shown: Any) -> dict[str, dict[int, Outcome]]:
@@ -98,24 +104,31 @@ def write(outcomes: Outcomes, folder: Path) -> None:
     """Write compare.csv and compare.png to a folder."""
     write_text(folder / "compare.csv", as_csv(rows(outcomes)))
     curves = {name: [o.rows for o in group.values() if o.rows] for name, group in outcomes.items()}
-    plots.bands({name: rows for name, rows in curves.items() if rows}, folder / "compare.png")
+    drawn = {name: rows for name, rows in curves.items() if rows}
+    if drawn:
+        stated = next((o.metric for group in outcomes.values() for o in group.values()), None)
+        plots.bands(drawn, folder / "compare.png", metric=stated)
 
 
 def table(outcomes: Outcomes) -> Table:
     """Make the table of means and standard deviations over the seeds."""
-    head = ("algorithm", "seeds", "accuracy", "loss", "rounds", "upload, d", "largest upload\nof a client, MB")
+    metric = metric_of(o for group in outcomes.values() for o in group.values())
+    prefix = "validation" if metric is not None and metric.startswith("validation_") else "test"
+    metrics = [name for name in dict.fromkeys((metric, f"{prefix}_loss")) if name is not None]
+    named = map(in_words, metrics)
+    head = ("algorithm", "seeds", *named, "rounds", "upload, d", "largest upload\nof a client, MB")
     rows = []
     for name, by_seed in outcomes.items():
         group = list(by_seed.values())
         converged = [o for o in group if not o.diverged]
         diverged = f"{len(group) - len(converged)} of {len(group)} diverged" if len(converged) < len(group) else ""
-        metric = "validation" if "validation_loss" in group[0].final else "test"
-        nan = float("nan")
+        last = [_spread([o.final[m] for o in converged if m in o.final]) for m in metrics]
+        if diverged and last:
+            last[0] = f"{last[0]} ({diverged})" if converged else diverged
         cells = (
             printable(name),
             str(len(group)),
-            _with_note([o.final.get(f"{metric}_accuracy", nan) for o in converged], diverged),
-            _spread([o.final.get(f"{metric}_loss", nan) for o in converged]) if converged else "–",
+            *last,
             _spread([o.rounds for o in group], 0),
             _spread([o.ledger.upload_d for o in group], 2),
             f"{max(o.ledger.upload_max_bytes for o in group) / 1e6:.3f}",
@@ -126,13 +139,9 @@ def table(outcomes: Outcomes) -> Table:
     return text_table("mean ± standard deviation over seeds", (*head, "gradient\nevaluations", "seconds"), rows)
 
 
-def _with_note(values: Sequence[float], note: str) -> str:
-    if not values:
-        return note
-    return f"{_spread(values)} ({note})" if note else _spread(values)
-
-
 def _spread(values: Sequence[float], digits: int = 4) -> str:
-    """Format mean ± standard deviation; the mean alone if all values are equal."""
+    """Format mean ± standard deviation; the mean alone if all values are equal, and a dash if there are none."""
+    if not values:
+        return "–"
     mean = f"{statistics.fmean(values):.{digits}f}"
     return f"{mean} ± {statistics.stdev(values):.{digits}f}" if len(values) > 1 and len(set(values)) > 1 else mean

@@ -237,7 +237,7 @@ def _draw(folder: RunFolder, outcome: Outcome, experiment: Experiment) -> None:
     with uninterrupted():  # matplotlib cannot be imported again after Ctrl-C in its first import
         from fedbcgd.display import plots
 
-    plots.curves({outcome.algorithm: outcome.rows}, folder.path / "curve.png")
+    plots.curves({outcome.algorithm: outcome.rows}, folder.path / "curve.png", metric=outcome.metric)
     if experiment.counts is not None:
         plots.label_counts(experiment.counts, folder.path / "label_counts.png", experiment.classes)
 

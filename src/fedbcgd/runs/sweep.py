@@ -1,12 +1,14 @@
 """Choosing hyper-parameters on data that are held out of the training set; the test set is not used."""
 
 import itertools
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from rich.table import Table
 
+from fedbcgd.display.metrics import falls, in_words, metric_of
 from fedbcgd.display.progress import printable
 from fedbcgd.display.tables import text_table
 from fedbcgd.engine.loop import Outcome
@@ -14,8 +16,6 @@ from fedbcgd.errors import UserError
 from fedbcgd.files import as_csv, write_text
 from fedbcgd.runs.batch import Planned, run_all
 from fedbcgd.runs.config import Config, check, parse_value
-
-METRIC = "validation_accuracy"
 
 
 def plan(config: Config, grid: Sequence[str]) -> list[Planned]:
@@ -77,41 +77,44 @@ def write(runs: Sequence[Planned], outcomes: Mapping[str, Outcome], folder: Path
         The best run; the first of equal ones.
 
     Raises:
-        UserError: all runs diverged, or have no accuracy to choose by.
+        UserError: all runs diverged, or have no metric to choose by.
     """
     write_text(folder / "sweep.csv", as_csv(rows(runs, outcomes)))
-    best = max(runs, key=lambda planned: _score(outcomes[planned.label]))
-    if _score(outcomes[best.label]) < 0:
-        diverged = sum(outcomes[planned.label].diverged for planned in runs)
-        why = [f"{diverged} of {len(runs)} diverged; lower learning rates may help"] if diverged else []
-        if diverged < len(runs):
-            why.append(
-                f"{len(runs) - diverged} of {len(runs)} ended without it; metrics of your own need an `accuracy`"
-            )
-        raise UserError(f"--grid: expected a run with {METRIC}, to choose the best by, got none: {'; '.join(why)}")
+    metric, ranked = _ranked(runs, outcomes)
+    if metric is None or not ranked:
+        diverged = sum(outcome.diverged for outcome in outcomes.values())
+        why = f": {diverged} of {len(runs)} diverged; lower learning rates may help" if diverged else ""
+        raise UserError(f"--grid: expected a run with a finite metric, to choose the best by, got none{why}")
+    best = ranked[0]
     whole = best.config.model_copy(update={"data": best.config.data.model_copy(update={"validation": 0.0})})
-    note = f"# Chosen by {METRIC.replace('_', ' ')} among {len(runs)} runs; trains on the whole training set.\n"
+    note = f"# Chosen by {in_words(metric)} among {len(runs)} runs; trains on the whole training set.\n"
     write_text(folder / "best.toml", note + whole.text())
     return best
 
 
 def table(runs: Sequence[Planned], outcomes: Mapping[str, Outcome]) -> Table:
     """Make the table of all runs, the best first."""
-    cells = (
-        (
-            printable(planned.label),
-            f"{outcome.final[METRIC]:.4f}" if _score(outcome) >= 0 else printable(outcome.stopped),
-            f"{outcome.final.get('validation_loss', float('nan')):.4f}",
-            str(outcome.rounds),
-            f"{outcome.ledger.upload_d:.2f}",
-        )
-        for planned, outcome in sorted(
-            ((planned, outcomes[planned.label]) for planned in runs), key=lambda pair: -_score(pair[1])
-        )
-    )
-    head = ("options", "accuracy", "loss", "rounds", "upload, d")
-    return text_table("on data held out of the training set", head, cells)
+    metric, ranked = _ranked(runs, outcomes)
+    metrics = [name for name in dict.fromkeys((metric, "validation_loss")) if name is not None]
+    rows = []
+    for planned in [*ranked, *(p for p in runs if p not in ranked)]:
+        outcome = outcomes[planned.label]
+        last = [f"{outcome.final[name]:.4f}" if name in outcome.final else "–" for name in metrics]
+        if planned not in ranked:
+            last[:1] = [outcome.stopped]
+        costs = str(outcome.rounds), f"{outcome.ledger.upload_d:.2f}"
+        rows.append((printable(planned.label), *map(printable, last), *costs))
+    head = ("options", *(in_words(name).removeprefix("validation ") for name in metrics), "rounds", "upload, d")
+    return text_table("on data held out of the training set", head, rows)
 
 
-def _score(outcome: Outcome) -> float:
-    return -1.0 if outcome.diverged else outcome.final.get(METRIC, -1.0)
+def _ranked(runs: Sequence[Planned], outcomes: Mapping[str, Outcome]) -> tuple[str | None, list[Planned]]:
+    """Return the metric of the runs, and those that did not diverge and have it, the best first."""
+    metric = metric_of(outcomes.values())
+    if metric is None:
+        return None, []
+    scores = {p.label: outcomes[p.label].final.get(metric, math.nan) for p in runs if not outcomes[p.label].diverged}
+    first = next(iter(outcomes.values()))
+    sign = 1 if falls(metric, first.metric, first.goal) else -1
+    known = [p for p in runs if math.isfinite(scores.get(p.label, math.nan))]
+    return metric, sorted(known, key=lambda p: sign * scores[p.label])

@@ -44,7 +44,7 @@ function metricsOfTask() {
   for (const run of runs) for (const name of Object.keys(run.columns)) if (!COSTS.has(name) && !name.startsWith(CLIENTS)) names.add(name);
   const kinds = ["test_", "validation_", ""];
   const rank = (name) => {
-    const main = runs.some((run) => isOf(run.facts.metric, name)) ? 0 : name.endsWith("accuracy") ? 1 : 2;
+    const main = runs.some((run) => isOf(run.facts.metric, name)) ? 0 : name.endsWith("accuracy") ? 1 : name.endsWith("loss") ? 3 : 2;
     return 3 * main + kinds.findIndex((kind) => name.startsWith(kind));
   };
   return [...names].sort((a, b) => rank(a) - rank(b));
