@@ -62,11 +62,11 @@ def test_a_life(fedbcgd, file, tmp_path):
     assert [cell.strip() for cell in row.strip("│ ").split("│")] == [
         "mine",
         "mine.npz",
+        "0 MB",
         "3×5×6",
         "3",
         "12",
         "3",
-        "0 MB",
     ]
     assert str(tmp_path / "cache") in out
 

@@ -83,7 +83,6 @@ def test_a_data_set_that_no_item_uses_is_a_mistake(tmp_path):
 
 def test_a_missing_data_set_is_told_before_anything_runs(tmp_path, monkeypatch):
     monkeypatch.setenv("FEDBCGD_DATA", str(tmp_path / "nothing"))
-    plan._data_facts.cache_clear()
     with pytest.raises(UserError, match="cifar100"):
         command.check(command.item_names("all"), command.make_request("cpu", tmp_path / "out"))
     assert not (tmp_path / "out").exists()

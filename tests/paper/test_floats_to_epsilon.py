@@ -119,22 +119,6 @@ def test_verdicts_by_hand(second, words):
     assert words in verdicts(compare(SMALL, Measurements([], both + others)))["fedbcgd+"]
 
 
-def fitted(*measured):
-    rows = [{"algorithm": "x", "blocks": 2**k, "measured_d": y} for k, y in enumerate(measured)]
-    return quadratics.fit(rows, "x")
-
-
-def test_the_theorems_form_by_hand():
-    exact = fitted(3 + 8, 3 + 4, 3 + 2)
-    assert (exact.steady, exact.falling, exact.worst_factor) == (pytest.approx(3), pytest.approx(8), pytest.approx(1))
-    assert exact.at(8) == pytest.approx(4)
-    rising = fitted(1.0, 2.0, 4.0)  # no 1/N in it: a alone, Σ1/y / Σ1/y² = 1.75 / 1.3125
-    assert (rising.steady, rising.falling) == (pytest.approx(4 / 3), 0)
-    assert rising.worst_factor == pytest.approx(3)  # 4 against 4/3
-    assert fitted(1.0, 2.0) is None
-    assert fitted(1.0, math.inf, 2.0) is None
-
-
 @pytest.mark.parametrize(
     ("blocks", "words"), [((2, 4), "expected increasing numbers from 1"), ((1, 8), "expected at most 4")]
 )

@@ -44,8 +44,8 @@ def test_every_claim_is_there_with_its_verdict(script):
 
 
 FACTS = {
-    "cifar10": plan.DataFacts((3, 32, 32), 10, 50_000),
-    "emnist-byclass-part": plan.DataFacts((1, 28, 28), 2, 100_000),
+    "cifar10": plan.DataFacts((3, 32, 32), 10, 50_000, 10_000),
+    "emnist-byclass-part": plan.DataFacts((1, 28, 28), 2, 100_000, 10_000),
 }
 
 

@@ -13,7 +13,7 @@ from fedbcgd.engine.run_folder import exclusive_lock
 from fedbcgd.files import make_folder
 from fedbcgd.paper import command, costs, engine, order, packs, pages, plan
 from fedbcgd.paper.items import ITEMS
-from fedbcgd.paper.plan import DataFacts, Machine
+from fedbcgd.paper.plan import Machine
 from fedbcgd.paper.request import Request
 from fedbcgd.paper.results import ENDED_EARLY, format_final
 from fedbcgd.paper.spec import Contender, Halving
@@ -52,11 +52,6 @@ def work(items, out):
     request = Request("smoke", out)
     engine.Engine(items, request).run(display, lambda line: None, lambda name, results: written.append(results))
     return begun, written
-
-
-@pytest.fixture
-def described(monkeypatch):
-    monkeypatch.setattr(plan, "data_facts", lambda panel: DataFacts((3, 32, 32), 10, 50_000))
 
 
 def test_who_decides_most_comes_first_and_no_run_comes_twice(tmp_path):
@@ -145,7 +140,7 @@ def test_two_processes_share_a_folder(only, tmp_path, monkeypatch):
     assert position[fedbcgd] < position[taken.label] < position[fedavg]
 
 
-def test_a_run_to_the_target_can_be_extended_later(described):
+def test_a_run_to_the_target_can_be_extended_later():
     panel = ITEMS["table6"].panels["desk"][0]
     contender = panel.contender("qsgd+fedbcgd")
     chosen = {contender.key: {"lr": 0.1, "momentum": 0.5}}
@@ -189,7 +184,7 @@ def test_from_the_command_line_costs_come_first_and_the_page_says_what_is_missin
 def test_what_is_left_is_reckoned_by_hand(only, tmp_path, monkeypatch):
     """One gradient step of 50 examples a client; 1 ms for an example, one worker. The search: 4 trials of 1 round and 2 of 2
     more, evaluated in each round on a tenth of the training set, a third of a step for each; its own run has 4 rounds."""
-    monkeypatch.setattr(costs, "seconds_per_example", lambda panel, facts, machine: 1e-3)
+    monkeypatch.setattr(costs, "seconds_per_example", lambda panel, machine: 1e-3)
     monkeypatch.setattr(costs, "RUN_SECONDS", 0.0)
     items = only(halved())
     panel = ITEMS["item"].panels["smoke"][0]
@@ -206,10 +201,9 @@ def test_what_is_left_is_reckoned_by_hand(only, tmp_path, monkeypatch):
 
 def test_a_timing_of_a_network_is_positive_and_made_once():
     panel = halved()
-    facts, _ = costs.catalogue_facts(panel)
-    seconds = costs.seconds_per_example(panel, facts, Machine(0))
+    seconds = costs.seconds_per_example(panel, Machine(0))
     assert 0 < seconds < 0.1
-    assert costs.seconds_per_example(panel, facts, Machine(0)) == seconds
+    assert costs.seconds_per_example(panel, Machine(0)) == seconds
 
 
 def test_precision_at_the_desk_is_what_the_processor_has_and_stays_that_of_the_folder(only, tmp_path, monkeypatch):

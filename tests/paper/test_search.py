@@ -7,9 +7,9 @@ from dataclasses import replace
 import pytest
 
 from fedbcgd.engine.run_folder import RunFolder
-from fedbcgd.paper import plan, search
+from fedbcgd.paper import search
 from fedbcgd.paper.items import ITEMS
-from fedbcgd.paper.plan import DataFacts, Machine
+from fedbcgd.paper.plan import Machine
 from fedbcgd.paper.search import Rung
 from fedbcgd.paper.spec import Contender, Halving
 from fedbcgd.runs import config as configuration
@@ -17,7 +17,6 @@ from fedbcgd.runs.execute import execute
 from fedbcgd.runs.folder import finished
 from tests.paper.small import small
 
-CIFAR = DataFacts((3, 32, 32), 10, 50_000)
 AVG = Contender("fedavg", "FedAvg", {"name": "fedavg"})
 
 
@@ -27,8 +26,7 @@ def halved(*contenders, rates=(0.003, 0.01, 0.03, 0.1), rounds=8, rungs=2, most=
 
 
 @pytest.fixture
-def table3(monkeypatch):
-    monkeypatch.setattr(plan, "data_facts", lambda panel: CIFAR)
+def table3():
     return ITEMS["table3"].panels["desk"][0]
 
 

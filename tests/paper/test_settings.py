@@ -1,6 +1,5 @@
 """The items against what the paper prints, read off its pages."""
 
-import json
 from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
 from math import inf
@@ -195,7 +194,7 @@ def test_costs_are_in_their_order(monkeypatch):
     monkeypatch.setattr(
         costs,
         "seconds_per_example",
-        lambda panel, facts, machine: by_pixels.get(panel.model["name"], 1e-3) * panel.model.get("width", 1.0) ** 2,
+        lambda panel, machine: by_pixels.get(panel.model["name"], 1e-3) * panel.model.get("width", 1.0) ** 2,
     )
     for item in ITEMS.values():
         if not item.panels["cpu"]:
@@ -206,34 +205,9 @@ def test_costs_are_in_their_order(monkeypatch):
     assert 1 < minutes < 45
 
 
-SHAPES = {
-    "cifar10": ((3, 32, 32), 10, 50_000),
-    "cifar100": ((3, 32, 32), 100, 50_000),
-    "tiny-imagenet": ((3, 224, 224), 200, 100_000),
-    "emnist-byclass": ((1, 28, 28), 2, 697_932),
-    "embedded": ((1, 28, 28), 10, 10_000),
-}
-
-
-@pytest.fixture
-def described(monkeypatch):
-    """The data sets as they are described, so that none has to be here."""
-
-    def facts(data):
-        named = json.loads(data)
-        (channels, height, width), classes, count = SHAPES[named["name"]]
-        side = named.get("crop") or named.get("resize")
-        classes = 2 if "positive" in named else classes
-        shape = (channels, side, side) if side else (channels, height, width)
-        return plan.DataFacts(shape, classes, count)
-
-    monkeypatch.setattr(plan, "_data_facts", facts)
-    return monkeypatch
-
-
 @pytest.mark.parametrize("scale", ["desk", "cpu", "smoke"])
 @pytest.mark.parametrize("item", ITEMS.values(), ids=lambda i: i.name)
-def test_every_run_of_a_small_scale_is_a_valid_configuration_of_a_model_that_can_be_divided(item, scale, described):
+def test_every_run_of_a_small_scale_is_a_valid_configuration_of_a_model_that_can_be_divided(item, scale):
     for p in item.panels[scale]:
         chosen = {c.key: {"lr": 0.1, "momentum": 0.5} for c in p.contenders}
         planned = plan.seed_runs(p, chosen, 1, plan.Machine())
@@ -243,10 +217,8 @@ def test_every_run_of_a_small_scale_is_a_valid_configuration_of_a_model_that_can
 
 
 @pytest.mark.parametrize("item", ITEMS.values(), ids=lambda i: i.name)
-def test_every_run_of_the_papers_scale_is_a_valid_configuration(item, described):
-    described.setattr(
-        plan, "count_rounds", lambda panel, contender, facts=None: 1000
-    )  # whole networks need not be made for this
+def test_every_run_of_the_papers_scale_is_a_valid_configuration(item, monkeypatch):
+    monkeypatch.setattr(plan, "count_rounds", lambda panel, contender: 1000)  # whole networks need not be made
     for p in item.panels["paper"]:
         chosen = {c.key: {"lr": 0.1, "momentum": 0.5} for c in p.contenders}
         for contender, run in plan.seed_runs(p, chosen, 1, plan.Machine()):
@@ -255,7 +227,7 @@ def test_every_run_of_the_papers_scale_is_a_valid_configuration(item, described)
             assert run.config.run.budget == (None if contender.rounds_of else p.budget)
 
 
-def test_what_a_budget_pays_for(described):
+def test_what_a_budget_pays_for():
     """LeNet-5 at a quarter of its width: 51,274 parameters, 490 of them shared, so four blocks are (d − 490)/4 + 490 each on
     average: 0.2572 d, and 20 d pay for 77 rounds. FedAvg has 20, SCAFFOLD 10, FedBCGD+ half of FedBCGD's."""
     p = panel("table3", "cifar10-lenet5", "cpu")

@@ -170,7 +170,7 @@ def test_what_was_not_run_is_called_so(tmp_path):
 
 
 def test_the_list_shows_every_item_and_its_cost(capsys, monkeypatch):
-    monkeypatch.setattr(costs, "seconds_per_example", lambda panel, facts, machine: 1e-3)
+    monkeypatch.setattr(costs, "seconds_per_example", lambda panel, machine: 1e-3)
     command.show_list(wide_console(), "cpu")
     printed = capsys.readouterr().out
     for name in ITEMS:
@@ -182,18 +182,15 @@ def test_the_list_shows_every_item_and_its_cost(capsys, monkeypatch):
 def test_what_a_round_is_reckoned_to_upload_is_what_it_uploads(name):
     """Computed from a model without memory and from the catalogue; compared with a real model of the loaded data."""
     for panel in ITEMS[name].panels["smoke"]:
-        facts, _ = costs.catalogue_facts(panel)
         network = plan.build_network(panel.model, *plan.data_facts(panel)[:2]).module
         for contender in panel.contenders:
             algorithm = make_algorithm(**plan.algorithm_options(panel, contender, {}))
-            assert plan.upload_per_round(panel, contender, facts) == algorithm.upload_d(
-                algorithm.uplink.layout(network)
-            )
+            assert plan.upload_per_round(panel, contender) == algorithm.upload_d(algorithm.uplink.layout(network))
 
 
 def test_gradients_of_the_local_rule_count_in_the_cost(monkeypatch):
     """With SVRG alone FedBCGD uploads as much and takes more gradients, whatever its name."""
-    monkeypatch.setattr(costs, "seconds_per_example", lambda panel, facts, machine: 1e-3)
+    monkeypatch.setattr(costs, "seconds_per_example", lambda panel, machine: 1e-3)
     (panel,) = ITEMS["figure8"].panels["smoke"]
     one = Contender("a", "A", {"name": "fedbcgd", "lr": 0.1, "momentum": 0.5})
     two = Contender("b", "B", {"name": "fedbcgd", "local": "svrg", "lr": 0.1, "momentum": 0.5})

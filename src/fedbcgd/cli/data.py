@@ -31,21 +31,16 @@ Picture = Annotated[Path | None, typer.Option("--out", help="A PNG file to write
 @data.command("list")
 def list_() -> None:
     """List known data sets and your own: their sizes, and whether they are on this machine."""
-    from rich.table import Table
-
     from fedbcgd.data import store
     from fedbcgd.data.catalog import KNOWN
     from fedbcgd.data.names import EMBEDDED
     from fedbcgd.display.progress import wide_console
+    from fedbcgd.display.tables import text_table
     from fedbcgd.errors import UserError
 
-    table = Table()
-    table.add_column("name", no_wrap=True)
-    table.add_column("what")
-    for column in ("image", "classes", "train", "test"):
-        table.add_column(column, justify="right")
-    table.add_column("here")
-    table.add_row(EMBEDDED, "Fashion-MNIST, a part", "1×28×28", "10", "10,000", "2,000", "in the package")
+    rows: list[tuple[str, ...]] = [
+        (EMBEDDED, "Fashion-MNIST, a part", "in the package", "1×28×28", "10", "10,000", "2,000")
+    ]
     stored = store.stored_names()
     for name in [*KNOWN, *(n for n in stored if n not in KNOWN)]:
         size = f"{store.path_of(name).stat().st_size / 1e6:,.0f} MB" if name in stored else "no"
@@ -56,11 +51,12 @@ def list_() -> None:
             try:
                 dataset = store.load(name)
             except UserError:
-                table.add_row(name, "damaged: add it again", "", "", "", "", size)
+                rows.append((name, "damaged: add it again", size, "", "", "", ""))
                 continue
             title, shape = dataset.about, dataset.shape
             numbers = len(dataset.classes), len(dataset.train), len(dataset.test)
-        table.add_row(name, title, "×".join(map(str, shape)), *(f"{n:,}" for n in numbers), size)
+        rows.append((name, title, size, "×".join(map(str, shape)), *(f"{n:,}" for n in numbers)))
+    table = text_table("", ("name", "what", "here", "image", "classes", "train", "test"), rows, texts=3)
     console = wide_console()
     console.print(table)
     console.print(f"Folder: {store.folder()} (set FEDBCGD_DATA to change it).", highlight=False, markup=False)

@@ -15,7 +15,7 @@ from fedbcgd.core.server import Server
 from fedbcgd.engine.backend import Backend, OverlappingBackend
 from fedbcgd.engine.hooks import RoundHooks
 from fedbcgd.engine.signals import uninterrupted
-from fedbcgd.engine.threads import one_thread
+from fedbcgd.engine.threads import threads
 from fedbcgd.errors import unknown
 
 Row = dict[str, float]
@@ -218,7 +218,7 @@ class Loop:
             if start is not None:
                 start(self)
         try:
-            with one_thread():  # the cores belong to the workers
+            with threads(1):  # the cores belong to the workers
                 reason = self._finish_last_round() or self.ended
                 while not reason:
                     reason = self._round()

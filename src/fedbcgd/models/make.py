@@ -187,27 +187,32 @@ def _from_users_factory(name: str, shape: tuple[int, int, int], classes: int, op
     return BuiltModel(module, loss, metrics)
 
 
-def _from_transformers(folder: str, classes: int, options: dict[str, Any], weights: str | None) -> BuiltModel:
+def _transformers() -> Any:
     try:
         import transformers
     except ImportError:
         raise UserError("model: expected the extra `hf` for hf:, got none: pip install 'fedbcgd[hf]'") from None
-    path = Path(folder)
+    return transformers
+
+
+def _architecture(config: Any) -> Any:
+    """Return the class that a configuration of transformers names; None if it names none."""
+    return getattr(_transformers(), (config.architectures or [""])[0], None)
+
+
+def _from_transformers(folder: str, classes: int, options: dict[str, Any], weights: str | None) -> BuiltModel:
+    transformers, path = _transformers(), Path(folder)
     if not (path / "config.json" if path.is_dir() else path).is_file():
         raise UserError(f"model: expected a folder written by save_pretrained, got {folder}, which has no config.json")
     try:
         config = transformers.AutoConfig.from_pretrained(folder, num_labels=classes, **options)
-        architecture = getattr(transformers, (config.architectures or [""])[0], None)
+        architecture = _architecture(config)
+        loader = architecture or transformers.AutoModelForImageClassification
         if weights is not None:
-            loader: Any = architecture or transformers.AutoModelForImageClassification
-            module = loader.from_pretrained(weights, config=config, ignore_mismatched_sizes=True)
-        elif architecture is not None:
-            module = architecture(config)
-        else:
-            module = transformers.AutoModelForImageClassification.from_config(config)
+            return BuiltModel(loader.from_pretrained(weights, config=config, ignore_mismatched_sizes=True))
+        return BuiltModel(loader.from_config(config) if architecture is None else architecture(config))
     except (OSError, ValueError, TypeError, KeyError, AttributeError, RuntimeError) as error:
         raise UserError(f"model: {folder}: {error}") from None
-    return BuiltModel(module)
 
 
 def from_transformers_values(values: Mapping[str, Any]) -> nn.Module:
@@ -222,13 +227,10 @@ def from_transformers_values(values: Mapping[str, Any]) -> nn.Module:
     Raises:
         UserError: transformers is not installed, or cannot build it.
     """
-    try:
-        import transformers
-    except ImportError:
-        raise UserError("model: hf: needs the extra `hf`: pip install 'fedbcgd[hf]'") from None
+    transformers = _transformers()
     try:
         config = transformers.AutoConfig.for_model(**values)
-        architecture = getattr(transformers, (config.architectures or [""])[0], None)
+        architecture = _architecture(config)
         if not (isinstance(architecture, type) and issubclass(architecture, transformers.PreTrainedModel)):
             raise UserError(f"model: expected an architecture of transformers, got {config.architectures}")
         return architecture(config)

@@ -13,7 +13,7 @@ from fedbcgd.display.tables import text_table
 from fedbcgd.engine.precision import native_bf16
 from fedbcgd.errors import UserError, unknown
 from fedbcgd.files import make_folder, write_text
-from fedbcgd.paper import engine, pages, plan, table1
+from fedbcgd.paper import engine, pages, table1
 from fedbcgd.paper.costs import cost, total
 from fedbcgd.paper.engine import Display, Engine
 from fedbcgd.paper.items import ITEMS
@@ -22,6 +22,8 @@ from fedbcgd.paper.reductions import reductions
 from fedbcgd.paper.request import Request, no_panel, panels_for, select_panels
 from fedbcgd.paper.results import PanelResult
 from fedbcgd.paper.spec import SCALES, Item, Scale
+from fedbcgd.runs.config import Data
+from fedbcgd.runs.experiment import load_data
 
 ALL = "all"
 
@@ -96,7 +98,7 @@ def check(names: Sequence[str], request: Request, run: bool = True) -> None:
         )
     for name in names:
         for panel in select_panels(panels_for(ITEMS[name], request), request.only) if run else ():
-            plan.data_facts(panel)
+            load_data(Data(**panel.data))
         _check_keeps_results(name, request)
 
 

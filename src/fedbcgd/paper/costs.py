@@ -11,11 +11,9 @@ import torch
 
 from fedbcgd.algorithms.registry import make_algorithm
 from fedbcgd.backends.workers.processes import cores
-from fedbcgd.data.catalog import KNOWN
-from fedbcgd.data.names import EMBEDDED
 from fedbcgd.engine.loop import RoundInfo
-from fedbcgd.paper.plan import DataFacts, Machine, build_network, count_rounds, data_facts, network_shapes
-from fedbcgd.paper.search import rungs
+from fedbcgd.paper.plan import Machine, build_network, count_rounds, data_facts
+from fedbcgd.paper.search import gradients, rungs
 from fedbcgd.paper.spec import Contender, Item, Panel, Scale
 from fedbcgd.simulation import simulate
 
@@ -57,29 +55,22 @@ def cost(item: Item, scale: Scale, machine: Machine | None = None) -> Cost:
 
 def run_cost(panel: Panel, contender: Contender, machine: Machine, seeds: int = 1) -> Cost:
     """Estimate the cost of some repetitions of a contender."""
-    facts, test = catalogue_facts(panel)
-    rounds = count_rounds(panel, contender, facts)
-    seconds = _seconds(panel, contender, rounds, min(rounds, panel.effort.evaluations) * test, machine)
-    return Cost(seeds, seeds * (seconds + _start(panel, machine)) / 3600)
+    rounds = count_rounds(panel, contender)
+    tested = min(rounds, panel.effort.evaluations) * data_facts(panel).test
+    seconds = _seconds(panel, contender, rounds, tested, machine)
+    return Cost(seeds, seeds * seconds / 3600)
 
 
 def search_cost(panel: Panel, contender: Contender, machine: Machine) -> Cost:
     """Estimate the cost of the search for a contender."""
-    facts, _ = catalogue_facts(panel)
-    held_out = panel.effort.validation * facts.train
+    held_out = panel.effort.validation * data_facts(panel).train
     runs, seconds, before = 0, 0.0, 0
-    for rung in rungs(panel, contender, facts):
+    for rung in rungs(panel, contender):
         rounds = rung.rounds - before
         evaluations = rounds if panel.effort.halving else min(rounds, panel.effort.evaluations * 2 // 5)
         seconds += rung.candidates * _seconds(panel, contender, rounds, evaluations * held_out, machine)
-        seconds += rung.candidates * _start(panel, machine)
         runs, before = max(runs, rung.candidates), rung.rounds
     return Cost(runs, seconds / 3600)
-
-
-def _start(panel: Panel, machine: Machine) -> float:
-    """Return the seconds that the start and the end of a run take."""
-    return RUN_SECONDS * (_workers(panel, machine) != 0)
 
 
 def _workers(panel: Panel, machine: Machine) -> int:
@@ -89,24 +80,21 @@ def _workers(panel: Panel, machine: Machine) -> int:
 
 def _seconds(panel: Panel, contender: Contender, rounds: int, tested: float, machine: Machine) -> float:
     """Estimate the seconds of a run with this many rounds and tested examples."""
-    facts, _ = catalogue_facts(panel)
     rule = make_algorithm(**{**panel.local, **contender.algorithm}).local
-    per_client = facts.train // panel.data["clients"]
-    steps = rule.steps(per_client)
-    examples = steps * rule.batch_size if rule.local_steps else rule.local_epochs * per_client
-    nbytes = sum(p.nbytes for p in network_shapes(panel, facts).parameters())
-    trained = rounds * panel.run["cohort"] * examples * rule.evaluations(per_client, nbytes) / steps
-    workers = max(1, _workers(panel, machine))
-    parallel = 1 if contender.rounds_of is not None else workers
-    # A forward pass takes a third of a training step.
-    return seconds_per_example(panel, facts, machine) * (trained / parallel + tested / 3 / workers)
+    per_client = data_facts(panel).train // panel.data["clients"]
+    examples = rule.steps(per_client) * rule.batch_size if rule.local_steps else rule.local_epochs * per_client
+    trained = rounds * panel.run["cohort"] * examples * gradients(panel, contender)
+    workers = _workers(panel, machine)
+    parallel = 1 if contender.rounds_of is not None else max(1, workers)
+    computed = trained / parallel + tested / 3 / max(1, workers)  # a forward pass takes a third of a training step
+    return seconds_per_example(panel, machine) * computed + RUN_SECONDS * (workers > 0)
 
 
-def seconds_per_example(panel: Panel, facts: DataFacts, machine: Machine) -> float:
+def seconds_per_example(panel: Panel, machine: Machine) -> float:
     """Time a few steps of a panel's network; return the processor seconds for an example."""
-    model = json.dumps(dict(panel.model))
+    facts = data_facts(panel)
     timed = Machine(_workers(panel, machine), machine.device, machine.precision)
-    return _time(model, facts.shape, facts.classes, panel.local["batch_size"], timed)
+    return _time(json.dumps(dict(panel.model)), facts.shape, facts.classes, panel.local["batch_size"], timed)
 
 
 @cache
@@ -147,19 +135,3 @@ def _clock(machine: Machine) -> float:
         return time.perf_counter()
     processes = [psutil.Process(), *psutil.Process().children(recursive=True)]
     return sum(used.user + used.system for used in (process.cpu_times() for process in processes))
-
-
-def catalogue_facts(panel: Panel) -> tuple[DataFacts, int]:
-    """Return the facts of a panel's data set and its number of test images, without loading a data set of the catalogue."""
-    name = panel.data["name"]
-    if name not in KNOWN and name != EMBEDDED:  # a user's own
-        facts = data_facts(panel)
-        return facts, facts.train // 6
-    if name == EMBEDDED:
-        shape, classes, train, test = (1, 28, 28), 10, 10_000, 2_000
-    else:
-        known = KNOWN[name]
-        shape, classes, train, test = known.shape, known.classes, known.train, known.test
-    if side := panel.data.get("crop") or panel.data.get("resize"):
-        shape = (shape[0], side, side)
-    return DataFacts(shape, 2 if "positive" in panel.data else classes, train), test

@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from fedbcgd.algorithms.registry import make_algorithm
+from fedbcgd.data.catalog import KNOWN
 from fedbcgd.models.make import BuiltModel, make_model
 from fedbcgd.paper.spec import Contender, Panel
 from fedbcgd.runs.batch import Planned
@@ -38,21 +39,28 @@ class DataFacts(NamedTuple):
     shape: tuple[int, int, int]  # of an image
     classes: int
     train: int  # number of training images
+    test: int  # number of test images
 
 
 def data_facts(panel: Panel) -> DataFacts:
-    """Load the panel's data set and return its facts.
+    """Return the facts of a panel's data set; one of the catalogue need not be on this machine.
 
     Raises:
-        UserError: the data set is not available.
+        UserError: the data set is not available, and not in the catalogue either.
     """
     return _data_facts(json.dumps(dict(panel.data)))
 
 
 @cache
 def _data_facts(data: str) -> DataFacts:
-    loaded = load_data(Data(**json.loads(data)))
-    return DataFacts(loaded.shape, len(loaded.classes), len(loaded.train))
+    options = json.loads(data)
+    known = KNOWN.get(options["name"])
+    if known is None:  # the images in the package, or a user's own
+        loaded = load_data(Data(**options))
+        return DataFacts(loaded.shape, len(loaded.classes), len(loaded.train), len(loaded.test))
+    side = options.get("crop") or options.get("resize")
+    shape = (known.shape[0], side, side) if side else known.shape
+    return DataFacts(shape, 2 if "positive" in options else known.classes, known.train, known.test)
 
 
 def algorithm_options(panel: Panel, contender: Contender, chosen: Options) -> dict[str, Any]:
@@ -80,27 +88,22 @@ def _network_without_memory(model: str, shape: tuple[int, int, int], classes: in
         return build_network(json.loads(model), shape, classes).module
 
 
-def network_shapes(panel: Panel, facts: DataFacts) -> nn.Module:
+def network_shapes(panel: Panel) -> nn.Module:
     """Return the panel's network on the meta device: with shapes, but without memory."""
+    facts = data_facts(panel)
     return _network_without_memory(json.dumps(dict(panel.model)), facts.shape, facts.classes)
 
 
-def upload_per_round(panel: Panel, contender: Contender, facts: DataFacts | None = None) -> float:
-    """Return the mean upload of a client in a round, in d.
-
-    Args:
-        panel: the setting.
-        contender: one of its contenders.
-        facts: facts of the data set; by default it is loaded.
-    """
+def upload_per_round(panel: Panel, contender: Contender) -> float:
+    """Return the mean upload of a client in a round, in d."""
     algorithm = make_algorithm(**{**panel.local, **contender.algorithm})
-    return algorithm.upload_d(algorithm.uplink.layout(network_shapes(panel, facts or data_facts(panel))))
+    return algorithm.upload_d(algorithm.uplink.layout(network_shapes(panel)))
 
 
-def count_rounds(panel: Panel, contender: Contender, facts: DataFacts | None = None) -> int:
+def count_rounds(panel: Panel, contender: Contender) -> int:
     """Return the number of rounds that the panel's budget allows."""
     uploading = contender if contender.rounds_of is None else panel.contender(contender.rounds_of)
-    return max(1, math.floor(panel.budget / upload_per_round(panel, uploading, facts) * (1 + 1e-9)))
+    return max(1, math.floor(panel.budget / upload_per_round(panel, uploading) * (1 + 1e-9)))
 
 
 def seed_runs(

@@ -12,8 +12,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-import numpy as np
-
 from fedbcgd.algorithms.registry import make_algorithm
 from fedbcgd.engine.loop import RoundInfo, Row
 from fedbcgd.errors import Diverged, UserError
@@ -218,42 +216,6 @@ def compare(size: Size, measured: Measurements) -> list[dict[str, Any]]:
     return rows
 
 
-@dataclass(frozen=True)
-class Fit:
-    """The theorem's form a + b/N with fitted constants: a does not change with N, b/N falls."""
-
-    steady: float  # a
-    falling: float  # b
-    worst_factor: float  # the largest factor by which the fit and a measured value differ
-
-    def at(self, blocks: int) -> float:
-        """Return a + b/N."""
-        return self.steady + self.falling / blocks
-
-
-def fit(rows: Sequence[Mapping[str, Any]], name: str) -> Fit | None:
-    """Fit a + b/N to an algorithm's measured floats: least squares of the relative error, with a, b ≥ 0.
-
-    Args:
-        rows: what `compare` returned.
-        name: name of the algorithm.
-
-    Returns:
-        The fit; None if fewer than three values of N were measured, or ε was not reached at one of them.
-    """
-    own = [(row["blocks"], row["measured_d"]) for row in rows if row["algorithm"] == name]
-    if len(own) < 3 or not all(math.isfinite(y) for _, y in own):
-        return None
-    basis = np.array([[1 / y, 1 / (n * y)] for n, y in own])
-    constants = np.linalg.lstsq(basis, np.ones(len(own)), rcond=None)[0]
-    if constants.min() < 0:  # leave out the term with the negative constant, and fit the other one alone
-        k = int(constants.argmax())
-        constants = np.zeros(2)
-        constants[k] = basis[:, k].sum() / np.square(basis[:, k]).sum()
-    relative = basis @ constants
-    return Fit(float(constants[0]), float(constants[1]), float(max(relative.max(), 1 / relative.min())))
-
-
 def verdicts(rows: Sequence[Mapping[str, Any]]) -> dict[str, str]:
     """Return for each algorithm with blocks whether measured and theorem agree on the effect of N, in words."""
     texts = {}
@@ -270,12 +232,6 @@ def verdicts(rows: Sequence[Mapping[str, Any]]) -> dict[str, str]:
             f"measured and theorem {'agree' if size <= AGREE else 'do not agree'} within a factor of {AGREE:g}; the worst "
             f"is N = {worst}, where the measured ratio to N = 1 is {factors[worst]:.2f} times the theorem's"
         )
-        form = fit(rows, name)
-        if form is not None:
-            texts[name] += (
-                f". Its form a + b/N with constants of its own, a = {form.steady:.3g} d and b = {form.falling:.3g} d, "
-                f"is within a factor of {form.worst_factor:.2f} of what was measured"
-            )
     return texts
 
 

@@ -18,7 +18,7 @@ from fedbcgd.errors import UserError
 from fedbcgd.files import read_regular
 from fedbcgd.paper import packs, plan
 from fedbcgd.paper.measures import last_share
-from fedbcgd.paper.plan import DataFacts, Machine
+from fedbcgd.paper.plan import Machine
 from fedbcgd.paper.results import Trial
 from fedbcgd.paper.spec import Contender, Panel
 from fedbcgd.rng import stream
@@ -84,22 +84,16 @@ def _draw(points: Sequence[dict[str, float]], count: int) -> list[dict[str, floa
     return [points[k] for k in sorted(drawn)]
 
 
-def rungs(panel: Panel, contender: Contender, facts: DataFacts | None = None) -> list[Rung]:
-    """Return the stages of the search for a contender; empty if it needs no search.
-
-    Args:
-        panel: the setting.
-        contender: one of its contenders.
-        facts: facts of the data set; by default it is loaded.
-    """
+def rungs(panel: Panel, contender: Contender) -> list[Rung]:
+    """Return the stages of the search for a contender; empty if it needs no search."""
     left = len(candidates(panel, contender))
     if left < 2:
         return []
-    whole = plan.count_rounds(panel, contender, facts)
+    whole = plan.count_rounds(panel, contender)
     halving = panel.effort.halving
     if halving is None:
         return [Rung(left, min(whole, max(panel.effort.min_rounds, math.ceil(panel.effort.share * whole))))]
-    budget = halving.rounds / gradients(panel, contender, facts)
+    budget = halving.rounds / gradients(panel, contender)
     out: list[Rung] = []
     rounds, spent = 0, 0
     for number in range(1, halving.rungs + 1):
@@ -112,14 +106,13 @@ def rungs(panel: Panel, contender: Contender, facts: DataFacts | None = None) ->
     return out
 
 
-def gradients(panel: Panel, contender: Contender, facts: DataFacts | None = None) -> float:
+def gradients(panel: Panel, contender: Contender) -> float:
     """Return a contender's gradient evaluations in a round as a multiple of those of plain SGD."""
-    facts = facts or plan.data_facts(panel)
     if contender.rounds_of is not None:  # as many minibatches as a cohort
         return 1.0
     rule = make_algorithm(**{**panel.local, **contender.algorithm}).local
-    examples = facts.train // panel.data["clients"]
-    nbytes = sum(p.nbytes for p in plan.network_shapes(panel, facts).parameters())
+    examples = plan.data_facts(panel).train // panel.data["clients"]
+    nbytes = sum(p.nbytes for p in plan.network_shapes(panel).parameters())
     return rule.evaluations(examples, nbytes) / rule.steps(examples)
 
 

@@ -1,9 +1,11 @@
 """The Flower strategy and ClientApp, message by message, on a grid in this process."""
 
+import contextlib
 import json
 import re
 import subprocess
 import sys
+import threading
 from dataclasses import fields
 
 import pytest
@@ -18,9 +20,10 @@ from flwr.serverapp.strategy import Strategy
 import fedbcgd
 import fedbcgd.flower
 from fedbcgd import UserError, algorithm_names, simulate
-from fedbcgd.backends.flower import wire
+from fedbcgd.backends.flower import folder, wire
 from fedbcgd.backends.flower.memory import InContext
 from fedbcgd.backends.flower.options import Options
+from fedbcgd.engine.run_folder import exclusive_lock
 from fedbcgd.models import LeNet5
 
 from .grids import LocalGrid
@@ -438,6 +441,18 @@ def test_a_folder_of_another_federation_is_refused(tmp_path):
     start("fedbcgd", LocalGrid(app(), M), rounds=1, folder=tmp_path)
     with pytest.raises(UserError, match=r"folder: expected a run with momentum = 0\.1 .* begun with momentum = 0\.8;"):
         start("fedbcgd", LocalGrid(app(), M), rounds=2, folder=tmp_path, momentum=0.1)
+
+
+def test_the_end_of_another_process_in_the_folder_is_waited_for(tmp_path, monkeypatch, caplog):
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(exclusive_lock(tmp_path))
+        threading.Timer(0.5, stack.close).start()
+        federation, _ = start("fedavg", LocalGrid(app(), M), rounds=1, folder=tmp_path)
+    assert federation.server.round == 1
+    assert caplog.text.count("another process uses") == 1
+    monkeypatch.setattr(folder, "LOCK_SECONDS", 0.0)
+    with exclusive_lock(tmp_path), pytest.raises(UserError, match="expected a folder that no other process uses"):
+        start("fedavg", LocalGrid(app(), M), rounds=2, folder=tmp_path)
 
 
 def test_another_precision_is_refused_and_the_same_goes_on_to_the_same_bits(tmp_path):

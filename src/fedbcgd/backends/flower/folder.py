@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,13 +14,15 @@ from fedbcgd.display import plots
 from fedbcgd.engine.assemble import Run
 from fedbcgd.engine.checkpoint import Checkpoints
 from fedbcgd.engine.loop import Callback, Outcome, RoundInfo, Row
-from fedbcgd.engine.run_folder import JsonlFile, RunFolder, exclusive_lock, remove_temporary_files
+from fedbcgd.engine.run_folder import Busy, JsonlFile, RunFolder, exclusive_lock, remove_temporary_files
 from fedbcgd.errors import UserError
 from fedbcgd.files import add_checksum, as_json, make_folder, refuse_link, remove, write_tensors, write_text
 from fedbcgd.models.stored import ModelInfo
 
 if TYPE_CHECKING:
     from fedbcgd.backends.flower.federation import Federation
+
+LOCK_SECONDS = 60.0  # a ServerApp whose SuperLink was killed holds the lock until it notices
 
 
 @dataclass(frozen=True)
@@ -77,12 +80,26 @@ class ServerFolder:
         make_folder(self._folder.path)
         refuse_link(self._folder.checkpoint)
         make_folder(self._folder.checkpoint)
-        self._stack.enter_context(exclusive_lock(self._folder.path))
+        self._lock()
         remove_temporary_files(self._folder)
         return self
 
     def __exit__(self, *_: object) -> None:
         self._stack.close()
+
+    def _lock(self) -> None:
+        deadline, waiting = time.monotonic() + LOCK_SECONDS, False
+        while True:
+            try:
+                self._stack.enter_context(exclusive_lock(self._folder.path))
+                return
+            except Busy:
+                if time.monotonic() >= deadline:
+                    raise
+            if not waiting:
+                log.warning("another process uses %s; waiting up to %g s for its end", self._folder.path, LOCK_SECONDS)
+                waiting = True
+            time.sleep(0.2)
 
     def peek(self) -> Begun | None:
         """Return what the last checkpoint says about the run, without restoring it; None if there is no checkpoint."""
