@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from fedbcgd import ClientCsv, EarlyStopping, KeepBest, UserError, load_model, simulate
+from fedbcgd.algorithms import registry
 from fedbcgd.engine.run_folder import RunFolder
 from fedbcgd.runs import compare as comparison
 from fedbcgd.runs import config as configuration
@@ -70,6 +71,7 @@ class Stops:
 def own(tmp_path, monkeypatch, request):
     """A module of its own for each test, since modules and registered names stay."""
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(registry, "_RECIPES", dict(registry._RECIPES))  # what it registers goes again
     name = f"own_{abs(hash(request.node.nodeid))}"
     code = CODE.replace("own average", f"average of {name}").replace("own at import", f"imported {name}")
     Path(f"{name}.py").write_text(code)
