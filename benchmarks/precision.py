@@ -39,7 +39,7 @@ from fedbcgd.core.objective import PRECISIONS
 from fedbcgd.display.progress import progress_display
 from fedbcgd.engine.assemble import make_job, make_server
 from fedbcgd.engine.loop import Outcome, Stop
-from fedbcgd.engine.threads import one_thread
+from fedbcgd.engine.threads import threads
 from fedbcgd.files import as_csv, make_folder, write_text
 from fedbcgd.paper.measures import last_tenth
 from fedbcgd.paper.origin import current_commit
@@ -86,7 +86,7 @@ def steps(repeats: int) -> None:
             plan = make_server(job, 1, Stop(1)).plan()
             ways[precision] = partial(job.fit, plan.broadcast, plan.tasks[0], {})
         seconds: dict[str, list[float]] = {precision: [] for precision in ways}
-        with one_thread():
+        with threads(1):
             for turn in range(repeats + 1):
                 for precision, fit in ways.items():
                     start = time.thread_time()

@@ -22,7 +22,7 @@ from fedbcgd.backends.workers.memory import RoundMemory
 from fedbcgd.core.work import Work
 from fedbcgd.engine.assemble import make_job, make_server
 from fedbcgd.engine.loop import Stop
-from fedbcgd.engine.threads import one_thread
+from fedbcgd.engine.threads import threads
 
 WORKLOAD = WORKLOADS["logistic"]
 Seconds = dict[str, list[float]]  # of a client, by turn
@@ -95,7 +95,7 @@ def _parts(repeats: int) -> Seconds:
     descend, epoch = Work.descend, Work._epoch
     Work.descend, Work._epoch = timed("gradients and steps", descend), timed("orders and minibatches", epoch)  # type: ignore
     try:
-        with one_thread(), torch.enable_grad():
+        with threads(1), torch.enable_grad():
             for k in range(repeats + 1):
                 used.clear()
                 timed(RAW, lambda: [raw.client(client) for client in range(w.cohort)])()

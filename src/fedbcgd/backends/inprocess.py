@@ -4,13 +4,11 @@ from collections.abc import Callable
 
 from torch import Tensor
 
-from fedbcgd.backends.new_state import NewState
-from fedbcgd.core.messages import Plan, Upload
-from fedbcgd.engine.backend import Inbox
+from fedbcgd.core.messages import Plan, StateUpdate, Task, Upload
+from fedbcgd.engine.backend import Clock, Inbox, NewState
 from fedbcgd.engine.client_state import StateStore
-from fedbcgd.engine.clock import Clock
 from fedbcgd.engine.job import Job
-from fedbcgd.engine.threads import one_thread
+from fedbcgd.engine.threads import threads
 
 Transport = Callable[[Upload], Upload | None]
 
@@ -33,22 +31,25 @@ class InProcess:
 
     def run_round(self, inbox: Inbox, plan: Plan) -> None:
         epoch = plan.broadcast.epoch
-        with one_thread():
+        with threads(1):
             for unit in self.job.units(plan.tasks, inbox.expects):
                 tasks = [plan.tasks[k] for k in unit]
                 states = [self.store.load(task.client, epoch) for task in tasks]
                 results = self.job.fit_unit(plan.broadcast, tasks, states)
                 self.clock.add(self.job.client.seconds)
-                for task, (upload, update) in zip(tasks, results, strict=True):
-                    arrived = self.transport(upload) if self.transport else upload
-                    with self.clock.timing("sums"):
-                        if arrived is None:
-                            inbox.lost(task, "the upload did not arrive")
-                        else:
-                            NewState(self.store, task.client, epoch).hand_in(inbox, arrived, update)
+                for task, result in zip(tasks, results, strict=True):
+                    self._hand_in(inbox, task, epoch, *result)
+
+    def _hand_in(self, inbox: Inbox, task: Task, epoch: int, upload: Upload, update: StateUpdate) -> None:
+        arrived = self.transport(upload) if self.transport else upload
+        with self.clock.timing("sums"):
+            if arrived is None:
+                inbox.lost(task, "the upload did not arrive")
+            else:
+                NewState(self.store, task.client, epoch).hand_in(inbox, arrived, update)
 
     def evaluate(self, x: Tensor) -> dict[str, float]:
-        with one_thread():
+        with threads(1):
             return self.job.metrics(x)
 
     def close(self) -> None:

@@ -32,7 +32,7 @@ class Objective:
 def outputs(model: nn.Module, x: Any) -> Tensor:
     """Return the model's output for x; of a transformers model, its logits."""
     output = model(x)
-    return output.logits if hasattr(output, "logits") else output
+    return getattr(output, "logits", output)
 
 
 def supervised(criterion: Callable[[Tensor, Tensor], Tensor]) -> Loss:

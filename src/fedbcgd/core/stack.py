@@ -16,7 +16,7 @@ computes the gradient can add it to v directly.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
@@ -64,7 +64,6 @@ class StackMemory(GradientMemory):
         )
 
 
-@dataclass(frozen=True)
 class _StackedMinibatch(Minibatch):
     """A minibatch for each client: `rows` has one row of positions per client."""
 

@@ -72,7 +72,7 @@ def differentiate(loss: Tensor, parameters: tuple[Tensor, ...]) -> tuple[Tensor 
 
     `torch.autograd.grad` checks its arguments at every call, which takes half as long as the backward pass of a small model.
     """
-    if type(loss) is Tensor and loss.device.type == "cpu" and _has_engine():
+    if type(loss) is Tensor and loss.is_cpu and _has_engine():
         return _run_engine(loss, parameters)
     return plain_differentiate(loss, parameters)
 

@@ -63,6 +63,7 @@ class UploadDecoder:
         self._layout = layout
         self._slices = [layout.slices(j) for j in range(layout.blocks)]
         self._lengths = [algorithm.lengths(layout, j) for j in range(layout.blocks)]
+        self._floats = [self._count_floats(slices) for slices in self._slices]
         self._limits: dict[tuple[str, int], float] = {}  # of this round; computed when first needed
 
     def open_round(self) -> None:
@@ -79,7 +80,10 @@ class UploadDecoder:
 
     def floats(self, block: int) -> int:
         """Return how many values an upload of this block has, buffers included."""
-        sent = sum(self._algorithm.codec.floats(s.stop - s.start) for s in self.slices(block))
+        return self._floats[block] if 0 <= block < self._layout.blocks else self._count_floats(())
+
+    def _count_floats(self, slices: tuple[slice, ...]) -> int:
+        sent = sum(self._algorithm.codec.floats(s.stop - s.start) for s in slices)
         return sent * len(self._algorithm.local.channels) + self._layout.size - self._layout.dim
 
     # -- form -----------------------------------------------------------------------------------------------------------

@@ -24,7 +24,7 @@ _CACHED = 1 << 15  # values worked on at a time
 SeedDraw = Callable[[int], np.random.Generator]
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class Minibatch:
     """A minibatch ζ: its rows, and a number for its draws (augmentation, dropout) if a rule needs the same ones twice."""
 

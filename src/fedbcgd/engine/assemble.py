@@ -177,21 +177,14 @@ def make_job(
     """
     module = copy.deepcopy(model).to(make_device(device))
     if weights is not None:
-        if not isinstance(weights, Mapping):
-            raise UserError(f"weights: expected a state_dict (torch.load gives one), got {weights!r}")
-        try:
-            module.load_state_dict(dict(weights))
-        except RuntimeError as error:
-            difference = shorten(" ".join(str(error).split("\n")[1:]).strip() or str(error), 1000)
-            raise UserError(f"weights: expected a state_dict of this model, got another one: {difference}") from None
+        _load_weights(module, weights)
     algorithm.check(module)  # before any worker starts
     if train is not None:
         check_own_training(train, algorithm)
         channels_last = bool(channels_last)  # a user's data is not a Source, so no trial is possible
         if batch_clients is not None:
             raise UserError(
-                f"batch_clients: expected none with train, which trains one client at a time, got {batch_clients}; "
-                "leave it out"
+                f"batch_clients: expected none with train, got {batch_clients}; it trains one client at a time"
             )
         if precision != "fp32":
             raise UserError(
@@ -228,6 +221,16 @@ def make_job(
     if module_device.type != "cpu":
         job.move_to(module_device)
     return job
+
+
+def _load_weights(module: nn.Module, weights: Any) -> None:
+    if not isinstance(weights, Mapping):
+        raise UserError(f"weights: expected a state_dict (torch.load gives one), got {weights!r}")
+    try:
+        module.load_state_dict(dict(weights))
+    except RuntimeError as error:
+        difference = shorten(" ".join(str(error).split("\n")[1:]).strip() or str(error), 1000)
+        raise UserError(f"weights: expected a state_dict of this model, got another one: {difference}") from None
 
 
 def _check_batchable(

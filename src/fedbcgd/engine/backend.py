@@ -1,12 +1,32 @@
-"""What a backend must do."""
+"""What a backend must do, and what all of them share: their clock, and how they keep clients' new states."""
 
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Protocol, runtime_checkable
 
 from torch import Tensor
 
-from fedbcgd.core.messages import Plan, Receipt, Task, Upload
+from fedbcgd.core.messages import Plan, Receipt, StateUpdate, Task, Upload
 from fedbcgd.engine.client_state import StateStore
-from fedbcgd.engine.clock import Clock
+
+
+class Clock(dict[str, float]):
+    """Real seconds by purpose: `local` and `codec` are summed over the workers, all others are of the main process."""
+
+    def add(self, more: Mapping[str, float]) -> None:
+        """Add seconds by purpose."""
+        for name, seconds in more.items():
+            self[name] = self.get(name, 0.0) + seconds
+
+    @contextmanager
+    def timing(self, name: str) -> Iterator[None]:
+        """Add the seconds of the block under a name."""
+        start = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.add({name: time.perf_counter() - start})
 
 
 class Inbox(Protocol):
@@ -24,6 +44,42 @@ class Inbox(Protocol):
 
     def lost(self, task: Task, why: str) -> None:
         """Record that the client of this task will not answer."""
+
+
+class NewState:
+    """A slot that is reserved for a client's new state, which becomes valid if the server accepts the upload.
+
+    Attributes:
+        old: the slot of the state that the task begins with; None: that state is zero.
+        new: the slot of the state that the task produces; None: the algorithm keeps no state.
+    """
+
+    def __init__(self, store: StateStore, client: int, epoch: int):
+        self._store = store
+        self._client = client
+        self._epoch = epoch
+        self.old = store.slot(client, epoch)
+        self.new = store.reserve()
+
+    def hand_in(self, inbox: Inbox, upload: Upload, update: StateUpdate | None = None) -> bool:
+        """Hand the upload to the server, and keep the new state if the server accepts it.
+
+        Args:
+            inbox: receives the uploads of the round.
+            upload: the client's upload.
+            update: the new state; None if it is in slot `new` already.
+
+        Returns:
+            Whether the server accepted the upload.
+        """
+        accepted = inbox.receive(upload, self._client).accepted
+        if not accepted:
+            self._store.discard(self.new)
+            return False
+        if update is not None and self.new is not None and self._store.file is not None:
+            self._store.file.write(self.new, self.old, update)
+        self._store.accept(self._client, self.new, self._epoch)
+        return True
 
 
 class Backend(Protocol):

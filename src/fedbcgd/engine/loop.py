@@ -14,7 +14,7 @@ from fedbcgd.core.server import Server
 from fedbcgd.engine.backend import Backend, OverlappingBackend
 from fedbcgd.engine.hooks import RoundHooks
 from fedbcgd.engine.signals import uninterrupted
-from fedbcgd.engine.threads import one_thread
+from fedbcgd.engine.threads import threads
 from fedbcgd.errors import unknown
 
 Row = dict[str, float]
@@ -189,7 +189,7 @@ class Loop:
         self._lap_start = time.perf_counter()
         self._pending_row, self._reported = None, len(self.rows)
         try:
-            with one_thread():  # the cores belong to the workers
+            with threads(1):  # the cores belong to the workers
                 reason = self._finish_last_round()
                 while not reason:
                     reason = self._round()

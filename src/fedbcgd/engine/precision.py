@@ -12,7 +12,7 @@ from fedbcgd.core.objective import Objective
 from fedbcgd.core.onednn import avoid_faulty_kernel
 from fedbcgd.data.sources import as_source, to_device
 from fedbcgd.engine.job import Job
-from fedbcgd.engine.threads import one_thread
+from fedbcgd.engine.threads import threads
 from fedbcgd.rng import stream
 
 log = logging.getLogger("fedbcgd")
@@ -50,7 +50,7 @@ def product_ratio(device: torch.device) -> float:
     """Return the time of a matrix product in bfloat16, as a multiple of that in float32."""
     a = torch.ones(MATRIX_SIDE, MATRIX_SIDE, device=device)
     b = a.to(torch.bfloat16)
-    with one_thread():
+    with threads(1):
         return _ratio(_seconds(lambda: a @ a, device), lambda: a @ a, lambda: b @ b, device)
 
 
@@ -73,7 +73,7 @@ def step_ratio(job: Job, fp32: Objective, product: float) -> float | None:
     def gradient(objective: Objective) -> Callable[[], object]:
         return lambda: torch.autograd.grad(objective.loss(module, batch), parameters, allow_unused=True)
 
-    with torch.random.fork_rng([]), one_thread():
+    with torch.random.fork_rng([]), threads(1):
         first = _seconds(gradient(fp32), device)
         if first * max(1.0, product) > MAX_STEP_SECONDS:
             return None

@@ -14,7 +14,7 @@ from fedbcgd.core.objective import Objective
 from fedbcgd.core.onednn import avoid_faulty_kernel, has_faulty_kernel
 from fedbcgd.data.sources import Source, as_source, batch_in_channels_last, to_device
 from fedbcgd.engine.job import Job
-from fedbcgd.engine.threads import one_thread
+from fedbcgd.engine.threads import threads
 from fedbcgd.errors import UserError
 from fedbcgd.rng import stream
 
@@ -34,7 +34,7 @@ def try_out(job: Job) -> None:
     """
     batch = _small_batch(as_source(job.clients[0], "client 0"))
     try:
-        with torch.random.fork_rng([]), one_thread():
+        with torch.random.fork_rng([]), threads(1):
             module = copy.deepcopy(job.module)
             avoid_faulty_kernel(module)
             job.objective.loss(module, to_device(batch, next(module.parameters()).device)).backward()
@@ -78,7 +78,7 @@ def computes_in_channels_last(
     data = as_source(clients[0] if len(clients) else test, "client 0")
     device = next(module.parameters()).device
     try:
-        with torch.random.fork_rng([]), one_thread():
+        with torch.random.fork_rng([]), threads(1):
             objective.loss(probe, to_device(_small_batch(data), device)).backward()
     except Exception as error:
         if isinstance(error, RuntimeError) and "view size is not compatible" in str(error):
@@ -101,7 +101,7 @@ def takes_channels_last(module: nn.Module, clients: Sequence[Any], test: Source 
         return to_device(batch_in_channels_last(_small_batch(source)), device)
 
     try:
-        with torch.random.fork_rng([]), one_thread():
+        with torch.random.fork_rng([]), threads(1):
             objective.loss(probe, images(as_source(clients[0], "client 0"))).backward()
             if test is not None:
                 probe.eval()

@@ -1,7 +1,7 @@
 """Sets how many threads torch uses. Each client computes with one, so that every backend sums in the same order."""
 
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 
 import torch
 
@@ -15,8 +15,3 @@ def threads(count: int) -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(before)
-
-
-def one_thread() -> AbstractContextManager[None]:
-    """Use one thread within the block."""
-    return threads(1)

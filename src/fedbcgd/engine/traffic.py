@@ -116,18 +116,20 @@ def read(path: Path) -> Iterator[Round]:
                     )
                 if not line.endswith(b"\n"):
                     return
-                try:
-                    verify_checksum(line)
-                    round = _ROUND.validate_json(line)
-                    lists = (round.clients, round.blocks, round.upload, round.evaluations, round.accepted)
-                    if len({len(values) for values in lists}) > 1:
-                        raise ValueError("expected lists of one length, got several")
-                except ValueError:
-                    raise UserError(
-                        f"{path}, line {number}: expected the record of a round, got something else"
-                    ) from None
-                if round.round != number:
-                    raise UserError(f"{path}, line {number}: expected round {number}, got round {round.round}")
-                yield round
+                yield _parse(line, path, number)
     except OSError as error:
         raise UserError(f"{path} cannot be read: {error.strerror}; every run writes this file in its folder") from None
+
+
+def _parse(line: bytes, path: Path, number: int) -> Round:
+    try:
+        verify_checksum(line)
+        round = _ROUND.validate_json(line)
+        lists = (round.clients, round.blocks, round.upload, round.evaluations, round.accepted)
+        if len({len(values) for values in lists}) > 1:
+            raise ValueError("expected lists of one length, got several")
+    except ValueError:
+        raise UserError(f"{path}, line {number}: expected the record of a round, got something else") from None
+    if round.round != number:
+        raise UserError(f"{path}, line {number}: expected round {number}, got round {round.round}")
+    return round

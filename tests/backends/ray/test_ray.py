@@ -27,7 +27,7 @@ from fedbcgd.core.messages import Task
 from fedbcgd.engine.assemble import make_job, make_server
 from fedbcgd.engine.client_state import StateStore
 from fedbcgd.engine.loop import Loop, Stop
-from fedbcgd.engine.threads import one_thread
+from fedbcgd.engine.threads import threads
 from fedbcgd.errors import WorkerLost
 from fedbcgd.runs import config as configuration
 from fedbcgd.runs.execute import execute
@@ -241,7 +241,7 @@ def test_an_actor_does_not_work_with_the_model_of_another_round(net, toys):
     """What was published and did not arrive is missed, not replaced by what was there before."""
     algorithm = make_algorithm("fedavg", batch_size=3)
     job = make_job(net(), toys(), algorithm, None, 1)
-    with one_thread():
+    with threads(1):
         actor, first = begin(*_freeze_job(job), "cpu")
     assert first == Ready(os.getpid(), os.uname().nodename)
     x = as_bytes(make_server(job, 4, Stop(rounds=1)).x)

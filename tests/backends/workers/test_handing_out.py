@@ -112,10 +112,13 @@ def test_a_unit_of_many_clients_is_not_handed_out_early(net, toys):
     job = make_job(net(), toys(), algorithm, None, 0)
     server = make_server(job, 5, Stop(rounds=9))
     plan = server.plan()
+    store = StateStore((), job.layout.dim, job.layout.dtype)
     for batch_clients, early in ((None, True), (256, True), (257, False)):
         job.batch_clients = batch_clients
-        backend = SimpleNamespace(job=job, last_seconds=0.0)
-        assert workers_module._Round(backend, server, plan, 8).hands_out_early(1) is early
+        backend = SimpleNamespace(job=job, last_seconds=0.0, store=store)
+        request = workers_module._Round(backend, server, plan, 8).next(1, early=True)
+        assert (request is not None) is early
+    store.close()
 
 
 def test_no_task_waits_behind_an_evaluation(toys, net, monkeypatch):

@@ -11,7 +11,6 @@ import textwrap
 import threading
 import time
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -397,27 +396,6 @@ def test_ctrl_c_while_workers_are_ended_leaves_none(net, toys, monkeypatch):
     store.close()
     assert all(map(gone, pids))
     assert (backend._workers, backend._fds) == ([], [])
-
-
-def test_ctrl_c_while_descriptors_are_registered(monkeypatch):
-    """Descriptors count as polled only once all are registered: the next call registers them again."""
-    reading, writing = os.pipe()
-
-    class Interrupted:
-        def register(self, fd, what):
-            raise KeyboardInterrupt
-
-    backend = SimpleNamespace(_polled=set())
-    with monkeypatch.context() as patch:
-        patch.setattr(workers_module.select, "poll", Interrupted)
-        with pytest.raises(KeyboardInterrupt):
-            workers_module.Workers._register(backend, {reading: 0}.keys())
-    assert backend._polled == set()
-    workers_module.Workers._register(backend, {reading: 0}.keys())
-    assert backend._polled == {reading}
-    os.close(writing)
-    assert backend._poll.poll(0)
-    os.close(reading)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="processor time of another process")

@@ -8,6 +8,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
+from fedbcgd.algorithms.codecs.packing import in_buckets
 from fedbcgd.core.codec import Codec, allocate_bytes
 from fedbcgd.core.messages import Allocator
 
@@ -25,7 +26,7 @@ class Half(Codec):
     def encode(self, values: Tensor, rng: np.random.Generator, allocate: Allocator = allocate_bytes) -> Tensor:
         n, dtype = values.numel(), values.dtype
         out, head = allocate(self.nbytes(n, dtype)), self._head(n, dtype)
-        rows = self._rows(values)
+        rows = in_buckets(values, self.bucket)
         largest = rows.abs().amax(1) if rows.numel() else rows.new_zeros(0)
         divisor = torch.where(largest.isfinite() & (largest > 0), largest, 1)
         out[:head].view(dtype).copy_(largest)
@@ -36,13 +37,8 @@ class Half(Codec):
         head = self._head(n, dtype)
         scale = data[:head].clone().view(dtype)
         work = dtype if dtype == torch.float64 else torch.float32
-        rows = self._rows(data[head:].clone().view(torch.float16).to(work))
+        rows = in_buckets(data[head:].clone().view(torch.float16).to(work), self.bucket)
         return rows.div_(_TOP).mul_(scale.to(work)[:, None]).view(-1)[:n].to(dtype)
-
-    def _rows(self, values: Tensor) -> Tensor:
-        """Return a row for each bucket, the last one filled up with zeros."""
-        work = values if values.dtype == torch.float64 else values.float()
-        return torch.nn.functional.pad(work, (0, -values.numel() % self.bucket)).view(-1, self.bucket)
 
     def _head(self, n: int, dtype: torch.dtype) -> int:
         """Return the bytes of the scales."""

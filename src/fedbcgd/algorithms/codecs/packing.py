@@ -1,10 +1,17 @@
-"""Unsigned integers of any number of bits, packed without gaps into bytes (lowest bit first)."""
+"""Values in buckets, and unsigned integers of any number of bits, packed without gaps into bytes (lowest bit first)."""
 
 import numpy as np
 import torch
 from torch import Tensor
 
 _CHUNK = 1 << 20  # values spread into single bits at a time; a multiple of 8, so that chunks end on whole bytes
+
+
+def in_buckets(values: Tensor, bucket: int) -> Tensor:
+    """Return a row for each bucket of this size, the last one filled up with zeros; as float32 at least."""
+    work = values if values.dtype == torch.float64 else values.float()
+    rest = -len(values) % bucket
+    return (torch.nn.functional.pad(work, (0, rest)) if rest else work).view(-1, bucket)
 
 
 def packed_bytes(n: int, bits: int) -> int:

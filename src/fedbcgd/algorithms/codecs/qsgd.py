@@ -17,7 +17,7 @@ from pydantic import Field
 from torch import Tensor
 
 from fedbcgd.algorithms.codecs._fast_qsgd import FastRounding
-from fedbcgd.algorithms.codecs.packing import pack, packed_bytes, unpack
+from fedbcgd.algorithms.codecs.packing import in_buckets, pack, packed_bytes, unpack
 from fedbcgd.core.codec import Codec, allocate_bytes
 from fedbcgd.core.messages import Allocator
 
@@ -50,7 +50,7 @@ class QSGD(Codec):
         fast = self.bits <= 8 and dtype != torch.float64
         rounding = FastRounding() if fast else round_to_levels
         for piece, buckets, codes in self._pieces(n, dtype, head):
-            rows = self._rows(values[piece])
+            rows = in_buckets(values[piece], self.bucket)
             scale = self._scale(rows, dtype)
             code = rounding(rows, scale, self.levels, rng).view(-1)[: piece.stop - piece.start]
             out[buckets] = scale.view(torch.uint8)
@@ -64,7 +64,7 @@ class QSGD(Codec):
         for piece, buckets, codes in self._pieces(n, dtype, head):
             count = piece.stop - piece.start
             level = unpack(data[codes], count, self.bits).to(work).sub_(self.levels).div_(self.levels)
-            rows = self._rows(level)
+            rows = in_buckets(level, self.bucket)
             rows.mul_(data[buckets].clone().view(dtype).to(work)[:, None])
             out[piece] = rows.view(-1)[:count]
         return out
@@ -83,12 +83,6 @@ class QSGD(Codec):
                 buckets,
                 slice(head + start * self.bits // 8, head + packed_bytes(stop, self.bits)),
             )
-
-    def _rows(self, values: Tensor) -> Tensor:
-        """Return a row for each bucket, the last one filled up with zeros."""
-        work = values if values.dtype == torch.float64 else values.float()
-        rest = -len(values) % self.bucket
-        return (torch.nn.functional.pad(work, (0, rest)) if rest else work).view(-1, self.bucket)
 
     def _buckets(self, n: int) -> int:
         return -(-n // self.bucket)

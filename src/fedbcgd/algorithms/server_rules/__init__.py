@@ -1,8 +1,7 @@
 """Server rules: how does the server move x, given the mean change of a slice?"""
 
 from fedbcgd.algorithms.server_rules.adaptive import Adam, Yogi
-from fedbcgd.algorithms.server_rules.average import Average
-from fedbcgd.algorithms.server_rules.momentum import Momentum
+from fedbcgd.algorithms.server_rules.momentum import Average, Momentum
 from fedbcgd.core.parts import Registry
 from fedbcgd.core.server_rule import ServerRule
 

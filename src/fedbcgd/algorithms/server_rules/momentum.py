@@ -1,4 +1,4 @@
-"""Heavy-ball momentum per slice: v ← λ·v + Δ; x ← x + v (lines 20 to 26 of the paper's
+"""FedAvg's server: x ← x + Δ; and heavy-ball momentum per slice: v ← λ·v + Δ; x ← x + v (lines 20 to 26 of the paper's
 Algorithm 1, corrected: docs/errata.md, 5 and 6)."""
 
 from typing import ClassVar
@@ -7,6 +7,13 @@ from pydantic import Field
 from torch import Tensor
 
 from fedbcgd.core.server_rule import ServerRule
+
+
+class Average(ServerRule):
+    """Add the mean change."""
+
+    def step(self, x: Tensor, delta: Tensor, state: dict[str, Tensor]) -> None:
+        x.add_(delta)
 
 
 class Momentum(ServerRule):

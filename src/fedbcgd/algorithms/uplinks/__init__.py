@@ -1,8 +1,7 @@
 """Uplinks: which coordinates does each client send?"""
 
-from fedbcgd.algorithms.uplinks.blocks import Blocks
+from fedbcgd.algorithms.uplinks.blocks import Blocks, Central, Whole
 from fedbcgd.algorithms.uplinks.matched import Matched
-from fedbcgd.algorithms.uplinks.whole import Central, Whole
 from fedbcgd.core.parts import Registry
 from fedbcgd.core.uplink import Uplink
 

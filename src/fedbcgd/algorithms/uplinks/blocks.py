@@ -1,7 +1,7 @@
-"""FedBCGD's uplink (Liu et al. 2024): each client sends one block and the shared block."""
+"""Each client sends the whole model; or one block and the shared block, as in FedBCGD (Liu et al. 2024); or nothing."""
 
 from collections.abc import Sequence
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, field_validator
 from torch import nn
@@ -12,6 +12,19 @@ from fedbcgd.core.vector import Layout
 
 DEFAULT_BLOCKS = 5  # N with blocks="auto", unless the cohort is smaller or the divider lists the blocks
 EXPECTED_DIVIDER = "'auto', 'layers', 'even', 'paper', or a list of relative sizes or of name patterns for each block"
+
+
+class Whole(Uplink):
+    """Every client sends the whole model."""
+
+    def layout(self, model: nn.Module) -> Layout:
+        return Layout.of(model, divide(model, 1, "even", "none"))
+
+
+class Central(Whole):
+    """Centralised training: all data is at one client, and nothing is sent."""
+
+    pooled: ClassVar[bool] = True
 
 
 class Blocks(Uplink):

@@ -16,9 +16,8 @@ from fedbcgd.core.own_training import LIKELY_CAUSE
 from fedbcgd.core.reading import RULE
 from fedbcgd.core.server import Conditions, Server
 from fedbcgd.core.vector import Layout
-from fedbcgd.engine.backend import Inbox
+from fedbcgd.engine.backend import Clock, Inbox
 from fedbcgd.engine.client_state import StateStore
-from fedbcgd.engine.clock import Clock
 from fedbcgd.engine.closing import share_of
 from fedbcgd.engine.hooks import RoundHooks
 from fedbcgd.engine.job import Job

@@ -21,7 +21,7 @@ from fedbcgd.backends.flower.roster import Roster
 from fedbcgd.core.messages import Broadcast, Plan, Task
 from fedbcgd.core.reading import APP, FUNCTION, MOST_STEPS, Malformed, shorten
 from fedbcgd.engine.assemble import Run
-from fedbcgd.engine.clock import Clock
+from fedbcgd.engine.backend import Clock
 from fedbcgd.engine.closing import Quorum
 from fedbcgd.engine.traffic import Round
 

@@ -2,15 +2,12 @@
 
 import os
 from collections.abc import Sequence
-from typing import assert_never
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from fedbcgd.backends.ray.protocol import (
-    EvaluateReply,
-    EvaluateRequest,
     FitReply,
     FitRequest,
     NotPublished,
@@ -20,7 +17,7 @@ from fedbcgd.backends.ray.protocol import (
     as_tensor,
 )
 from fedbcgd.backends.ray.state_cache import StateCache
-from fedbcgd.backends.workers.protocol import Failed
+from fedbcgd.backends.workers.protocol import EvaluateReply, Failed
 from fedbcgd.backends.workers.shared import anonymous_memory, thaw
 from fedbcgd.core.messages import Broadcast
 from fedbcgd.engine.job import Job
@@ -51,13 +48,9 @@ class Actor:
         if request.publication != self._publication:
             return NotPublished()
         try:
-            match request:
-                case FitRequest():
-                    return self._fit(request)
-                case EvaluateRequest():
-                    return EvaluateReply(self._job.evaluate(self._vectors[0], request.start, request.stop))
-                case _:
-                    assert_never(request)
+            if isinstance(request, FitRequest):
+                return self._fit(request)
+            return EvaluateReply(self._job.evaluate(self._vectors[0], request.start, request.stop))
         except BaseException as error:  # also a sys.exit in a user's code, which must not end this process
             return Failed.of(error)
 

@@ -10,7 +10,6 @@ import contextlib
 import logging
 import mmap
 import os
-import pickle
 import signal
 import sys
 import time
@@ -23,10 +22,8 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from fedbcgd.backends.new_state import NewState
 from fedbcgd.backends.ray import cluster
 from fedbcgd.backends.ray.protocol import (
-    EvaluateReply,
     EvaluateRequest,
     FitReply,
     FitRequest,
@@ -39,12 +36,11 @@ from fedbcgd.backends.ray.protocol import (
 from fedbcgd.backends.ray.state_cache import CacheIndex
 from fedbcgd.backends.workers.backend import MAX_ATTEMPTS
 from fedbcgd.backends.workers.processes import ENVIRONMENT, Pulse, cores
-from fedbcgd.backends.workers.protocol import Failed
+from fedbcgd.backends.workers.protocol import EvaluateReply, Failed
 from fedbcgd.backends.workers.shared import freeze
 from fedbcgd.core.messages import Plan
-from fedbcgd.engine.backend import Inbox
+from fedbcgd.engine.backend import Clock, Inbox, NewState
 from fedbcgd.engine.client_state import StateStore
-from fedbcgd.engine.clock import Clock
 from fedbcgd.engine.evaluation import Batch, combine, spans
 from fedbcgd.engine.job import Job
 from fedbcgd.errors import UserError, WorkerLost
@@ -375,13 +371,7 @@ def _actor_class(ray: Any, gpus: float) -> Any:
 
 def _freeze_job(job: Job) -> tuple[np.ndarray, int]:
     """Return the job as bytes, and how many of the first bytes are the memory of its tensors and arrays."""
-    try:
-        fd, size, length = freeze(job)
-    except (pickle.PicklingError, TypeError, AttributeError) as error:
-        raise UserError(
-            f"backend 'ray': expected model, loss and data that can be pickled, got {error}; backend = 'inprocess' sends "
-            "nothing"
-        ) from error
+    fd, size, length = freeze(job)
     try:
         return np.frombuffer(mmap.mmap(fd, size + length), np.uint8), size
     finally:

@@ -7,8 +7,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedbcgd.backends.workers.protocol import EvaluateReply
 from fedbcgd.core.messages import StateUpdate, Task, Upload
-from fedbcgd.engine.evaluation import Batch
 
 ZERO, BEFORE, AFTER, SENT = "zero", "before", "after", "sent"  # where an actor finds the state that a task begins with
 
@@ -93,13 +93,6 @@ class EvaluateRequest:
     publication: int
     start: int
     stop: int
-
-
-@dataclass(frozen=True)
-class EvaluateReply:
-    """The metrics of an EvaluateRequest."""
-
-    batch: Batch
 
 
 @dataclass(frozen=True)

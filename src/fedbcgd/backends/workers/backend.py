@@ -11,17 +11,15 @@ import logging
 import math
 import mmap
 import os
-import pickle
 import select
 from bisect import bisect_left
 from collections import Counter, deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from heapq import heappop, heappush
 from typing import Any, Protocol
 
 from torch import Tensor
 
-from fedbcgd.backends.new_state import NewState
 from fedbcgd.backends.workers.memory import RoundMemory, StoredUpload, slot_bytes
 from fedbcgd.backends.workers.processes import Forkserver, Worker, start
 from fedbcgd.backends.workers.protocol import (
@@ -37,9 +35,8 @@ from fedbcgd.backends.workers.protocol import (
 )
 from fedbcgd.backends.workers.shared import anonymous_memory, freeze
 from fedbcgd.core.messages import Plan, Upload
-from fedbcgd.engine.backend import Inbox
+from fedbcgd.engine.backend import Clock, Inbox, NewState
 from fedbcgd.engine.client_state import StateStore
-from fedbcgd.engine.clock import Clock
 from fedbcgd.engine.evaluation import Batch, combine, spans
 from fedbcgd.engine.job import Job
 from fedbcgd.engine.signals import uninterrupted
@@ -63,11 +60,13 @@ def _waiting_bytes(job: Job) -> int:
 class _Queue(Protocol):
     """Requests for workers."""
 
-    def next(self, workers: int) -> Request | None:
-        """Return the next request, of those that this many workers share; None if there is none at present."""
+    def next(self, workers: int, early: bool = False) -> Request | None:
+        """Return the next request, of those that this many workers share; None if there is none at present.
 
-    def hands_out_early(self, workers: int) -> bool:
-        """Return whether a worker may get its next request before it has finished the last one."""
+        Args:
+            workers: their number.
+            early: whether the worker that gets it has yet to finish its last one.
+        """
 
     def requeue(self, request: Any) -> None:
         """Take back a request whose worker died."""
@@ -106,16 +105,15 @@ class _Round:
     def finished(self) -> bool:
         return not self._left
 
-    def hands_out_early(self, workers: int) -> bool:
-        # The last units only go to idle workers: queued behind another unit they would prolong the round.
-        return self._are_short and len(self._later) + len(self._next) >= workers
-
     @property
     def _are_short(self) -> bool:
         small = (self._backend.job.batch_clients or 1) <= MAX_QUEUED_CLIENTS
         return small and self._backend.last_seconds < SHORT_TASK
 
-    def next(self, workers: int) -> FitRequest | None:
+    def next(self, workers: int, early: bool = False) -> FitRequest | None:
+        # The last units only go to idle workers: queued behind another unit they would prolong the round.
+        if early and not (self._are_short and len(self._later) + len(self._next) >= workers):
+            return None
         # A slot is in use until all earlier uploads of the plan are settled, so within this window each task has one.
         end = bisect_left(self._positions, self._inbox.settled) + self._window
         while self._later and self._rank[self._later[0][-1]] < end:
@@ -179,11 +177,8 @@ class _Evaluation:
     def finished(self) -> bool:
         return None not in self._results
 
-    def hands_out_early(self, workers: int) -> bool:
-        return False
-
-    def next(self, workers: int) -> EvaluateRequest | None:
-        if not self._todo:
+    def next(self, workers: int, early: bool = False) -> EvaluateRequest | None:
+        if early or not self._todo:
             return None
         index, (start, stop) = self._todo.popleft()
         return EvaluateRequest(index, start, stop)
@@ -223,7 +218,6 @@ class Workers:
         self._slots = max(4 * workers * (job.batch_clients or 1), min(cohort, MAX_WAITING_BYTES // _waiting_bytes(job)))
         self._fds: list[int] = []
         self._workers: list[Worker] = []
-        self._polled: set[int] = set()  # descriptors
         self._deaths: Counter[Any] = Counter()  # by cause
         self._lost_forkservers: set[Forkserver | None] = set()
         self._evaluation: _Evaluation | None = None
@@ -238,10 +232,6 @@ class Workers:
                 raise UserError(
                     f"workers: expected memory to share with worker processes, got none: {reason}; fewer workers need less, "
                     "workers=0 needs none"
-                ) from error
-            except (pickle.PicklingError, TypeError, AttributeError) as error:
-                raise UserError(
-                    f"workers: expected model, loss and data that can be pickled, got {error}; workers=0 sends nothing"
                 ) from error
             self._fds.append(job_fd)
             self._descriptors = [job_fd, self._fds[0], *([] if store.file is None else [store.file.fd])]
@@ -307,20 +297,21 @@ class Workers:
         self._deaths.clear()
         self._lost_forkservers.clear()
         queues: _Queues = {FitRequest: round, EvaluateRequest: self._evaluation}
+        self._poll = select.poll()
+        for worker in self._workers:
+            self._poll.register(worker.line.fileno(), select.POLLIN)
         while not finished():
-            self._hand_out(queues)
-            index = {worker.line.fileno(): k for k, worker in enumerate(self._workers)}
-            if index.keys() != self._polled:
-                self._register(index.keys())
+            if not all(worker.pending for worker in self._workers):
+                self._hand_out(queues)
             with self.clock.timing(waiting) if waiting else contextlib.nullcontext():
                 readable = self._poll.poll(1000 * min((worker.pulse.every for worker in self._workers), default=1.0))
-            trained: list[tuple[Request, Reply]] = []
-            for k in [index[fd] for fd, _ in readable]:
-                worker = self._workers[k]
+            by_descriptor = {worker.line.fileno(): worker for worker in self._workers}
+            replies: list[tuple[Request, Reply]] = []
+            for worker in [by_descriptor[fd] for fd, _ in readable]:
                 try:
                     reply: Ready | Reply | Failed = worker.line.recv()
                 except (EOFError, OSError):
-                    self._replace(k, queues, worker.exit_reason())
+                    self._replace(worker, queues, worker.exit_reason())
                     continue
                 worker.pulse.clear()
                 if isinstance(reply, Failed):
@@ -328,47 +319,32 @@ class Workers:
                 if isinstance(reply, Ready):
                     worker.ready = True
                     continue
-                request = worker.pending.popleft()
-                if isinstance(reply, FitReply):
-                    trained.append((request, reply))
-                elif (queue := queues[type(request)]) is not None:
-                    queue.done(request, reply)
-            if round is not None and trained:
+                replies.append((worker.pending.popleft(), reply))
+            if replies:
                 self._hand_out(queues)  # so that no worker waits while uploads are checked and summed
-                for request, reply in trained:
-                    round.done(request, reply)
-            for k, worker in enumerate(self._workers):
+            for request, reply in replies:
+                if (queue := queues[type(request)]) is not None:
+                    queue.done(request, reply)
+            for worker in list(self._workers):
                 if worker.ready and not worker.pending:
                     worker.pulse.clear()
                 elif reason := worker.pulse.lost():
-                    self._replace(k, queues, reason)
+                    self._replace(worker, queues, reason)
 
     def _hand_out(self, queues: _Queues) -> None:
-        workers = len(self._workers)
-        for busy in (0, 1):  # idle workers first, then those with one request
-            free = [worker for worker in self._workers if worker.ready and len(worker.pending) == busy]
+        usable = [queue for queue in queues.values() if queue is not None]
+        for early in (False, True):  # idle workers first, then those with one request, unless it is an evaluation
+            free = [worker for worker in self._workers if worker.ready and len(worker.pending) == early]
             for worker in sorted(free, key=_pending_units):
-                if busy and isinstance(worker.pending[0], EvaluateRequest):
+                if early and isinstance(worker.pending[0], EvaluateRequest):
                     continue
-                usable = (
-                    queue
-                    for queue in queues.values()
-                    if queue is not None and (not busy or queue.hands_out_early(workers))
-                )
-                request = next((request for queue in usable if (request := queue.next(workers))), None)
-                if request is not None:
-                    worker.send(request)
+                for queue in usable:
+                    if (request := queue.next(len(self._workers), early)) is not None:
+                        worker.send(request)
+                        break
 
-    def _register(self, descriptors: Iterable[int]) -> None:
-        """Poll these descriptors from now on."""
-        self._poll = select.poll()
-        for fd in descriptors:
-            self._poll.register(fd, select.POLLIN)
-        self._polled = set(descriptors)
-
-    def _replace(self, k: int, queues: _Queues, reason: str) -> None:
+    def _replace(self, worker: Worker, queues: _Queues, reason: str) -> None:
         """Replace a worker that ended or hangs, and requeue its requests."""
-        worker = self._workers[k]
         for request in worker.pending:
             if (queue := queues[type(request)]) is not None:
                 queue.requeue(request)
@@ -387,6 +363,7 @@ class Workers:
             self._lost_forkservers.add(worker.forkserver)
             self._deaths[cause] = len(self._lost_forkservers) - 1
         self._deaths[cause] += 1
+        self._poll.unregister(worker.line.fileno())
         worker.end()
         if self._deaths[cause] >= MAX_ATTEMPTS:
             raise WorkerLost(
@@ -394,8 +371,10 @@ class Workers:
                 "workers need less; workers=0 computes in this process and shows errors directly"
             )
         again = "" if current is None else " and its task runs again"
+        k = self._workers.index(worker)
         log.warning("worker %d (pid %d) %s %s; it is replaced%s", k, worker.pid, reason, activity, again)
         self._workers[k] = self._start()
+        self._poll.register(self._workers[k].line.fileno(), select.POLLIN)
 
     def close(self) -> None:
         """End the workers and release the shared memory; safe to call twice."""

@@ -1,7 +1,7 @@
 """The memory that main process and workers share: the broadcast, and slots for uploads."""
 
 import mmap
-from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -11,15 +11,8 @@ from fedbcgd.core.algorithm import Algorithm
 from fedbcgd.core.messages import Broadcast, Upload
 from fedbcgd.core.vector import Layout
 
-PayloadOffsets = dict[str, list[tuple[int, int]]]  # channel → (offset, bytes) of each slice
-
-
-@dataclass(frozen=True)
-class StoredUpload:
-    """An upload whose payload is in a slot."""
-
-    upload: Upload  # with an empty payload
-    offsets: PayloadOffsets
+# The fields of an upload whose payload is in a slot: instead of each piece, `payload` has its (offset, bytes).
+StoredUpload = dict[str, Any]
 
 
 def slot_bytes(algorithm: Algorithm, layout: Layout) -> int:
@@ -49,8 +42,8 @@ class Slot:
 
     def put(self, upload: Upload) -> StoredUpload:
         """Copy pieces of the payload that are not in the slot yet into it, and return where each piece is."""
-        offsets = {channel: [self._put(piece) for piece in pieces] for channel, pieces in upload.payload.items()}
-        return StoredUpload(replace(upload, payload={}), offsets)
+        places = {channel: [self._put(piece) for piece in pieces] for channel, pieces in upload.payload.items()}
+        return {**vars(upload), "payload": places}
 
     def _put(self, piece: Tensor) -> tuple[int, int]:
         n = piece.numel()
@@ -100,8 +93,8 @@ class RoundMemory:
 
     def get(self, stored: StoredUpload) -> Upload:
         """Return the upload with its payload as views of its slot."""
-        payload = {channel: [self._view(at, n) for at, n in pieces] for channel, pieces in stored.offsets.items()}
-        return replace(stored.upload, payload=payload)
+        payload = {channel: [self._view(*place) for place in places] for channel, places in stored["payload"].items()}
+        return Upload(**{**stored, "payload": payload})
 
     def _view(self, at: int, n: int) -> Tensor:
         if not n:

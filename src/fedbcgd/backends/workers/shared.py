@@ -14,6 +14,8 @@ import cloudpickle
 import torch
 from torch import Tensor
 
+from fedbcgd.errors import UserError
+
 ALIGN = 64  # bytes: tensors begin at multiples of this
 
 
@@ -93,10 +95,19 @@ def freeze(obj: Any) -> tuple[int, int, int]:
 
     Returns:
         The file descriptor, the bytes of the object's buffers, and the bytes of its pickle.
+
+    Raises:
+        UserError: it cannot be pickled.
     """
     text = io.BytesIO()
     pickler = _Freeze(text)
-    pickler.dump(obj)
+    try:
+        pickler.dump(obj)
+    except (pickle.PicklingError, TypeError, AttributeError) as error:
+        raise UserError(
+            f"workers: expected model, loss and data that can be pickled, got {error}; workers=0 (backend = 'inprocess') "
+            "sends nothing"
+        ) from error
     head = pickle.dumps(pickler.out_of_band)
     body = len(head).to_bytes(8, "little") + head + text.getvalue()
     fd = anonymous_memory(pickler.size + len(body))

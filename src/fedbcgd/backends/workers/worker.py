@@ -13,12 +13,11 @@ import socket
 import sys
 import time
 from collections import Counter
-from typing import TYPE_CHECKING, assert_never
+from typing import TYPE_CHECKING
 
 from fedbcgd.backends.workers.processes import Line
 from fedbcgd.backends.workers.protocol import (
     EvaluateReply,
-    EvaluateRequest,
     ExitCodeReply,
     ExitCodeRequest,
     Failed,
@@ -167,13 +166,9 @@ class JobServer:
     def reply(self, request: Request) -> Reply | Failed:
         """Return the reply to a request."""
         try:
-            match request:
-                case FitRequest():
-                    return self._fit(request)
-                case EvaluateRequest():
-                    return EvaluateReply(self.job.evaluate(self.memory.evaluated, request.start, request.stop))
-                case _:
-                    assert_never(request)
+            if isinstance(request, FitRequest):
+                return self._fit(request)
+            return EvaluateReply(self.job.evaluate(self.memory.evaluated, request.start, request.stop))
         except BaseException as error:  # also a sys.exit in a user's code, which must not end this process
             return Failed.of(error)
 
