@@ -243,7 +243,7 @@ def test_incomplete_attention(tmp_path):
     state = classical(small())
     del state["encoder.layer.0.attention.attention.key.weight"]
     save_file(state, tmp_path / "vit.safetensors")
-    check_refused(tmp_path / "vit.safetensors", r"blocks.0.attn.qkv.weight is missing its key$")
+    check_refused(tmp_path / "vit.safetensors", r"blocks.0.attn.qkv.weight.key is missing$")
 
 
 @pytest.mark.parametrize("value", [torch.zeros(12, dtype=torch.int8), torch.zeros(12).to_sparse()])

@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
@@ -48,10 +48,6 @@ QKV = ("query", "key", "value")
 PROJECTIONS = {f"attention.attention.{part}": part for part in QKV} | {
     f"attention.{part[0]}_proj": part for part in QKV
 }
-
-# Which tensors of the file make up one tensor of the model: their names by "query", "key" and "value", or by "" if it is
-# one tensor in the file, too.
-Parts = dict[str, str]
 
 
 @dataclass(frozen=True)
@@ -102,19 +98,28 @@ def load_pretrained(model: ViT, weights: str | Path, seed: int = 0) -> Loaded:
         raise UserError(f"expected a model of fedbcgd.models.vit for pretrained weights, got a {type(model).__name__}")
     stored, source = read_tensors(weights)
     head = {name: p for name, p in model.named_parameters() if name.startswith("head.")}
-    body = {name: p for name, p in model.named_parameters() if name not in head}
-    parts_of = _match_names(stored, set(body), source)
-    values = _match_values(model, body, parts_of, stored, source)
+    body = {name: p.detach() for name, p in model.named_parameters() if name not in head}
+    thirds = {
+        f"{name}.{part}": third
+        for name, p in body.items()
+        if ".attn.qkv." in name
+        for part, third in zip(QKV, p.chunk(3), strict=True)
+    }
+    targets = body | thirds  # a file has query, key and value as one tensor or as three
+    name_of = _match_names(stored, targets, source)
+    divided = {name.rpartition(".")[0] for name in thirds.keys() & name_of.keys()}
+    needed = [name for name in targets if name.rpartition(".")[0] in divided or (name in body and name not in divided)]
+    values = _fitting_values({name: targets[name].shape for name in needed}, stored, name_of, model, source)
     generator = torch.Generator().manual_seed(seed)  # on the CPU: the same head for every device
     with torch.no_grad():
         for name, value in values.items():
-            body[name].copy_(value)
+            targets[name].copy_(value)
         for p in head.values():
             initial = torch.zeros(p.shape)
             p.copy_(nn.init.trunc_normal_(initial, std=STD, generator=generator) if p.dim() > 1 else initial)
-    interpolated = stored[parts_of["pos_embed"][""]].shape != model.pos_embed.shape
-    used = {name for parts in parts_of.values() for name in parts.values()}
-    return Loaded(source, interpolated, tuple(head), tuple(name for name in stored if name not in used))
+    interpolated = stored[name_of["pos_embed"]].shape != model.pos_embed.shape
+    unused = tuple(name for name in stored if name not in name_of.values())
+    return Loaded(source, interpolated, tuple(head), unused)
 
 
 def load_exactly(module: nn.Module, weights: str | Path) -> str:
@@ -275,91 +280,87 @@ def _is_plain(tensor: Tensor) -> bool:
     return tensor.dtype in FLOATS and tensor.layout == torch.strided and tensor.device.type == "cpu"
 
 
-def _own_name(name: str) -> tuple[str, str]:
-    """Return the name in ViT for a name in a file, and which part of that tensor it is."""
+def _own_name(name: str) -> str:
+    """Return the name in ViT for a name in a file; for query, key and value with their names at the end."""
     name = PREFIXES.sub("", name)
     if not (layer := LAYER.fullmatch(name)):
-        return OUTSIDE_LAYERS.get(name, name), ""
+        return OUTSIDE_LAYERS.get(name, name)
     index, inside, kind = layer.groups()
     if inside in PROJECTIONS:
-        return f"blocks.{index}.attn.qkv.{kind}", PROJECTIONS[inside]
-    return (f"blocks.{index}.{INSIDE_LAYER[inside]}.{kind}" if inside in INSIDE_LAYER else name), ""
+        return f"blocks.{index}.attn.qkv.{kind}.{PROJECTIONS[inside]}"
+    return f"blocks.{index}.{INSIDE_LAYER[inside]}.{kind}" if inside in INSIDE_LAYER else name
 
 
-def _match_names(stored: dict[str, Tensor], body: set[str], source: str) -> dict[str, Parts]:
-    """Find which tensors of the file make up each tensor of the body."""
-    parts_of: dict[str, Parts] = {}
+def _match_names(stored: Mapping[str, Tensor], targets: Collection[str], source: str) -> dict[str, str]:
+    """Find the tensor of the file for each tensor of the body, or third of one, that the file has."""
+    name_of: dict[str, str] = {}
     for name in stored:
-        own_name, part = _own_name(name)
-        if own_name not in body:
+        own = _own_name(name)
+        if own not in targets:
             continue
-        parts = parts_of.setdefault(own_name, {})
-        if clash := [other for p, other in parts.items() if p == part or not (p and part)]:
-            raise UserError(
-                f"{source}: expected the weights of one model, got both {clash[0]!r} and {name!r} for {own_name}"
-            )
-        parts[part] = name
-    if not parts_of:
+        for target, other in name_of.items():
+            if target.startswith(own) or own.startswith(target):  # the same, or a third of it
+                raise UserError(
+                    f"{source}: expected the weights of one model, got both {other!r} and {name!r} for {own}"
+                )
+        name_of[own] = name
+    if not name_of:
         raise UserError(
             f"{source}: expected tensors with the names of timm's or Hugging Face's ViT, got "
             f"{_shortened(list(stored), ', ') or 'no tensors'}"
         )
-    return parts_of
+    return name_of
 
 
-def _match_values(
-    model: ViT, body: dict[str, nn.Parameter], parts_of: dict[str, Parts], stored: dict[str, Tensor], source: str
+def _fitting_values(
+    shapes: Mapping[str, torch.Size],
+    stored: Mapping[str, Tensor],
+    name_of: Mapping[str, str],
+    model: ViT,
+    source: str,
 ) -> dict[str, Tensor]:
-    """Return a value for each tensor of the body, or raise one error that lists all problems."""
+    """Return a value of each of these shapes, or raise one error that lists all problems."""
     values, problems = {}, []
-    for name, parameter in body.items():
+    for name, shape in shapes.items():
         try:
-            values[name] = _value(name, parameter.shape, parts_of.get(name, {}), stored, model.grid)
+            values[name] = _value(name, shape, stored, name_of, model.grid)
         except UserError as error:
             problems.append(str(error))
     if problems:
         raise UserError(
-            f"{source}: expected the {len(body)} tensors of {type(model).__name__}'s body, got {len(problems)} that "
+            f"{source}: expected the {len(shapes)} tensors of {type(model).__name__}'s body, got {len(problems)} that "
             f"do not fit: {_shortened(problems, '; ')}"
         )
     return values
 
 
-def _value(name: str, shape: torch.Size, parts: Parts, stored: dict[str, Tensor], grid: tuple[int, int]) -> Tensor:
-    if not parts:
+def _value(
+    name: str, shape: torch.Size, stored: Mapping[str, Tensor], name_of: Mapping[str, str], grid: tuple[int, int]
+) -> Tensor:
+    if name not in name_of:
         raise UserError(f"{name} is missing")
-    if name == "pos_embed":
-        return _positions(parts[""], stored[parts[""]], shape, grid)
-    if "" in parts:
-        return _checked(parts[""], stored[parts[""]], shape)
-    if missing := [part for part in QKV if part not in parts]:
-        raise UserError(f"{name} is missing its {' and '.join(missing)}")
-    third = torch.Size([shape[0] // 3, *shape[1:]])
-    return torch.cat([_checked(parts[part], stored[parts[part]], third) for part in QKV])
-
-
-def _checked(name: str, tensor: Tensor, shape: torch.Size) -> Tensor:
+    given, tensor = name_of[name], stored[name_of[name]]
     if not _is_plain(tensor):
         kind = f"{tensor.layout} of {tensor.dtype} on {tensor.device}"
-        raise UserError(f"{name}: expected dense floating point of 16, 32 or 64 bits, got {kind}")
-    if tensor.shape != shape:
-        raise UserError(f"{name} is {_size(tensor.shape)} in the file, {_size(shape)} in the model")
-    return tensor
+        raise UserError(f"{given}: expected dense floating point of 16, 32 or 64 bits, got {kind}")
+    is_grid = name == "pos_embed" and tensor.dim() == 3 and tensor.shape[::2] == shape[::2]
+    if tensor.shape != shape and not is_grid:
+        raise UserError(f"{given} is {_size(tensor.shape)} in the file, {_size(shape)} in the model")
+    return _positions(given, tensor, shape[1], grid) if is_grid else tensor
 
 
-def _positions(name: str, tensor: Tensor, shape: torch.Size, grid: tuple[int, int]) -> Tensor:
+def _positions(name: str, tensor: Tensor, needed: int, grid: tuple[int, int]) -> Tensor:
     """Return the positions for this grid; those of another, square grid are interpolated as in transformers."""
-    count = tensor.shape[1] if tensor.dim() == 3 else shape[1]
-    tensor = _checked(name, tensor, torch.Size([1, count, shape[2]]))
+    count = tensor.shape[1]
     rows, columns = grid
     side = math.isqrt(max(count - 1, 0))
     square = count > 1 and side * side == count - 1
-    if count == shape[1] and (rows == columns or not square):
+    if count == needed and (rows == columns or not square):
         return tensor
     if not square:
         hint = " (a square grid without the class token)" if math.isqrt(count) ** 2 == count else ""
         raise UserError(f"{name}: expected positions of the class token and a square grid, got {count}{hint}")
-    if count == shape[1]:
+    if count == needed:
         raise UserError(
             f"{name} fits {side}×{side} patches and the model's {rows}×{columns}, and the file does not say which it "
             "is for: use images of another shape, or model.load_state_dict if the file is for this shape"
