@@ -12,6 +12,7 @@ from fedbcgd.version import __version__
 
 if TYPE_CHECKING:
     from fedbcgd.algorithms.registry import algorithm_names, make_algorithm
+    from fedbcgd.comparison import Runs, compare, sweep
     from fedbcgd.core.algorithm import Algorithm
     from fedbcgd.core.blocks import divide
     from fedbcgd.core.client import Client
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from fedbcgd.core.own_training import TrainConfig
     from fedbcgd.core.server import Server
     from fedbcgd.core.vector import FlatModel, Layout
+    from fedbcgd.display.callbacks import ClientCsv, EarlyStopping, KeepBest, MLflow, WandB
     from fedbcgd.errors import Diverged, UserError
     from fedbcgd.models.stored import ModelInfo, load_model, model_info
     from fedbcgd.simulation import Interrupted, Result, simulate
@@ -40,6 +42,14 @@ _MODULES = {
     "ModelInfo": "models.stored",
     "load_model": "models.stored",
     "model_info": "models.stored",
+    "ClientCsv": "display.callbacks",
+    "EarlyStopping": "display.callbacks",
+    "KeepBest": "display.callbacks",
+    "MLflow": "display.callbacks",
+    "WandB": "display.callbacks",
+    "Runs": "comparison",
+    "compare": "comparison",
+    "sweep": "comparison",
     "Interrupted": "simulation",
     "Result": "simulation",
     "simulate": "simulation",
@@ -48,23 +58,31 @@ _MODULES = {
 __all__ = [
     "Algorithm",
     "Client",
+    "ClientCsv",
     "Diverged",
+    "EarlyStopping",
     "FlatModel",
     "Interrupted",
+    "KeepBest",
     "Layout",
+    "MLflow",
     "ModelInfo",
     "Result",
+    "Runs",
     "Server",
     "TrainConfig",
     "UserError",
+    "WandB",
     "__version__",
     "algorithm_names",
+    "compare",
     "divide",
     "load_model",
     "make_algorithm",
     "model_info",
     "simulate",
     "supervised",
+    "sweep",
 ]
 
 

@@ -28,8 +28,8 @@ from fedbcgd.engine.assemble import DEFAULT_COHORT, Run, check_integer
 from fedbcgd.engine.loop import DIVERGED, Callback, Outcome, Stop
 from fedbcgd.errors import Diverged, UserError, did_you_mean, other_name, users_frames
 from fedbcgd.network.settings import Network, as_network
-from fedbcgd.runs.config import Config, RunSection
-from fedbcgd.runs.execute import execute
+from fedbcgd.runs.config import EARLIER_NAMES, Config, RunSection
+from fedbcgd.runs.execute import Prepare, execute
 from fedbcgd.runs.experiment import Experiment
 from fedbcgd.runs.given import as_config, described
 from fedbcgd.runs.prepare import Prepared
@@ -202,57 +202,17 @@ def simulate(
             the run so far.
         Interrupted: Ctrl-C; its `result` has the run so far.
     """
-    if "carrier" in options:
-        log.warning("carrier: expected the new name, backend; the old one works in this version only")
-        backend = options.pop("carrier")
-    if "together" in options:
-        log.warning("together: expected the new name, batch_clients; the old one works in this version only")
-        batch_clients = options.pop("together")
-    algorithm = _algorithm(algorithm, options)
-    simulated = as_network(network)
-    _check(model, clients, test, Stop(rounds, budget, make_target(target)), evaluate_every, seed, callbacks)
-    _check_metric(metric, goal)
-    _check_functions(loss, metrics)
-    # Any other sequence may be lazy: its clients are checked when they are used.
-    if train is None and isinstance(clients, (list, tuple)):
-        for i, data in enumerate(clients):
-            as_source(data, f"client {i}")
-    if cohort is not None:
-        check_integer("cohort", cohort, 1)
-    if transport is not None and workers is None:
-        workers = 0
-    values: dict[str, Any] = {
-        "seed": int(seed),
-        "cohort": min(DEFAULT_COHORT, len(clients)) if cohort is None else int(cohort),
-        "rounds": None if rounds is None else int(rounds),
-        "budget": None if budget is None else float(budget),
-        "metric": metric,
-        "goal": goal,
-        "target": dict(target) if isinstance(target, Mapping) else target,
-        "evaluate_every": int(evaluate_every),
-        "workers": workers,
-        "backend": backend,
-        "address": address,
-        "gpus": gpus,
-        "device": str(device),
-        "channels_last": channels_last,
-        "precision": precision,
-        "batch_clients": batch_clients,
-    }
-    settings = RunSection.model_construct(**values)
-    _check_placement(settings.placement, simulated, transport)
-    experiment = Experiment(
-        model, clients, test, "test", loss, metrics, weights=weights, train=train, callbacks=callbacks
-    )
+    given = Given.of(locals())
     if out is not None:
-        return _in_folder(experiment, algorithm, settings, simulated, transport, Path(out), resume, progress)
+        return _in_folder(given, Path(out), resume, progress)
     if resume:
         raise UserError("resume: expected out, the folder of the run to continue, got none; pass out=…")
-    prepared = Prepared(experiment, algorithm, settings, simulated, transport, in_folder=False)
+    settings, callbacks = given.settings, given.experiment.callbacks
+    prepared = Prepared(given.experiment, given.algorithm, settings, given.network, given.transport, in_folder=False)
     prepared.warn()
     with prepared.run as run:
         start = partial(make_backend, where=prepared.placement, transport=transport)
-        with single_run_display(algorithm.name, progress) as bar:
+        with single_run_display(given.algorithm.name, progress) as bar:
             shown = [*callbacks, *([bar] if bar else [])]
             every = settings.evaluate_every
             loop = run.start(start, every=every, callbacks=shown, overlap=prepared.overlap, metric=metric, goal=goal)
@@ -275,43 +235,107 @@ if simulate.__doc__:  # none with python -OO
     )
 
 
-def _in_folder(
-    experiment: Experiment,
-    algorithm: Algorithm,
-    settings: RunSection,
-    network: Network | None,
-    transport: Transport | None,
-    out: Path,
-    resume: bool,
-    progress: bool | None,
-) -> Result:
+@dataclass(frozen=True)
+class Given:
+    """The arguments of `simulate`, checked.
+
+    Attributes:
+        experiment: what is trained.
+        algorithm: how.
+        settings: when it stops, and where it is computed.
+        network: the simulated network; None: no network.
+        transport: see `simulate`.
+    """
+
+    experiment: Experiment
+    algorithm: Algorithm
+    settings: RunSection
+    network: Network | None
+    transport: Transport | None
+
+    @classmethod
+    def of(cls, given: Mapping[str, Any]) -> "Given":
+        """Check the arguments of `simulate`.
+
+        Args:
+            given: the arguments by name, with the options of the algorithm as `options`.
+
+        Raises:
+            UserError: one of them is wrong.
+        """
+        given, options = {**given}, {**given["options"]}
+        for earlier, name in EARLIER_NAMES.items():
+            if earlier in options:
+                log.warning("%s: expected the new name, %s; the old one works in this version only", earlier, name)
+                given[name] = options.pop(earlier)
+        algorithm = _algorithm(given["algorithm"], options)
+        network, target, transport = as_network(given["network"]), given["target"], given["transport"]
+        model, clients, test, train = (given[name] for name in ("model", "clients", "test", "train"))
+        _check(model, clients, test, Stop(given["rounds"], given["budget"], make_target(target)), given)
+        _check_metric(given["metric"], given["goal"])
+        _check_functions(given["loss"], given["metrics"])
+        # Any other sequence may be lazy: its clients are checked when they are used.
+        if train is None and isinstance(clients, (list, tuple)):
+            for i, data in enumerate(clients):
+                as_source(data, f"client {i}")
+        cohort = min(DEFAULT_COHORT, len(clients)) if given["cohort"] is None else given["cohort"]
+        check_integer("cohort", cohort, 1)
+        types = {"rounds": int, "budget": float, "seed": int, "evaluate_every": int, "device": str}
+        values = {name: given[name] for name in RunSection.model_fields if name in given and name != "callbacks"}
+        values |= {name: kind(values[name]) for name, kind in types.items() if values[name] is not None}
+        values |= {"cohort": int(cohort), "target": dict(target) if isinstance(target, Mapping) else target}
+        if transport is not None and values["workers"] is None:
+            values["workers"] = 0
+        settings = RunSection.model_construct(**values)
+        _check_placement(settings.placement, network, transport)
+        own = {name: given[name] for name in ("loss", "metrics", "weights", "callbacks")}
+        return cls(
+            Experiment(model, clients, test, "test", train=train, **own), algorithm, settings, network, transport
+        )
+
+    def planned(self, where: str, experiment: Experiment | None = None) -> tuple[Config, Prepare]:
+        """Return the configuration of this run in a folder, and what prepares it.
+
+        Args:
+            where: what was called, for messages.
+            experiment: what is trained, as `described` returned it; None: that of these arguments.
+        """
+        known = described(self.experiment, self.settings) if experiment is None else experiment
+        settings = self.settings.model_copy(update=_written_target(self.settings))
+        config = as_config(known, self.algorithm.for_cohort(settings.cohort), settings, self.network, where)
+
+        def prepare(config: Config) -> Prepared:
+            return Prepared(known, self.algorithm, config.run, self.network, self.transport)
+
+        return config, prepare
+
+
+def _in_folder(given: Given, out: Path, resume: bool, progress: bool | None) -> Result:
     """Run in a folder, as `fedbcgd run` does."""
-    experiment = described(experiment, settings)
-    settings = settings.model_copy(update=_written_target(settings))
-    config = as_config(experiment, algorithm.for_cohort(settings.cohort), settings, network, "simulate")
-    prepared = []
+    config, make = given.planned("simulate")
+    model, prepared = given.experiment.model, []
 
     def prepare(config: Config) -> Prepared:
-        prepared.append(Prepared(experiment, algorithm, settings, network, transport))
+        prepared.append(make(config))
         return prepared[0]
 
-    with single_run_display(algorithm.name, progress) as bar:
+    with single_run_display(given.algorithm.name, progress) as bar:
         shown = [bar] if bar else []
         try:
             outcome = execute(config, out, resume=resume, callbacks=shown, prepare=prepare)
         except KeyboardInterrupt as error:
             if not prepared or prepared[0].run.loop is None:
                 raise
-            raise Interrupted(_result(prepared[0].run, experiment.model, "interrupted"), _in_python(error)) from None
+            raise Interrupted(_result(prepared[0].run, model, "interrupted"), _in_python(error)) from None
         except Diverged as error:
-            error.result = _result(prepared[0].run, experiment.model, DIVERGED)
+            error.result = _result(prepared[0].run, model, DIVERGED)
             raise
         except UserError as error:
             raise type(error)(_in_python(error)) from error.__cause__
         except Exception as error:
             _show_users_lines(error)
             raise
-    return _result(prepared[0].run, experiment.model, outcome.stopped)
+    return _result(prepared[0].run, model, outcome.stopped)
 
 
 def _show_users_lines(error: Exception) -> None:
@@ -354,6 +378,16 @@ def _algorithm(algorithm: str | Algorithm, options: dict[str, Any]) -> Algorithm
                 "the algorithm's name to set them"
             )
         return algorithm
+    check_options(options)
+    return make_algorithm(algorithm, **options)
+
+
+def check_options(options: Mapping[str, Any]) -> None:
+    """Check that some algorithm has each of these options.
+
+    Raises:
+        UserError: none has; the message names one that is similar.
+    """
     known = all_option_names()
     arguments = [name for name in inspect.signature(simulate).parameters if name != "options"]
     for option in options:
@@ -362,10 +396,9 @@ def _algorithm(algorithm: str | Algorithm, options: dict[str, Any]) -> Algorithm
                 raise UserError(f"{option}: {hint}")
             near = did_you_mean(option, [*known, *arguments])
             raise UserError(f"{option}: expected an argument listed by help(fedbcgd.simulate), got {option!r}.{near}")
-    return make_algorithm(algorithm, **options)
 
 
-def _check(model: Any, clients: Any, test: Any, stop: Stop, every: Any, seed: Any, callbacks: Any) -> None:
+def _check(model: Any, clients: Any, test: Any, stop: Stop, given: Mapping[str, Any]) -> None:
     if not isinstance(model, nn.Module):
         raise UserError(f"model: expected an nn.Module (an instance, not a class), got {model!r}")
     if not isinstance(clients, Sequence) and not (hasattr(clients, "__len__") and hasattr(clients, "__getitem__")):
@@ -384,8 +417,9 @@ def _check(model: Any, clients: Any, test: Any, stop: Stop, every: Any, seed: An
         raise UserError(f"budget: expected a positive number (upload in d), got {stop.budget!r}")
     if stop.target is not None and test is None:
         raise UserError("test: expected data to measure the target on, got none; pass test=…")
-    check_integer("evaluate_every", every, 1)
-    check_integer("seed", seed, 0)
+    check_integer("evaluate_every", given["evaluate_every"], 1)
+    check_integer("seed", given["seed"], 0)
+    callbacks = given["callbacks"]
     if callable(callbacks) or not isinstance(callbacks, Sequence) or not all(map(callable, callbacks)):
         raise UserError(f"callbacks: expected a list of callables, got {callbacks!r}")
 

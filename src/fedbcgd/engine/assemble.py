@@ -111,7 +111,7 @@ class Run:
             self.restore()
         assert self.store is not None
         backend = make_backend(self.job, self.store, self.server.cohort)
-        self.loop = Loop(self.server, backend, stop or self.stop, hooks=self.hooks, **options)
+        self.loop = Loop(self.server, backend, stop or self.stop, hooks=self.hooks, model=self.module, **options)
         return self.loop
 
     def outcome(self, reason: str) -> Outcome:
@@ -122,6 +122,12 @@ class Run:
     def state_dict(self) -> dict[str, Tensor]:
         """Return the model as an ordinary state_dict."""
         return self.job.state_dict(self.server.x)
+
+    def module(self) -> nn.Module:
+        """Return a copy of the model as it is now."""
+        module = copy.deepcopy(self.job.module)
+        module.load_state_dict(self.state_dict())
+        return module
 
     def close(self) -> None:
         """Release all resources; safe to call twice."""

@@ -2,11 +2,12 @@
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from fedbcgd.core.ledger import Ledger
 from fedbcgd.core.messages import RoundReport
@@ -33,6 +34,22 @@ class RoundInfo:
     rows: Sequence[Row] = ()  # all rows of metrics since the last call; `row` is the last of them
     seconds: float = 0.0  # of the whole run so far
     metric: str | None = None  # the metric that the run names as its own, such as "mae"
+    model: "Callable[[], nn.Module] | None" = None
+
+    @property
+    def module(self) -> nn.Module:
+        """A copy of the model as it is after this round, made when it is asked for."""
+        assert self.model is not None
+        return self.model()
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """Return the model as it is after this round."""
+        return self.module.state_dict()
+
+    @property
+    def cohort(self) -> list[int]:
+        """The clients whose uploads arrived in this round."""
+        return [entry.client for entry in self.ledger.entries]
 
     @property
     def ledger(self) -> Ledger:
@@ -90,7 +107,7 @@ class Outcome:
     ledger: Ledger
     rounds: int
     seconds: float
-    stopped: str  # rounds, budget, target, callback, interrupted, diverged
+    stopped: str  # rounds, budget, target, patience, callback, interrupted, diverged
     metric: str | None = None  # the metric that the run names as its own, such as "mae"
     goal: str | None = None  # "min" or "max", if the run says what this metric should do
 
@@ -162,6 +179,10 @@ class Loop:
         on_commit: called right after a commit, while signals are still delayed.
         metric: the metric that the run names as its own, such as "mae".
         goal: "min" or "max", if the run says what this metric should do.
+        model: returns a copy of the model, for callbacks.
+        folder: that of the run; None: it has none.
+        metadata: of the files in which callbacks write the model.
+        ended: why the run has ended before it is continued, as a callback's `start` finds out; empty if it has not.
     """
 
     server: Server
@@ -177,6 +198,10 @@ class Loop:
     on_commit: Callable[[], None] = lambda: None
     metric: str | None = None
     goal: str | None = None
+    model: Callable[[], nn.Module] | None = None
+    folder: Path | None = None
+    metadata: Mapping[str, str] = field(default_factory=dict)
+    ended: str = ""
     _lap_start: float = field(default_factory=time.perf_counter)
     _pending_row: Row | None = None  # a row whose metrics are still being computed
     _reported: int = 0  # rows that the callbacks have seen
@@ -188,9 +213,13 @@ class Loop:
         """
         self._lap_start = time.perf_counter()
         self._pending_row, self._reported = None, len(self.rows)
+        for callback in self.callbacks:
+            start = getattr(callback, "start", None)
+            if start is not None:
+                start(self)
         try:
             with threads(1):  # the cores belong to the workers
-                reason = self._finish_last_round()
+                reason = self._finish_last_round() or self.ended
                 while not reason:
                     reason = self._round()
         except BaseException:
@@ -244,7 +273,7 @@ class Loop:
         new = self.rows[self._reported :]
         progress = 1.0 if reason else self.stop.progress(server)
         row, seconds = new[-1] if new else None, self.update_seconds()
-        info = RoundInfo(report, row, server, progress, reason, new, seconds, self.metric)
+        info = RoundInfo(report, row, server, progress, reason, new, seconds, self.metric, self.model)
         for callback in self.callbacks:
             callback(info)
             if info.reason and (not self.rows or self.rows[-1]["round"] != server.round):

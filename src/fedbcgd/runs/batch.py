@@ -1,7 +1,8 @@
 """Several runs, one after the other: finished ones are not repeated, unfinished ones are resumed."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +12,9 @@ from fedbcgd.engine.run_folder import RunFolder
 from fedbcgd.errors import Diverged
 from fedbcgd.runs import config as configuration
 from fedbcgd.runs.config import Config
-from fedbcgd.runs.execute import examine, execute
+from fedbcgd.runs.execute import Prepare, examine, execute
 from fedbcgd.runs.folder import finished
+from fedbcgd.runs.prepare import prepare
 
 
 @dataclass(frozen=True)
@@ -24,12 +26,14 @@ class Planned:
         group: runs of one group differ in their seed only.
         folder: relative to the folder of the batch.
         config: its configuration.
+        prepare: makes the objects of the run from it.
     """
 
     label: str
     group: str
     folder: str
     config: Config
+    prepare: Prepare = field(default=prepare, repr=False, compare=False)
 
 
 def run_all(runs: Sequence[Planned], folder: Path, shown: Any, figures: bool = True) -> dict[str, Outcome]:
@@ -56,7 +60,7 @@ def run_all(runs: Sequence[Planned], folder: Path, shown: Any, figures: bool = T
     examined = set()
     for planned in runs:
         if planned.label not in outcomes and planned.group not in examined:
-            examine(planned.config, folder / planned.folder)
+            examine(planned.config, folder / planned.folder, planned.prepare)
             examined.add(planned.group)  # its other runs differ in their seed only
     with keep_for(planned.config.placement for planned in runs if planned.label not in outcomes):
         for k, planned in enumerate(runs):
@@ -65,8 +69,9 @@ def run_all(runs: Sequence[Planned], folder: Path, shown: Any, figures: bool = T
                 continue
             shown.begin(k)
             path = folder / planned.folder
+            go_on = partial(execute, resume=True, callbacks=[shown], figures=figures, prepare=planned.prepare)
             try:
-                outcomes[planned.label] = execute(planned.config, path, resume=True, callbacks=[shown], figures=figures)
+                outcomes[planned.label] = go_on(planned.config, path)
             except Diverged:
                 outcomes[planned.label] = RunFolder(path).outcome()
                 shown.skip(k, "diverged")

@@ -17,6 +17,7 @@ from fedbcgd.errors import UserError, unknown
 from fedbcgd.files import as_csv, write_text
 from fedbcgd.runs.batch import Planned, run_all
 from fedbcgd.runs.config import Config, check
+from fedbcgd.runs.own import own_option_names
 
 Outcomes = Mapping[str, dict[int, Outcome]]  # by algorithm and seed
 
@@ -40,7 +41,7 @@ def plan(config: Config, names: Sequence[str], seeds: int) -> list[Planned]:
     if not names:
         raise UserError("algorithms: expected at least one name, got none")
     for name in (*names, *config.compare):
-        if name not in algorithm_names():
+        if name not in algorithm_names() and ":" not in name:
             raise unknown("algorithm", name, algorithm_names())
     if len(set(names)) < len(names):
         raise UserError(f"algorithms: expected each name once, got {', '.join(names)}")
@@ -57,18 +58,19 @@ def plan(config: Config, names: Sequence[str], seeds: int) -> list[Planned]:
     runs = []
     for name in names:
         algorithm = options_of(name, config.algorithm, config.compare.get(name, {}))
+        group = name.rpartition(":")[2]
         for seed in range(config.run.seed, config.run.seed + seeds):
             raw = config.model_dump()
             raw |= {"algorithm": algorithm, "compare": {}}
             raw["run"] |= {"seed": seed}
-            label = name if seeds == 1 else f"{name}, seed {seed}"
-            runs.append(Planned(label, name, f"{name}/seed-{seed}", check(raw, f"compare {name}")))
+            label = group if seeds == 1 else f"{group}, seed {seed}"
+            runs.append(Planned(label, group, f"{group}/seed-{seed}", check(raw, f"compare {name}")))
     return runs
 
 
 def options_of(name: str, common: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
     """Return name and options of an algorithm: those of the common options that it has, and its own."""
-    known = option_names(name, own)
+    known = own_option_names(name, own) if ":" in name else option_names(name, own)
     return {"name": name, **{k: v for k, v in common.items() if k != "name" and k in known}, **own}
 
 

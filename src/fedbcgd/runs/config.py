@@ -37,6 +37,10 @@ class Data(Section):
         description="embedded: 10,000 train and 2,000 test images of Fashion-MNIST, in the package; a name that "
         "`fedbcgd data list` shows; module:attribute of your own loader; or quadratics, see [quadratics]",
     )
+    clients_from: str | None = Field(
+        None,
+        description="module:attribute of your own loader of clients: it returns a list of them, or (clients, test)",
+    )
     clients: int = Field(100, ge=1, description="M: clients in the federation")
     partition: Literal["dirichlet", "dirichlet-unequal", "iid", "shards", "quantity", "group"] = Field(
         "dirichlet",
@@ -152,6 +156,14 @@ class RunSection(Section):
         "doctor`); models, uploads and steps stay in float32",
     )
     tensorboard: bool = Field(False, description="also write TensorBoard events (extra `tensorboard`)")
+    patience: int | None = Field(
+        None, ge=1, description="stop when the metric has not become better for this many evaluations"
+    )
+    keep_best: bool = Field(False, description="also keep the model with the best metric, as best.safetensors")
+    callbacks: list[str] = Field(
+        default_factory=list,
+        description="called after each round: csv, wandb, mlflow, or module:attribute of your own (docs/callbacks.md)",
+    )
 
     @property
     def placement(self) -> Placement:
@@ -248,6 +260,7 @@ SECTIONS |= {"network": Network, **dict.fromkeys((*COLUMNS, "availability"), Dis
 
 # What may differ between a run and its continuation.
 MAY_CHANGE = {"run.rounds", "run.budget", "run.target", "run.workers", "run.checkpoint_every", "run.tensorboard"}
+MAY_CHANGE |= {"run.patience", "run.keep_best", "run.callbacks"}
 MAY_CHANGE |= {"run.backend", "run.address", "run.gpus", "run.metric", "run.goal", "origin.program"}
 
 # Limits for a configuration from a run folder, which may come from anywhere.
@@ -314,12 +327,13 @@ def read_table(path: Path) -> dict[str, Any]:
         raise UserError(f"{path} is damaged: {error}") from None
 
 
-def check(raw: Mapping[str, Any], where: str) -> Config:
+def check(raw: Mapping[str, Any], where: str, trust: bool = True) -> Config:
     """Make a configuration from tables of values.
 
     Args:
         raw: the tables.
         where: their source, for messages.
+        trust: whether the user's own code that the tables name may be imported; not if they come from a run folder.
 
     Returns:
         The configuration.
@@ -328,16 +342,23 @@ def check(raw: Mapping[str, Any], where: str) -> Config:
         UserError: a value is wrong, or values do not go together; the message names the field.
     """
     raw = {**raw}
+    if isinstance(data := raw.get("data"), dict) and (loader := data.get("clients_from")) is not None:
+        if data.get("name", loader) != loader:
+            raise UserError(
+                f"{where}: data.name: expected none with data.clients_from, got {data['name']!r}; leave it out"
+            )
+        raw["data"] = {**data, "name": loader}
     if isinstance(raw.get("algorithm"), dict):
         raw["algorithm"] = {"name": "fedbcgd", **raw["algorithm"]}
     try:
         config = Config(**raw)
     except ValidationError as error:
         raise UserError("\n".join(f"{where}: {_explain(e)}" for e in error.errors())) from None
-    by_name = config.data.name != PYTHON  # a program may have an algorithm of its own
-    for problem in [*(_misplaced(config) if by_name else []), *_contradictions(config)]:
+    # A program, and a user's own module, may have an algorithm of their own.
+    own = config.data.name == PYTHON or ":" in str(config.algorithm.get("name"))
+    for problem in [*([] if own else _misplaced(config)), *_contradictions(config)]:
         raise UserError(f"{where}: {problem}")
-    if by_name:
+    if not own or (trust and config.data.name != PYTHON):
         algorithm_of(config, where)
     return config
 
@@ -356,9 +377,13 @@ def algorithm_of(config: Config, where: str) -> Any:
         UserError: an option is wrong.
     """
     from fedbcgd.algorithms.registry import make_algorithm
+    from fedbcgd.runs.own import make_own_algorithm
 
+    options = dict(config.algorithm)
     try:
-        return make_algorithm(**config.algorithm).for_cohort(config.run.cohort)
+        own = ":" in str(name := options.pop("name"))
+        chosen = make_own_algorithm(name, options) if own else make_algorithm(name, **options)
+        return chosen.for_cohort(config.run.cohort)
     except UserError as error:
         text = str(error)
         if text.startswith("algorithm: "):
@@ -375,8 +400,9 @@ def complete(config: Config) -> Config:
     network = config.network
     if network is not None and network.csv is not None:
         network = network.model_copy(update={"csv": str(Path(network.csv).resolve())})
-    by_name = config.data.name != PYTHON
-    algorithm = algorithm_of(config, "configuration").options() if by_name else config.algorithm
+    algorithm = config.algorithm
+    if config.data.name != PYTHON and ":" not in algorithm["name"]:
+        algorithm = algorithm_of(config, "configuration").options()
     return config.model_copy(update={"algorithm": algorithm, "network": network})
 
 
@@ -394,6 +420,7 @@ def differences(a: Config, b: Config) -> list[str]:
     """
     old, new = flat(mask_config(a.model_dump())), flat(mask_config(b.model_dump()))
     changed = [k for k in {**old, **new} if old.get(k) != new.get(k) and not looks_secret(k)]
+    changed = [k for k in changed if k != "data.clients" or b.data.clients_from is None]  # the loader knows how many
     keys = [k for k in changed if ".".join(k.split(".")[:2]) not in MAY_CHANGE]  # run.target.mae is of run.target
     return [f"{k}: {_format(old.get(k))} → {_format(new.get(k))}" for k in keys]
 
@@ -499,7 +526,7 @@ def _contradictions(config: Config) -> list[str]:
         )
     if config.network is not None and config.network.crash and (problem := config.placement.crash_problem()):
         out.append(f"network.{problem}")
-    if run.cohort > data.clients:
+    if run.cohort > data.clients and data.clients_from is None:
         out.append(f"run.cohort: expected at most data.clients = {data.clients}, got {run.cohort}")
     return out
 

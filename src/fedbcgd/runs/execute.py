@@ -92,6 +92,9 @@ def execute(
     if say is not None:
         for note in prepared.experiment.notes:
             say(note)
+    if config.data.clients_from is not None:  # only now their number is known
+        data = config.data.model_copy(update={"clients": len(prepared.experiment.clients)})
+        config = config.model_copy(update={"data": data})
     folder = RunFolder(make_folder(path))
     with exclusive_lock(folder.path):
         # Again under the lock: another process may have begun a run in the folder.
@@ -179,6 +182,8 @@ class _FolderRun:
             on_commit=self._record_traffic,
             metric=config.run.metric,
             goal=config.run.goal,
+            folder=self.folder.path,
+            metadata=self.experiment.info.metadata(),
         )
         loop.backend.clock.add(before["clock"] if before else {})
         return loop

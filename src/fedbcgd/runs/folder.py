@@ -44,7 +44,7 @@ def read_configuration(folder: RunFolder, say: Callable[[str], None] = lambda li
     elif problem and not text:
         raise Damaged(f"{folder.config} is damaged: {problem}; put an undamaged copy there")
     try:
-        return config_module.check(tomllib.loads(text.decode()), str(folder.config))
+        return config_module.check(tomllib.loads(text.decode()), str(folder.config), trust=False)
     except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
         raise Damaged(f"{folder.config} is damaged: {error}; put an undamaged copy there") from None
 
@@ -67,7 +67,7 @@ def finished(folder: RunFolder, config: Config) -> Outcome | None:
         limits = ("rounds", "budget", "target")
         if not same or any(getattr(stored.run, limit) != getattr(config.run, limit) for limit in limits):
             return None
-        if _links_changed(folder, config):
+        if _links_changed(folder, stored):
             return None
         return folder.outcome()
     except (ValueError, KeyError, TypeError, ArithmeticError, OSError):

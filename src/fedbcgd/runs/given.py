@@ -9,17 +9,23 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.utils.data import Subset
 
 from fedbcgd.core.algorithm import Algorithm
 from fedbcgd.data import partition
+from fedbcgd.data.images import Images
 from fedbcgd.data.names import PYTHON
-from fedbcgd.data.sources import Parts, Source, Tensors, as_source, once
+from fedbcgd.data.sources import Parts, Source, Tensors, as_source, once, pooled
+from fedbcgd.errors import UserError
 from fedbcgd.files import bytes_checksum
+from fedbcgd.models.make import call_factory, load_attribute, make_model
 from fedbcgd.models.stored import ModelInfo
 from fedbcgd.network.settings import Network
+from fedbcgd.rng import stream
 from fedbcgd.runs import config as configuration
 from fedbcgd.runs.config import Config, RunSection
 from fedbcgd.runs.experiment import Experiment, labels_of, shape_of
+from fedbcgd.runs.secrets import mask_config
 
 MAX_CLASSES = 1000  # more different integers are no labels
 
@@ -56,6 +62,61 @@ def described(experiment: Experiment, settings: RunSection, name: str | None = N
         info=info,
         own_code=True,
     )
+
+
+def from_loader(config: Config) -> Experiment:
+    """Build model and clients of a configuration whose clients come from a user's own loader.
+
+    Raises:
+        UserError: they cannot be built.
+    """
+    data, model, seed = config.data, config.model, config.run.seed
+    name = str(data.clients_from)
+    made = call_factory(load_attribute(name, "data.clients_from"), name, "data", {"seed": seed}, data.options)
+    clients, test = made if isinstance(made, tuple) and len(made) == 2 else (made, None)
+    if not isinstance(clients, list) or not clients:
+        raise UserError(
+            f"data.clients_from: expected {name} to return a list of clients or (clients, test), got {type(made).__name__}"
+        )
+    sources, prefix = [as_source(own, f"{name}: client {k}") for k, own in enumerate(clients)], "test"
+    if data.validation:
+        clients, test = hold_out(clients, data.validation, seed)
+        prefix = "validation"
+    first, counts = sources[0], _label_counts(sources)
+    shape = shape_of(first) if isinstance(first, (Tensors, Images)) else (1, 1, 1)
+    options = {k: v for k in ("width", "norm") if (v := getattr(model, k)) is not None} | model.options
+    built = make_model(model.name, shape, 1 if counts is None else counts.shape[1], seed, model.weights, options)
+    experiment = Experiment(built.module, clients, test, prefix, built.loss, built.metrics, notes=built.notes)
+    return described(experiment, config.run, model.name, **mask_config(options))
+
+
+def hold_out(clients: Sequence[Any], share: float, seed: int) -> tuple[list[Source], Source]:
+    """Return the clients without a share of each one's examples, and these examples as one source.
+
+    A client of a single example keeps it.
+
+    Raises:
+        UserError: no client has more than one example.
+    """
+    kept, held = [], []
+    for k, data in enumerate(clients):
+        source = as_source(data, f"client {k}")
+        order = torch.from_numpy(stream(seed, "validation", 0, k).permutation(len(source)))
+        count = min(max(1, round(len(source) * share)), len(source) - 1)
+        kept.append(_subset(source, order[count:].sort().values))
+        if isinstance(source, Images):
+            source = source.shown_as(False, source.resize, source.crop)
+        held += [_subset(source, order[:count].sort().values)] if count else []
+    if not held:
+        raise UserError("validation: expected clients with more than one example each, got none")
+    return kept, pooled(held)
+
+
+def _subset(source: Source, rows: Tensor) -> Source:
+    if isinstance(source, (Tensors, Images)):
+        return source.subset(rows)
+    dataset: Any = getattr(source, "dataset", source)
+    return as_source(Subset(dataset, rows.tolist()), "client")
 
 
 def as_config(

@@ -1,8 +1,11 @@
 """A run that is ready to start, from a configuration or from the arguments of `fedbcgd.simulate`."""
 
+from dataclasses import replace
+
 from fedbcgd.backends.inprocess import Transport
 from fedbcgd.core.algorithm import Algorithm
 from fedbcgd.core.objective import objective
+from fedbcgd.display.callbacks import EarlyStopping, KeepBest
 from fedbcgd.engine.assemble import Run, make_job
 from fedbcgd.engine.loop import Stop
 from fedbcgd.engine.precision import warn_if_slower
@@ -12,6 +15,8 @@ from fedbcgd.network.simulator import NetworkSimulator, fit_to_links
 from fedbcgd.runs import config as configuration
 from fedbcgd.runs.config import Config, RunSection
 from fedbcgd.runs.experiment import Experiment, make_experiment
+from fedbcgd.runs.given import from_loader
+from fedbcgd.runs.own import make_callbacks
 from fedbcgd.runs.secrets import refuse_masked
 
 
@@ -85,6 +90,10 @@ def prepare(config: Config) -> Prepared:
     """
     refuse_masked(config.model_dump())
     config.placement.check()
-    experiment = make_experiment(config)
+    experiment = make_experiment(config) if config.data.clients_from is None else from_loader(config)
+    run, callbacks = config.run, make_callbacks(config.run.callbacks)
+    callbacks += [KeepBest()] if run.keep_best else []
+    callbacks += [] if run.patience is None else [EarlyStopping(run.patience)]
+    experiment = replace(experiment, callbacks=callbacks)
     algorithm = configuration.algorithm_of(config, "configuration")
     return Prepared(experiment, algorithm, config.run, config.network)

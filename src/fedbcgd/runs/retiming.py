@@ -188,7 +188,7 @@ def conditions_of(run: RunFolder) -> RunConditions:
     if run.federation.exists() and not run.config.exists():
         return _conditions_on_flower(run.federation)
     try:
-        config = configuration.check(configuration.read_table(run.config), str(run.config))
+        config = configuration.check(configuration.read_table(run.config), str(run.config), trust=False)
     except FileNotFoundError:
         raise UserError(
             f"{run.path}: expected the folder of a run, got one without {run.config.name} or {run.federation.name}"

@@ -2,7 +2,7 @@
 
 import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -43,13 +43,18 @@ def plan(config: Config, grid: Sequence[str]) -> list[Planned]:
         if len(set(map(str, axes[option]))) < len(axes[option]):
             raise UserError(f"--grid: expected each value once, got one twice in {item!r}")
     runs = []
+    for chosen, label, folder in points(axes):
+        raw = config.model_dump() | {"algorithm": {**config.algorithm, **chosen}}
+        runs.append(Planned(label, label, folder, check(raw, f"sweep {label}")))
+    return runs
+
+
+def points(axes: Mapping[str, Sequence[Any]]) -> Iterator[tuple[dict[str, Any], str, str]]:
+    """Yield each combination of values as options, with a label and the name of a folder."""
     for point in itertools.product(*axes.values()):
         chosen = dict(zip(axes, point, strict=True))
         label = ", ".join(f"{k} {v}" for k, v in chosen.items())
-        raw = config.model_dump() | {"algorithm": {**config.algorithm, **chosen}}
-        folder = "_".join(f"{k}={v}" for k, v in chosen.items()).replace("/", "-")
-        runs.append(Planned(label, label, folder, check(raw, f"sweep {label}")))
-    return runs
+        yield chosen, label, "_".join(f"{k}={v}" for k, v in chosen.items()).replace("/", "-")
 
 
 def run(runs: Sequence[Planned], folder: Path, shown: Any) -> dict[str, Outcome]:
