@@ -184,11 +184,10 @@ def _gather_panel(panel: Panel, request: Request) -> PanelResult:
 
 def _gather_search(panel: Panel, request: Request) -> tuple[list[Trial], dict[str, Point], set[str]]:
     """Return the trials of all finished rungs, the chosen hyper-parameters, and the folders of finished search runs."""
-    searches = {c.key: search.state(panel, c, request.out, request.machine) for c in panel.contenders}
-    chosen = {key: state.chosen for key, state in searches.items() if state.chosen is not None}
-    for contender in panel.contenders:
-        if contender.tuned_as in chosen:
-            chosen[contender.key] = chosen[contender.tuned_as]
+    own = [contender for contender in panel.contenders if contender.tuned_as is None]
+    searches = {c.key: search.state(panel, c, request.out, request.machine) for c in own}
+    found = {c.key: searches[c.tuned_as or c.key].chosen for c in panel.contenders}
+    chosen = {key: point for key, point in found.items() if point is not None}
     trials = [trial for state in searches.values() for trial in state.trials]
     return trials, chosen, {folder for state in searches.values() for folder in state.folders}
 

@@ -130,10 +130,11 @@ def trial(panel: Panel, contender: Contender, point: Point, rung: Rung, machine:
 
 
 def state(panel: Panel, contender: Contender, out: Path, machine: Machine) -> Search:
-    """Read the state of the search for a contender from the runs in a folder, after unpacking those that are packed."""
+    """Read the state of the search for a contender from the runs in a folder, after unpacking those that are packed.
+
+    The contender is one with a search of its own, not one that is tuned as another.
+    """
     left: list[dict[str, float]] = candidates(panel, contender)
-    if contender.tuned_as is not None:
-        return Search()
     stages = rungs(panel, contender)
     if not stages:
         return Search(chosen=left[0])

@@ -60,15 +60,16 @@ class RoundMemory:
     def __init__(self, memory: mmap.mmap, algorithm: Algorithm, layout: Layout):
         self._memory = memory
         self._slot_bytes = slot_bytes(algorithm, layout)
-        item = layout.dtype.itemsize
-        self.x = torch.frombuffer(memory, dtype=layout.dtype, count=layout.size)
-        self.controls: dict[str, Tensor] = {}
-        at = aligned(layout.size * item)
-        for name in algorithm.local.broadcasts:
-            self.controls[name] = torch.frombuffer(memory, dtype=layout.dtype, count=layout.dim, offset=at)
-            at += aligned(layout.dim * item)
-        self.evaluated = torch.frombuffer(memory, dtype=layout.dtype, count=layout.size, offset=at)
-        self._slots = at + aligned(layout.size * item)
+        self._slots = 0  # where the slots begin: after all vectors
+        self.x = self._take(layout.size, layout)
+        self.controls = {name: self._take(layout.dim, layout) for name in algorithm.local.broadcasts}
+        self.evaluated = self._take(layout.size, layout)
+
+    def _take(self, count: int, layout: Layout) -> Tensor:
+        """Return the next vector."""
+        vector = torch.frombuffer(self._memory, dtype=layout.dtype, count=count, offset=self._slots)
+        self._slots += aligned(vector.nbytes)
+        return vector
 
     @staticmethod
     def size(algorithm: Algorithm, layout: Layout, slots: int) -> int:
