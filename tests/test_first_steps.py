@@ -69,9 +69,11 @@ def unequal():
     ids=["float64", "unequal items", "a dictionary"],
 )
 @pytest.mark.parametrize("workers", [0, 1])
-def test_data_that_does_not_fit_is_explained_in_one_message(data, said, workers):
+def test_data_that_does_not_fit_is_explained_in_one_message(data, said, workers, tmp_path):
     with pytest.raises(UserError, match=said):
         go(nn.Linear(4, 3), data, workers=workers, test=None)
+    with pytest.raises(UserError, match=said):
+        go(nn.Linear(4, 3), data, workers=workers, test=None, out=tmp_path / "run")
 
 
 def test_nan_gives_few_warnings_before_the_message_that_matters(caplog):

@@ -26,6 +26,7 @@ from fedbcgd.display.metrics import falls, main_metric, make_target
 from fedbcgd.display.progress import single_run_display
 from fedbcgd.engine.assemble import DEFAULT_COHORT, Run, check_integer
 from fedbcgd.engine.loop import DIVERGED, Callback, Outcome, Stop
+from fedbcgd.engine.probe import explained
 from fedbcgd.errors import Diverged, UserError, did_you_mean, other_name, users_frames
 from fedbcgd.network.settings import Network, as_network
 from fedbcgd.runs.config import EARLIER_NAMES, Config, RunSection
@@ -224,6 +225,8 @@ def simulate(
                 error.result = _result(run, model, DIVERGED)
                 raise
             except Exception as error:
+                if train is None and (explanation := explained(error, run.job)):
+                    raise explanation from None
                 _show_users_lines(error)
                 raise
         return _result(run, model, reason)

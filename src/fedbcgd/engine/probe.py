@@ -33,8 +33,8 @@ def try_out(job: Job) -> None:
     Raises:
         UserError: model or loss failed; the message names the line.
     """
-    batch = _small_batch(as_source(job.clients[0], "client 0"))
     try:
+        batch = _small_batch(as_source(job.clients[0], "client 0"))
         with torch.random.fork_rng([]), threads(1):
             module = copy.deepcopy(job.module)
             avoid_faulty_kernel(module)
@@ -44,7 +44,7 @@ def try_out(job: Job) -> None:
     except Exception as error:
         if "Expected more than 1 value per channel" in str(error):  # BatchNorm, and a client with one example
             return
-        raise UserError(
+        raise explained(error, job) or UserError(
             "model, loss: expected a loss that can be computed and differentiated, got an error on the first batch: "
             f"{with_line(error)}"
         ) from error
@@ -52,7 +52,7 @@ def try_out(job: Job) -> None:
 
 _EXPLAINED = {
     "same dtype|expected scalar type|Input type .* and weight type": (
-        "expected clients' data of the type of the model's parameters, {dtype}, got another one; convert the data "
+        "expected data of the type of the model's parameters, {dtype}, got another one; convert the data "
         "(x.float()) or the model (model.double())"
     ),
     "stack expects each tensor to be equal size": (
@@ -62,24 +62,13 @@ _EXPLAINED = {
 }
 
 
-def explain_data(job: Job) -> None:
-    """Try the loss on a small batch, and explain the usual mistakes in the data; training shows any other error.
-
-    Raises:
-        UserError: the data does not fit the model in one of these ways.
-    """
-    if not isinstance(job.clients, (list, tuple)):
-        return
-    try:
-        with torch.random.fork_rng([]), threads(1):
-            module = copy.deepcopy(job.module)
-            batch = _small_batch(as_source(job.clients[0], "client 0"))
-            job.objective.loss(module, to_device(batch, next(module.parameters()).device))
-    except Exception as error:
-        for pattern, message in _EXPLAINED.items():
-            if isinstance(error, RuntimeError) and re.search(pattern, str(error)):
-                text = message.format(dtype=str(job.layout.dtype).removeprefix("torch."))
-                raise UserError(f"clients: {text} ({str(error).splitlines()[0]})") from None
+def explained(error: Exception, job: Job) -> UserError | None:
+    """Return a message with the remedy for an error that comes of the usual mistakes in the data; None for any other."""
+    for pattern, message in _EXPLAINED.items():
+        if isinstance(error, RuntimeError) and re.search(pattern, str(error)):
+            text = message.format(dtype=str(job.layout.dtype).removeprefix("torch."))
+            return UserError(f"clients, test: {text} ({str(error).splitlines()[0]})")
+    return None
 
 
 def with_line(error: Exception) -> str:

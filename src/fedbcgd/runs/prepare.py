@@ -9,7 +9,7 @@ from fedbcgd.display.callbacks import EarlyStopping, KeepBest
 from fedbcgd.engine.assemble import Run, make_job
 from fedbcgd.engine.loop import Stop
 from fedbcgd.engine.precision import warn_if_slower
-from fedbcgd.engine.probe import explain_data, try_out
+from fedbcgd.engine.probe import try_out
 from fedbcgd.network.settings import Network
 from fedbcgd.network.simulator import NetworkSimulator, fit_to_links
 from fedbcgd.runs import config as configuration
@@ -46,7 +46,6 @@ class Prepared:
     ):
         self.experiment, self.settings, self.transport = experiment, settings, transport
         self.placement = placement = settings.placement
-        placement.check()
         model, clients = experiment.model, experiment.clients
         algorithm = algorithm.for_cohort(settings.cohort)
         algorithm = fit_to_links(algorithm, network, model, clients, settings.cohort, settings.seed)
@@ -65,10 +64,8 @@ class Prepared:
             train=experiment.train,
             precision=settings.precision,
         )
-        if experiment.train is None and (experiment.own_code or not in_folder):
-            explain_data(job)
-            if in_folder:
-                try_out(job)
+        if in_folder and experiment.own_code and experiment.train is None:
+            try_out(job)
         self.stop = Stop(settings.rounds, settings.budget, settings.target_of(experiment.prefix))
         self.network = NetworkSimulator(job, network) if in_folder or network is not None else None
         self.run = Run(job, self.stop, cohort=settings.cohort, hooks=self.network, reliable=transport is None)
