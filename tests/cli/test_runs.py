@@ -471,9 +471,9 @@ def check_killed_and_resumed(place, kills, seed):
     ]
     args = [word for item in sets for word in ("--set", item)]
     fedbcgd("run", "run.toml", "--out", "whole", "--quiet", *args, "--set", "run.workers=0", cwd=place)
-    for _ in range(kills):
+    for k in range(kills):
         process = subprocess.Popen(
-            [*COMMAND, "run", "run.toml", "--out", "cut", "--resume", "--quiet", *args],
+            [*COMMAND, "run", "run.toml", "--out", "cut", *(["--resume"] if k else []), "--quiet", *args],
             cwd=place,
             start_new_session=True,
             stdout=subprocess.DEVNULL,

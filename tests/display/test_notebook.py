@@ -60,9 +60,11 @@ def test_progress_is_drawn_in_its_place(kernel):
 def test_several_runs_have_a_line_each_and_notes_stay(kernel, capsys):
     with progress_display(["fedavg", "<b>"]) as shown:
         shown.begin(0)
+        shown.start(None)
         shown.say("a note")
         shown.skip(0, "finished already")
         shown.begin(1)
+        shown.start(None)
     assert [len(updates) for updates in kernel] == [1, 1]
     assert "&lt;b&gt;: started (2 of 2)" in kernel[1][0]["text/html"]
     assert capsys.readouterr().out == "a note\nfedavg: finished already (1 of 2)\n"

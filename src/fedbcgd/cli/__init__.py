@@ -63,6 +63,7 @@ app = typer.Typer(
     cls=Commands,
     help="Federated learning over slow uplinks: FedBCGD, FedBCGD+ and their baselines, compared by the bytes they upload.",
     no_args_is_help=True,
+    suggest_commands=False,  # click does already
     add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode="markdown",  # in "rich" a description would lose words such as "[algorithm]"

@@ -35,11 +35,18 @@ def run(
     start_workers_early(config, set_)
     from fedbcgd.display.progress import wide_console
     from fedbcgd.display.tables import client_tables, table
+    from fedbcgd.engine.run_folder import RunFolder
+    from fedbcgd.errors import UserError
     from fedbcgd.report.network import format_hours
     from fedbcgd.runs import config as configuration
     from fedbcgd.runs.execute import execute
 
     settings = configuration.load(config, set_ or [])
+    folder = RunFolder(out)
+    if resume and not folder.config.exists() and not folder.checkpoint.exists():
+        raise UserError(
+            f"--resume: expected the folder of a run, got {out}, which has none; leave --resume out to begin one"
+        )
     name = settings.algorithm["name"]
     with display([name], quiet, as_json) as shown, terminable():
         shown.begin(0)

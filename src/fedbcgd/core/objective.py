@@ -64,8 +64,29 @@ def pair(batch: Any) -> tuple[Any, Any]:
 
 
 def cross_entropy(logits: Tensor, y: Tensor) -> Tensor:
-    """Return the mean cross entropy; y has classes, or a probability for each class."""
+    """Return the mean cross entropy; y has classes, or a probability for each class.
+
+    Raises:
+        UserError: y has other numbers, as in regression, or several labels for an example.
+    """
+    if y.is_floating_point():
+        _refuse_no_probabilities(logits, y)
     return F.cross_entropy(logits, y if y.is_floating_point() else y.long())
+
+
+def _refuse_no_probabilities(logits: Tensor, y: Tensor) -> None:
+    if y.ndim < 2 or y.shape[1] < 2:
+        raise UserError(
+            f"loss: expected class labels (integers) as targets of the default loss, got {y.dtype} of shape "
+            f"{tuple(y.shape[1:])} for each example; for regression pass "
+            "loss=fedbcgd.supervised(torch.nn.functional.mse_loss)"
+        )
+    if y.shape == logits.shape and not bool(((y.sum(1) - 1).abs() < 1e-3).all()):
+        raise UserError(
+            "loss: expected class labels (integers) or a probability for each class as targets of the default loss, got "
+            "numbers that do not sum to 1; for several labels of an example pass "
+            "loss=fedbcgd.supervised(torch.nn.functional.binary_cross_entropy_with_logits)"
+        )
 
 
 def classification_loss(model: nn.Module, batch: Any) -> Tensor:
@@ -89,8 +110,9 @@ def classification_metrics(model: nn.Module, batch: Any) -> dict[str, Tensor]:
             return values
     x, y = pair(batch)
     logits = outputs(model, x)
+    loss = cross_entropy(logits, y)
     correct = logits.argmax(1) == (y.argmax(1) if y.is_floating_point() and y.ndim > 1 else y)
-    return {"loss": cross_entropy(logits, y), "accuracy": correct}
+    return {"loss": loss, "accuracy": correct}
 
 
 def objective(

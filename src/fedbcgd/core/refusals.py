@@ -10,7 +10,7 @@ from fedbcgd.core.reading import shorten
 log = logging.getLogger("fedbcgd")
 
 MAX_MOSTLY_REFUSED_ROUNDS = 3  # successive rounds with at least two thirds of the uploads refused; then training stops
-MAX_LOGGED = 20  # refusals of a round that are logged one by one; the others are counted
+MAX_LOGGED = 5  # refusals of a round that are logged one by one; the others are counted
 MAX_BLAMED_STEPS = 3  # steps rolled back because of a client, after which it is no longer sampled
 OUTLIER_RATIO = 10  # an upload whose norm is more than this multiple of the median is blamed for a rolled-back step
 
@@ -35,11 +35,16 @@ class Refusals:
         """Record a refused upload; return its reason, shortened."""
         reason = shorten(reason)
         self.reasons.append(reason)
-        if len(self.reasons) <= MAX_LOGGED:
+        if len(self.reasons) <= self._logged:
             log.warning("upload refused: %s", reason)
         if client is not None:
             self.clients.add(client)
         return reason
+
+    @property
+    def _logged(self) -> int:
+        """How many refusals of this round are logged one by one; few if most uploads of the last round were refused too."""
+        return min(MAX_LOGGED, 1) if self._mostly_refused_rounds else MAX_LOGGED
 
     def blame(self, norms: Mapping[int, float], round: int, why: str) -> None:
         """Count a step that was rolled back against the clients whose uploads are far larger than the others'.
@@ -74,8 +79,8 @@ class Refusals:
             counted: the clients whose uploads were added; those blamed for a rolled-back step are refused as well.
             sampled: the clients of the round.
         """
-        if len(self.reasons) > MAX_LOGGED:
-            log.warning("and %d more uploads of this round were refused", len(self.reasons) - MAX_LOGGED)
+        if len(self.reasons) > self._logged:
+            log.warning("and %d more uploads of this round were refused", len(self.reasons) - self._logged)
         if not self.clients or len(self.clients) < 2 * len(counted - self.clients):
             self._mostly_refused_rounds, self._refused_clients, self._sampled_clients = 0, set(), set()
             return

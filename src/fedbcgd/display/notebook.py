@@ -14,7 +14,7 @@ from fedbcgd.display.looks import Look, look
 from fedbcgd.display.metrics import main_metric
 from fedbcgd.display.plots import AXES, STYLE, draw_band
 from fedbcgd.display.progress import ProgressDisplay, in_notebook
-from fedbcgd.engine.loop import Outcome, RoundInfo
+from fedbcgd.engine.loop import Loop, Outcome, RoundInfo
 from fedbcgd.errors import unknown
 
 EVERY = 0.2  # seconds between updates
@@ -36,7 +36,11 @@ class NotebookDisplay(ProgressDisplay):
     def begin(self, index: int) -> None:
         """Report run number `index` from now on, in a new line."""
         self._handle, self._done = None, 0.0
-        self._draw_in_place(lambda: super(NotebookDisplay, self).begin(index))
+        super().begin(index)
+
+    def start(self, loop: Loop) -> None:
+        """Say that the run has begun."""
+        self._draw_in_place(lambda: super(NotebookDisplay, self).start(loop))
 
     def __call__(self, info: RoundInfo) -> None:
         self._done = info.progress

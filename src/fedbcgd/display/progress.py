@@ -14,7 +14,7 @@ from fedbcgd.core.reading import shorten
 from fedbcgd.display.metrics import in_words, main_metric
 
 if TYPE_CHECKING:
-    from fedbcgd.engine.loop import RoundInfo
+    from fedbcgd.engine.loop import Loop, RoundInfo
 
 PLAIN_EVERY = 5.0  # seconds between plain lines
 MAX_BARS = 6  # if there are more runs, only the current one has a bar
@@ -75,8 +75,11 @@ class ProgressDisplay:
         if self._task is not None and len(self._names) > MAX_BARS:
             self._progress.remove_task(self._task)  # the bars of all runs would not fit on a screen
         self._task = self._progress.add_task(self._names[index], total=1.0, status="")
+
+    def start(self, loop: "Loop") -> None:
+        """Say that the run has begun, after all checks."""
         if not self.live:
-            self.say(f"{self._names[index]}: started{self._which()}")
+            self.say(f"{self._names[self._now]}: started{self._which()}")
 
     def skip(self, index: int, why: str) -> None:
         """Report that run number `index` is not run, and why."""

@@ -196,7 +196,8 @@ def make_job(
         channels_last = bool(channels_last)  # a user's data is not a Source, so no trial is possible
         if batch_clients is not None:
             raise UserError(
-                f"batch_clients: expected none with train, got {batch_clients}; it trains one client at a time"
+                f"batch_clients: expected none with train, which trains one client at a time, got {batch_clients}; "
+                "leave it out"
             )
         if precision != "fp32":
             raise UserError(
@@ -208,12 +209,8 @@ def make_job(
     data = None if test is None else as_source(test, "test")
     if channels_last is None:
         channels_last = computes_in_channels_last(module, clients, data, objective)
-    elif channels_last and any(map(has_faulty_kernel, module.modules())):
-        raise UserError(
-            "channels_last: expected False, since the model has a 1×1 convolution with a stride and fewer than 8 input "
-            "channels, got True"
-        )
     if channels_last:
+        _check_kernels(module)
         module = module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     layout = algorithm.uplink.layout(module)
     if precision == "bf16" and layout.dtype != torch.float32:
@@ -243,6 +240,14 @@ def _load_weights(module: nn.Module, weights: Any) -> None:
     except RuntimeError as error:
         difference = shorten(" ".join(str(error).split("\n")[1:]).strip() or str(error), 1000)
         raise UserError(f"weights: expected a state_dict of this model, got another one: {difference}") from None
+
+
+def _check_kernels(module: nn.Module) -> None:
+    if any(map(has_faulty_kernel, module.modules())):
+        raise UserError(
+            "channels_last: expected False, since the model has a 1×1 convolution with a stride and fewer than 8 input "
+            "channels, got True"
+        )
 
 
 def _check_batchable(

@@ -2,6 +2,7 @@
 
 import copy
 import logging
+import re
 import traceback
 from collections.abc import Sequence
 from pathlib import Path
@@ -47,6 +48,38 @@ def try_out(job: Job) -> None:
             "model, loss: expected a loss that can be computed and differentiated, got an error on the first batch: "
             f"{with_line(error)}"
         ) from error
+
+
+_EXPLAINED = {
+    "same dtype|expected scalar type|Input type .* and weight type": (
+        "expected clients' data of the type of the model's parameters, {dtype}, got another one; convert the data "
+        "(x.float()) or the model (model.double())"
+    ),
+    "stack expects each tensor to be equal size": (
+        "expected items of equal shape, which can be stacked to a batch, got items of unequal length; pad them, or pass "
+        "train=… and DataLoaders of your own with a collate_fn"
+    ),
+}
+
+
+def explain_data(job: Job) -> None:
+    """Try the loss on a small batch, and explain the usual mistakes in the data; training shows any other error.
+
+    Raises:
+        UserError: the data does not fit the model in one of these ways.
+    """
+    if not isinstance(job.clients, (list, tuple)):
+        return
+    try:
+        with torch.random.fork_rng([]), threads(1):
+            module = copy.deepcopy(job.module)
+            batch = _small_batch(as_source(job.clients[0], "client 0"))
+            job.objective.loss(module, to_device(batch, next(module.parameters()).device))
+    except Exception as error:
+        for pattern, message in _EXPLAINED.items():
+            if isinstance(error, RuntimeError) and re.search(pattern, str(error)):
+                text = message.format(dtype=str(job.layout.dtype).removeprefix("torch."))
+                raise UserError(f"clients: {text} ({str(error).splitlines()[0]})") from None
 
 
 def with_line(error: Exception) -> str:

@@ -13,7 +13,7 @@ from fedbcgd.engine.client_evaluation import ClientEvaluation, check_tests
 from fedbcgd.engine.job import Job
 from fedbcgd.engine.loop import Stop
 from fedbcgd.engine.precision import warn_if_slower
-from fedbcgd.engine.probe import try_out
+from fedbcgd.engine.probe import explain_data, try_out
 from fedbcgd.errors import UserError
 from fedbcgd.network.settings import Network
 from fedbcgd.network.simulator import NetworkSimulator, fit_to_links
@@ -70,8 +70,10 @@ class Prepared:
             train=experiment.train,
             precision=settings.precision,
         )
-        if in_folder and experiment.own_code and experiment.train is None:
-            try_out(job)
+        if experiment.train is None and (experiment.own_code or not in_folder):
+            explain_data(job)
+            if in_folder:
+                try_out(job)
         self.stop = Stop(settings.rounds, settings.budget, settings.target_of(experiment.prefix))
         self.network = NetworkSimulator(job, network) if in_folder or network is not None else None
         self.run = Run(

@@ -360,7 +360,7 @@ def test_answers_of_a_round_that_was_broken_off_do_not_count(net, toys):
         try:
             if broken:
                 plan = server.plan()
-                backend._memory.publish(plan.broadcast)
+                backend.memory.publish(plan.broadcast)
                 queue = workers_module._Round(backend, server, plan, 8)
                 for worker in backend._workers:
                     while not worker.ready:

@@ -20,7 +20,7 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
-from fedbcgd.backends.workers.memory import RoundMemory, StoredUpload, slot_bytes
+from fedbcgd.backends.workers.memory import RoundMemory, slot_bytes
 from fedbcgd.backends.workers.processes import Forkserver, Worker, start
 from fedbcgd.backends.workers.protocol import (
     Assignment,
@@ -34,7 +34,7 @@ from fedbcgd.backends.workers.protocol import (
     Request,
 )
 from fedbcgd.backends.workers.shared import anonymous_memory, freeze
-from fedbcgd.core.messages import Plan, Upload
+from fedbcgd.core.messages import Plan
 from fedbcgd.engine.backend import Clock, Inbox, NewState
 from fedbcgd.engine.client_state import StateStore
 from fedbcgd.engine.evaluation import Batch, combine, spans
@@ -158,7 +158,7 @@ class _Round:
         backend, inbox = self._backend, self._inbox
         with backend.clock.timing("sums"):
             for assignment, stored in zip(request.assignments, reply.uploads, strict=True):
-                self._new_states[assignment.position].hand_in(inbox, backend.upload(stored))
+                self._new_states[assignment.position].hand_in(inbox, backend.memory.get(stored))
                 self._used_slots[assignment.position] = assignment.upload_slot
         self._free_slots.extend(self._used_slots.pop(p) for p in list(self._used_slots) if p < inbox.settled)
         self._left -= len(request.units)
@@ -225,7 +225,7 @@ class Workers:
             try:
                 size = RoundMemory.size(job.algorithm, job.layout, self._slots)
                 self._fds.append(anonymous_memory(size))
-                self._memory = RoundMemory(mmap.mmap(self._fds[0], size), job.algorithm, job.layout)
+                self.memory = RoundMemory(mmap.mmap(self._fds[0], size), job.algorithm, job.layout)
                 job_fd, job_size, job_length = freeze(job)
             except OSError as error:
                 reason = shortage(error) or error.strerror
@@ -247,10 +247,6 @@ class Workers:
         worker.prepare(*self._job_bytes, self._descriptors)
         return worker
 
-    def upload(self, stored: StoredUpload) -> Upload:
-        """Return the upload that a worker has written into a slot."""
-        return self._memory.get(stored)
-
     def pids(self) -> list[int]:
         """Return the process ids of the workers."""
         return [worker.pid for worker in self._workers]
@@ -260,7 +256,7 @@ class Workers:
     def run_round(self, inbox: Inbox, plan: Plan) -> None:
         # Workers of a round that was interrupted may still read the broadcast or write into a slot: wait for them.
         self._work(None, lambda: not any(isinstance(r, FitRequest) for w in self._workers for r in w.pending), None)
-        self._memory.publish(plan.broadcast)
+        self.memory.publish(plan.broadcast)
         tasks = _Round(self, inbox, plan, self._slots)
         self._work(tasks, lambda: tasks.finished, "waiting")
 
@@ -273,7 +269,7 @@ class Workers:
     def begin_evaluation(self, x: Tensor) -> None:
         self._evaluation = None
         if self.job.test is not None:
-            self._memory.evaluated.copy_(x)
+            self.memory.evaluated.copy_(x)
             self._evaluation = _Evaluation(len(self.job.test))
 
     def finish_evaluation(self) -> dict[str, float]:

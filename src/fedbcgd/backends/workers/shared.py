@@ -3,6 +3,7 @@
 `freeze` pickles an object into such memory, `thaw` makes it again with tensors that are views of the memory.
 """
 
+import copyreg
 import io
 import mmap
 import os
@@ -12,7 +13,8 @@ from typing import Any
 
 import cloudpickle
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn.utils.parametrize import is_parametrized
 
 from fedbcgd.errors import UserError
 
@@ -58,6 +60,13 @@ class _Freeze(cloudpickle.Pickler):
 
     def _buffer(self, buffer: pickle.PickleBuffer) -> None:
         self.out_of_band.append((self._add(buffer.raw()), buffer.raw().nbytes))
+
+    def reducer_override(self, obj: Any) -> Any:
+        # Modules with torch.nn.utils.parametrize (weight_norm, spectral_norm) refuse to be pickled, so that they are not
+        # loaded with another version of their class; here the class travels with them.
+        if isinstance(obj, nn.Module) and is_parametrized(obj):
+            return copyreg.__newobj__, (type(obj),), dict(vars(obj))  # type: ignore[attr-defined]
+        return super().reducer_override(obj)
 
     def persistent_id(self, obj: Any) -> Any:
         if type(obj) is not Tensor or obj.device.type != "cpu" or obj.layout != torch.strided or obj.requires_grad:
