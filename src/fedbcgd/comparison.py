@@ -17,6 +17,7 @@ from torch import nn
 from fedbcgd.algorithms.registry import algorithm_names
 from fedbcgd.core.algorithm import Algorithm
 from fedbcgd.display.progress import in_notebook
+from fedbcgd.display.tables import client_tables
 from fedbcgd.display.terminal import display
 from fedbcgd.engine.assemble import check_integer
 from fedbcgd.engine.loop import Outcome
@@ -132,7 +133,8 @@ def compare(
         outcomes = comparison.run(runs, folder, shown)
     comparison.write(outcomes, folder)
     reached = reach.rows(outcomes, folder, reach_target)
-    tables = [comparison.table(outcomes)]
+    of_clients = client_tables({name: [*group.values()] for name, group in outcomes.items()})
+    tables = [comparison.table(outcomes), *of_clients]
     if reached:
         write_text(folder / "reach.csv", as_csv(reached))
         tables.append(reach.table(reached))

@@ -25,6 +25,7 @@ from fedbcgd.data.sources import as_source
 from fedbcgd.display.metrics import falls, main_metric, make_target
 from fedbcgd.display.progress import single_run_display
 from fedbcgd.engine.assemble import DEFAULT_COHORT, Run, check_integer
+from fedbcgd.engine.client_evaluation import PREFIX, check_tests
 from fedbcgd.engine.loop import DIVERGED, Callback, Outcome, Stop
 from fedbcgd.engine.probe import explained
 from fedbcgd.errors import Diverged, UserError, did_you_mean, other_name, users_frames
@@ -32,7 +33,7 @@ from fedbcgd.network.settings import Network, as_network
 from fedbcgd.runs.config import EARLIER_NAMES, Config, RunSection
 from fedbcgd.runs.execute import Prepare, execute
 from fedbcgd.runs.experiment import Experiment
-from fedbcgd.runs.given import as_config, described
+from fedbcgd.runs.given import as_config, described, hold_out_own
 from fedbcgd.runs.prepare import Prepared
 
 log = logging.getLogger("fedbcgd")
@@ -94,6 +95,8 @@ def simulate(
     *,
     train: Train | None = None,
     test: Any = None,
+    client_tests: Sequence[Any] | None = None,
+    held_out: float | None = None,
     rounds: int | None = None,
     budget: float | None = None,
     target: float | Mapping[str, float] | tuple[str, float] | tuple[str, str, float] | None = None,
@@ -105,6 +108,7 @@ def simulate(
     metric: str | None = None,
     goal: str | None = None,
     evaluate_every: int = 1,
+    personal: int | None = None,
     callbacks: Sequence[Callback] = (),
     progress: bool | None = None,
     out: str | Path | None = None,
@@ -135,6 +139,9 @@ def simulate(
         clients: for each client a pair (x, y) of tensors, a dictionary of tensors, or a map-style data set; with `train`,
             whatever that function takes, such as a DataLoader.
         test: data of the same kinds, for the metrics.
+        client_tests: for each client held-out data of its own, or None; rows then tell how the metric is spread over the
+            clients: clients_accuracy_mean, _std, _worst_tenth, _lowest_quarter (docs/runs.md).
+        held_out: instead, the share of each client's examples that is measured on so, and not trained on.
         loss: a callable (model, batch) → scalar, or a criterion module for (x, y) batches; default cross entropy.
         metrics: a callable (model, batch) → dictionary of means over the batch, or of boolean tensors (an entry for each
             example), which are counted exactly; default loss and accuracy.
@@ -161,6 +168,8 @@ def simulate(
             A `target` that is a number is one of this metric.
         goal: what this metric should do, "min" or "max"; default: "min" if its name tells so, as loss, mae and error do.
         evaluate_every: rounds between evaluations; the last round is always evaluated.
+        personal: also measure each client on its held-out examples after this many local steps (plain SGD) from the global
+            model: clients_personal_accuracy_mean and so on.
         callbacks: called with a RoundInfo after each round; `info.stop()` ends the run.
         progress: whether to show a progress bar; default: on a terminal and in a notebook.
 
@@ -281,6 +290,7 @@ class Given:
         if train is None and isinstance(clients, (list, tuple)):
             for i, data in enumerate(clients):
                 as_source(data, f"client {i}")
+        clients, tests = _with_tests(clients, given)
         cohort = min(DEFAULT_COHORT, len(clients)) if given["cohort"] is None else given["cohort"]
         check_integer("cohort", cohort, 1)
         types = {"rounds": int, "budget": float, "seed": int, "evaluate_every": int, "device": str}
@@ -291,10 +301,9 @@ class Given:
             values["workers"] = 0
         settings = RunSection.model_construct(**values)
         _check_placement(settings.placement, network, transport)
-        own = {name: given[name] for name in ("loss", "metrics", "weights", "callbacks")}
-        return cls(
-            Experiment(model, clients, test, "test", train=train, **own), algorithm, settings, network, transport
-        )
+        own = {name: given[name] for name in ("loss", "metrics", "weights", "callbacks", "held_out")}
+        experiment = Experiment(model, clients, test, "test", train=train, client_tests=tests, **own)
+        return cls(experiment, algorithm, settings, network, transport)
 
     def planned(self, where: str, experiment: Experiment | None = None) -> tuple[Config, Prepare]:
         """Return the configuration of this run in a folder, and what prepares it.
@@ -418,13 +427,29 @@ def _check(model: Any, clients: Any, test: Any, stop: Stop, given: Mapping[str, 
     check_integer("rounds", 1 if stop.rounds is None else stop.rounds, 1)
     if stop.budget is not None and not (_is_number(stop.budget) and 0 < stop.budget < math.inf):
         raise UserError(f"budget: expected a positive number (upload in d), got {stop.budget!r}")
-    if stop.target is not None and test is None:
+    of_clients = stop.target is not None and stop.target[0].startswith(PREFIX)
+    if stop.target is not None and test is None and not of_clients:
         raise UserError("test: expected data to measure the target on, got none; pass test=…")
     check_integer("evaluate_every", given["evaluate_every"], 1)
     check_integer("seed", given["seed"], 0)
     callbacks = given["callbacks"]
     if callable(callbacks) or not isinstance(callbacks, Sequence) or not all(map(callable, callbacks)):
         raise UserError(f"callbacks: expected a list of callables, got {callbacks!r}")
+
+
+def _with_tests(clients: Any, given: Mapping[str, Any]) -> tuple[Any, Any]:
+    """Return the clients' examples for training, and each one's own for evaluation; None if there are none."""
+    tests, share = given["client_tests"], given["held_out"]
+    if given["personal"] is not None:
+        check_integer("personal", given["personal"], 1)
+    if share is None:
+        return clients, None if tests is None else check_tests(tests, len(clients))
+    if not (_is_number(share) and 0 < share < 1):
+        raise UserError(f"held_out: expected a share > 0 and < 1, got {share!r}")
+    if tests is not None or given["train"] is not None:
+        other = "train, whose data may be of any kind; pass client_tests=…" if tests is None else "client_tests"
+        raise UserError(f"held_out: expected none with {other}, got {share:g}")
+    return hold_out_own(clients, share, given["seed"])
 
 
 def _is_number(value: Any) -> bool:

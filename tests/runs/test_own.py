@@ -158,7 +158,7 @@ def test_own_clients_are_held_out_for_validation(tmp_path, own):
 @pytest.mark.parametrize(
     ("data", "said"),
     [
-        ({"clients_from": "{own}.py:three"}, "expected .*three to return a list of clients or .*, got int"),
+        ({"clients_from": "{own}.py:three"}, "expected .*three to return a list of clients, .*, got int"),
         ({"name": "embedded"}, r"data\.name: expected none with data\.clients_from"),
         ({"options": {"towns": 3}}, "towns: expected an argument of"),
     ],

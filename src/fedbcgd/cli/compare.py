@@ -44,6 +44,7 @@ def compare(
     """
     start_workers_early(config, set_)
     from fedbcgd.display.progress import printable, wide_console
+    from fedbcgd.display.tables import client_tables
     from fedbcgd.files import as_csv, make_folder, write_text
     from fedbcgd.report import reach
     from fedbcgd.runs import compare as comparison
@@ -73,6 +74,8 @@ def compare(
     else:
         console = wide_console()
         console.print(comparison.table(outcomes))
+        for table in client_tables({name: [*group.values()] for name, group in outcomes.items()}):
+            console.print(table)
         if reached:
             console.print(reach.table(reached))
         for reason in untimed:

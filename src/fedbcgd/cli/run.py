@@ -34,7 +34,7 @@ def run(
     """
     start_workers_early(config, set_)
     from fedbcgd.display.progress import wide_console
-    from fedbcgd.display.tables import table
+    from fedbcgd.display.tables import client_tables, table
     from fedbcgd.engine.run_folder import RunFolder
     from fedbcgd.errors import UserError
     from fedbcgd.report.network import format_hours
@@ -55,7 +55,8 @@ def run(
         print_json(run=name, out=str(out), stopped=outcome.stopped, rounds=outcome.rounds, final=outcome.final)
         return
     console = wide_console()
-    console.print(table({name: outcome}))
+    for one in (table({name: outcome}), *client_tables({name: [outcome]})):
+        console.print(one)
     hours = outcome.final.get("hours")
     after = f" after {format_hours(hours)} on the clock of its network" if hours is not None else ""
     console.print(f"stopped by {outcome.stopped}{after}; everything is in {out}", highlight=False, markup=False)

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from fedbcgd.core.algorithm import Algorithm
 from fedbcgd.core.encoding import encode
+from fedbcgd.core.local_rule import LocalRule
 from fedbcgd.core.messages import Allocator, Broadcast, StateUpdate, Task, Upload
 from fedbcgd.core.objective import Objective
 from fedbcgd.core.onednn import avoid_faulty_kernel
@@ -20,6 +21,7 @@ from fedbcgd.core.own_training import OwnTraining, Train, Trained
 from fedbcgd.core.stack import Stack, StackMemory
 from fedbcgd.core.vector import FlatModel, Layout
 from fedbcgd.core.work import GradientMemory, Progress, Work
+from fedbcgd.data.sources import Source
 from fedbcgd.rng import stream, torch_seed
 
 _NO_VALUES: Mapping[str, Any] = MappingProxyType({})
@@ -97,11 +99,6 @@ class Client:
         rule, key = self.algorithm.local, (task.round, task.client)
         start = time.perf_counter()
         self.model.load(broadcast.x)
-
-        def seed_draw(draw: int) -> np.random.Generator:
-            _seed(torch_seed(self.seed, "draw", *key, draw), self._device)
-            return stream(self.seed, "augmentation", *key, draw)
-
         work = Work(
             rule,
             self.model,
@@ -113,7 +110,7 @@ class Client:
             task.round,
             self.layout.slices(task.block),
             stream(self.seed, "batches", *key),
-            seed_draw,
+            partial(self._seed_draw, key),
             self._gradients,
             self._allocator_for_changes(allocate),
         )
@@ -178,6 +175,29 @@ class Client:
             results.append(self._result(client, broadcast, task, summary, allocate[k]))
         self.seconds = {"local": trained_at - start, "codec": time.perf_counter() - trained_at}
         return results
+
+    def adapt(self, x: Tensor, round: int, client: int, data: Source, rule: LocalRule) -> None:
+        """Move the module from x by the steps of another rule, for an evaluation: nothing is sent or kept.
+
+        Args:
+            x: the model.
+            round: the round whose learning rate is used.
+            client: whose draws are used, which are not those of its training.
+            data: the client's examples.
+            rule: makes the steps; it must need no controls.
+        """
+        key = (round, client)
+        self.model.load(x)
+        rng, draw = stream(self.seed, "personal", *key), partial(self._seed_draw, key)
+        work = Work(rule, self.model, self.objective, x, {}, {}, data, round, (), rng, draw, self._gradients, None)
+        self._training_mode()
+        with _seeded(torch_seed(self.seed, "personal", *key), self._device):
+            rule.train(work)
+
+    def _seed_draw(self, key: tuple[int, int], draw: int) -> np.random.Generator:
+        """Seed torch for a draw of this round and client, and return the generator for augmentation."""
+        _seed(torch_seed(self.seed, "draw", *key, draw), self._device)
+        return stream(self.seed, "augmentation", *key, draw)
 
     def _state_vector(self, state: Mapping[str, Tensor], name: str) -> Tensor:
         if name in state:

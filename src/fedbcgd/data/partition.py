@@ -10,6 +10,24 @@ from fedbcgd.rng import stream
 RowsByClient = list[np.ndarray]
 
 
+def held_out(examples: int, share: float, seed: int, purpose: str, client: int) -> tuple[np.ndarray, np.ndarray]:
+    """Draw the examples of a client that are held out from training; a single example is not.
+
+    Args:
+        examples: how many the client has.
+        share: how much of them is held out: at least one example, and not all.
+        seed: fixes the draw.
+        purpose: what they are held out for; different purposes draw independently.
+        client: the client.
+
+    Returns:
+        The rows of the examples that it keeps, and of those that are held out.
+    """
+    order = stream(seed, purpose, 0, client).permutation(examples)
+    count = min(max(1, round(examples * share)), examples - 1)
+    return np.sort(order[count:]), np.sort(order[:count])
+
+
 def iid(examples: int, clients: int, seed: int = 0) -> RowsByClient:
     """Split examples at random into parts of equal size, to within one example.
 

@@ -13,6 +13,8 @@ ACCURACIES = ("test_accuracy", "validation_accuracy")
 _LOSSES = ("test_loss", "validation_loss", "train_loss")
 _FALLING = re.compile(r"loss|gap|error|mae|mse|mape|perplexity|nll|deviation|_std$")  # as in report/page/numbers.js
 
+_OF_CLIENTS = re.compile(r"_(mean|worst_tenth|lowest_quarter)$")  # ends a column about clients (clients_…)
+
 
 def main_metric(columns: Collection[str], stated: str | None = None) -> str | None:
     """Return the most telling metric among these columns.
@@ -23,10 +25,12 @@ def main_metric(columns: Collection[str], stated: str | None = None) -> str | No
 
     Returns:
         The stated one, else an accuracy, else another one of test or validation data, else a loss; None if there is none.
+        Without test data the mean over the clients' own.
     """
     named = [f"{kind}{stated}" for kind in ("test_", "validation_", "")] if stated else []
+    means = [name for name in columns if name.startswith("clients_") and name.endswith("_mean")]
     own = [name for name in columns if name.startswith(("test_", "validation_")) and name not in _LOSSES]
-    return next((name for name in (*named, *ACCURACIES, *own, *_LOSSES) if name in columns), None)
+    return next((name for name in (*named, *ACCURACIES, *own, *_LOSSES[:2], *means, *_LOSSES) if name in columns), None)
 
 
 def falls(metric: str, stated: str | None = None, goal: str | None = None) -> bool:
@@ -37,6 +41,7 @@ def falls(metric: str, stated: str | None = None, goal: str | None = None) -> bo
         stated: the metric that the run names as its own, such as `mae`.
         goal: "min" or "max", if the run says what the stated metric should do; other metrics are judged by their names.
     """
+    metric = _OF_CLIENTS.sub("", metric)
     if goal and stated and (metric == stated or metric.endswith(f"_{stated}")):
         return goal == "min"
     return bool(_FALLING.search(metric))

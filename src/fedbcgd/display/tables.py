@@ -1,12 +1,14 @@
 """Tables for the terminal."""
 
 from collections.abc import Iterable, Mapping, Sequence
+from statistics import fmean
 
 from rich.table import Table
 from rich.text import Text
 
 from fedbcgd.display.metrics import in_words, metric_of
 from fedbcgd.display.progress import printable
+from fedbcgd.engine.client_evaluation import SPREAD
 from fedbcgd.engine.loop import Outcome
 
 
@@ -48,6 +50,21 @@ def table(results: Mapping[str, Outcome], title: str = "") -> Table:
         for name, result in results.items()
     )
     return text_table(title, (*head, "gradient\nevaluations", "seconds"), rows)
+
+
+def client_tables(results: Mapping[str, Sequence[Outcome]]) -> list[Table]:
+    """Return a table of how metrics are spread over the clients, means over seeds; none if that was not measured."""
+    rows = []
+    for name, outcomes in results.items():
+        finals = [outcome.final for outcome in outcomes if not outcome.diverged]
+        for column in dict.fromkeys(c for final in finals for c in final if c.startswith("clients_")):
+            metric = column.removesuffix("_worst_tenth")
+            measured = [final for final in finals if all(f"{metric}_{part}" in final for part in SPREAD)]
+            if metric != column and measured:
+                values = (fmean(final[f"{metric}_{part}"] for final in measured) for part in SPREAD)
+                rows.append((printable(name), in_words(metric.removeprefix("clients_")), *(f"{v:.4f}" for v in values)))
+    head = ("algorithm", "metric", "mean", "standard\ndeviation", "worst tenth", "lowest quarter")
+    return [text_table("on each client's own held-out examples", head, rows, texts=2)] if rows else []
 
 
 def upload_to_reach(result: Outcome, metric: str, value: float) -> float | None:

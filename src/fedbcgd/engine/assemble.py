@@ -23,6 +23,7 @@ from fedbcgd.core.vector import Layout
 from fedbcgd.data.sources import as_source, in_channels_last, pooled
 from fedbcgd.engine.backend import Backend
 from fedbcgd.engine.checkpoint import Checkpoints
+from fedbcgd.engine.client_evaluation import ClientEvaluation
 from fedbcgd.engine.client_state import StateStore
 from fedbcgd.engine.hooks import RoundHooks
 from fedbcgd.engine.job import Job
@@ -59,6 +60,7 @@ class Run:
         x: the model to begin with; None: the job's.
         reliable: whether every client that is given a task will answer it; see `Conditions`.
         keeps_state: whether the clients' state is kept here; on Flower the clients keep it themselves.
+        clients_evaluation: evaluates the model on each client's own examples; None: it is not.
 
     Raises:
         UserError: cohort or budget do not fit the job.
@@ -75,6 +77,7 @@ class Run:
         x: Tensor | None = None,
         reliable: bool = True,
         keeps_state: bool = True,
+        clients_evaluation: ClientEvaluation | None = None,
     ):
         self.job = job
         self.stop = stop
@@ -83,6 +86,7 @@ class Run:
         self.store: StateStore | None = None
         self.loop: Loop | None = None
         self._keeps_state = keeps_state
+        self._clients_evaluation = clients_evaluation
 
     def restore(self, checkpoints: Checkpoints | None = None) -> dict[str, Any] | None:
         """Create the clients' state; if there is a checkpoint, load it into that state and into the server.
@@ -111,6 +115,8 @@ class Run:
             self.restore()
         assert self.store is not None
         backend = make_backend(self.job, self.store, self.server.cohort)
+        if self._clients_evaluation is not None:
+            options["measure_clients"] = self._clients_evaluation.columns
         self.loop = Loop(self.server, backend, stop or self.stop, hooks=self.hooks, model=self.module, **options)
         return self.loop
 

@@ -180,6 +180,7 @@ class Loop:
         metric: the metric that the run names as its own, such as "mae".
         goal: "min" or "max", if the run says what this metric should do.
         model: returns a copy of the model, for callbacks.
+        measure_clients: returns further columns of the model x after a number of rounds, see `ClientEvaluation`.
         folder: that of the run; None: it has none.
         metadata: of the files in which callbacks write the model.
         ended: why the run has ended before it is continued, as a callback's `start` finds out; empty if it has not.
@@ -199,6 +200,7 @@ class Loop:
     metric: str | None = None
     goal: str | None = None
     model: Callable[[], nn.Module] | None = None
+    measure_clients: Callable[[Tensor, int], Row] = lambda x, round: {}
     folder: Path | None = None
     metadata: Mapping[str, str] = field(default_factory=dict)
     ended: str = ""
@@ -314,8 +316,11 @@ class Loop:
         A new column of costs goes here, into COSTS of report/page/numbers.js and into docs/runs.md.
         """
         ledger = self.server.ledger
+        with self.backend.clock.timing("evaluation"):
+            of_clients = self.measure_clients(self.server.x, self.server.round)
         return {
             "round": self.server.round,
+            **of_clients,
             **train_columns(report),
             "upload_d": ledger.upload_d,
             "upload_bytes": ledger.upload_bytes,

@@ -39,7 +39,8 @@ class Data(Section):
     )
     clients_from: str | None = Field(
         None,
-        description="module:attribute of your own loader of clients: it returns a list of them, or (clients, test)",
+        description="module:attribute of your own loader of clients: it returns a list of them, (clients, test) or "
+        "(clients, test, client_tests)",
     )
     clients: int = Field(100, ge=1, description="M: clients in the federation")
     partition: Literal["dirichlet", "dirichlet-unequal", "iid", "shards", "quantity", "group"] = Field(
@@ -56,6 +57,13 @@ class Data(Section):
         ge=0,
         lt=1,
         description="share of the training set that is held out; metrics are then computed on it, not on the test set",
+    )
+    held_out: float | None = Field(
+        None,
+        gt=0,
+        lt=1,
+        description="share of each client's examples that is not trained on but measured on: columns clients_… "
+        "(docs/runs.md)",
     )
     augment: bool = Field(False, description="move training images by up to 4 pixels and mirror half of them")
     resize: int | None = Field(None, ge=1, le=4096, description="side, in pixels, to which images are scaled")
@@ -133,6 +141,11 @@ class RunSection(Section):
         None, description="stop at this accuracy, or at the value of another metric: { mae = 0.3 }"
     )
     evaluate_every: int = Field(1, ge=1, description="rounds between evaluations")
+    personal: int | None = Field(
+        None,
+        ge=1,
+        description="also measure each client on its held-out examples after this many local steps from the global model",
+    )
     checkpoint_every: int | None = Field(
         None, ge=1, description="rounds between checkpoints; unset: as often as takes less than 2 % of the time"
     )
@@ -519,6 +532,8 @@ def _contradictions(config: Config) -> list[str]:
         out.append(
             f"data.validation: expected 0 with quadratics, whose metric is the gap to the optimum, got {data.validation:g}"
         )
+    if data.name == QUADRATICS and data.held_out is not None:
+        out.append(f"data.held_out: expected none with quadratics, got {data.held_out:g}")
     if data.name == QUADRATICS and isinstance(run.target, float) and run.metric is None:
         out.append(
             f"run.target: expected {{ gap = … }} with quadratics, whose metric is the gap to the optimum, got "

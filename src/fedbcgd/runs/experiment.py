@@ -45,6 +45,8 @@ class Experiment:
         weights: a state_dict that replaces the model's values.
         train: a user's own training function.
         callbacks: a user's own, called after each round.
+        client_tests: held-out examples of each client; None: there are none.
+        held_out: the share of each client's examples that was held out for this; None: they were given.
         own_code: whether a user's own code is in it, which is tried before a run.
     """
 
@@ -62,6 +64,8 @@ class Experiment:
     weights: Mapping[str, Tensor] | None = None
     train: Train | None = None
     callbacks: Sequence[Callback] = ()
+    client_tests: Sequence[Any] | None = None
+    held_out: float | None = None
     own_code: bool = False
 
 
@@ -108,6 +112,10 @@ def make_experiment(config: Config) -> Experiment:
     if partitioned.validation is not None:
         test = _without_augmentation(loaded.train).subset(torch.from_numpy(partitioned.validation))
         prefix = "validation"
+    tests = None
+    if partitioned.held_out is not None:
+        shown = _without_augmentation(loaded.train)
+        tests = [shown.subset(torch.from_numpy(own)) if len(own) else None for own in partitioned.held_out]
     options = {k: v for k in ("width", "norm") if (v := getattr(model, k)) is not None} | model.options
     built = make_model(model.name, loaded.shape, len(loaded.classes) or 1, seed, model.weights, options)
     spread = () if partitioned.counts is None else (str(partition.Heterogeneity.of(partitioned.counts)),)
@@ -123,6 +131,8 @@ def make_experiment(config: Config) -> Experiment:
         loaded.digest,
         (*built.notes, *spread),
         _model_info(config, built.module, loaded, options),
+        client_tests=tests,
+        held_out=data.held_out,
         own_code=":" in model.name + data.name,
     )
 
@@ -148,12 +158,14 @@ class PartitionedData:
     Attributes:
         loaded: the data set.
         parts: rows of the training set, for each client.
+        held_out: rows of the training set on which each client is evaluated; None: there are none.
         validation: rows of the training set that are held out for validation.
         counts: examples of each label at each client; None if there are no labels.
     """
 
     loaded: Loaded
     parts: list[np.ndarray]
+    held_out: list[np.ndarray] | None
     validation: np.ndarray | None
     counts: np.ndarray | None
 
@@ -182,8 +194,13 @@ def partition_data(config: Config) -> PartitionedData | None:
             )
         rows, validation = np.sort(order[count:]), np.sort(order[:count])
     parts = [rows[part] for part in _make_parts(loaded, data, rows, seed)]
+    tests = None
+    if data.held_out is not None:
+        drawn = [partition.held_out(len(own), data.held_out, seed, "held_out", k) for k, own in enumerate(parts)]
+        tests = [own[held] for own, (_, held) in zip(parts, drawn, strict=True)]
+        parts = [own[kept] for own, (kept, _) in zip(parts, drawn, strict=True)]
     counts = None if loaded.labels is None else partition.label_counts(loaded.labels, parts)
-    return PartitionedData(loaded, parts, validation, counts)
+    return PartitionedData(loaded, parts, tests, validation, counts)
 
 
 def load_data(data: Data) -> Loaded:

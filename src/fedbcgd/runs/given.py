@@ -21,7 +21,6 @@ from fedbcgd.files import bytes_checksum
 from fedbcgd.models.make import call_factory, load_attribute, make_model
 from fedbcgd.models.stored import ModelInfo
 from fedbcgd.network.settings import Network
-from fedbcgd.rng import stream
 from fedbcgd.runs import config as configuration
 from fedbcgd.runs.config import Config, RunSection
 from fedbcgd.runs.experiment import Experiment, labels_of, shape_of
@@ -45,6 +44,7 @@ def described(experiment: Experiment, settings: RunSection, name: str | None = N
         info = info.model_copy(update={"name": name, "options": options})
     own_data = experiment.train is not None or not isinstance(clients, (list, tuple, Parts))
     sources = [] if own_data else [as_source(data, f"client {k}") for k, data in enumerate(clients)]
+    tests = [as_source(own, "client_tests") for own in experiment.client_tests or () if own is not None]
     counts = _label_counts(sources)
     classes = () if counts is None else tuple(map(str, range(counts.shape[1])))
     if test is not None or sources:
@@ -57,7 +57,7 @@ def described(experiment: Experiment, settings: RunSection, name: str | None = N
         experiment,
         counts=counts,
         classes=classes,
-        digest=_digest([*sources, *([] if test is None else [as_source(test, "test")])]),
+        digest=_digest([*sources, *tests, *([] if test is None else [as_source(test, "test")])]),
         notes=(*experiment.notes, *notes),
         info=info,
         own_code=True,
@@ -73,20 +73,28 @@ def from_loader(config: Config) -> Experiment:
     data, model, seed = config.data, config.model, config.run.seed
     name = str(data.clients_from)
     made = call_factory(load_attribute(name, "data.clients_from"), name, "data", {"seed": seed}, data.options)
-    clients, test = made if isinstance(made, tuple) and len(made) == 2 else (made, None)
+    several = isinstance(made, tuple) and len(made) in (2, 3)
+    clients, test, tests = (*made, None)[:3] if several else (made, None, None)
     if not isinstance(clients, list) or not clients:
         raise UserError(
-            f"data.clients_from: expected {name} to return a list of clients or (clients, test), got {type(made).__name__}"
+            f"data.clients_from: expected {name} to return a list of clients, (clients, test) or (clients, test, "
+            f"client_tests), got {type(made).__name__}"
         )
     sources, prefix = [as_source(own, f"{name}: client {k}") for k, own in enumerate(clients)], "test"
     if data.validation:
         clients, test = hold_out(clients, data.validation, seed)
         prefix = "validation"
+    if data.held_out is not None:
+        if tests is not None:
+            raise UserError(f"data.held_out: expected none with client_tests of {name}, got {data.held_out:g}")
+        clients, tests = hold_out_own(clients, data.held_out, seed)
+        sources = clients
     first, counts = sources[0], _label_counts(sources)
     shape = shape_of(first) if isinstance(first, (Tensors, Images)) else (1, 1, 1)
     options = {k: v for k in ("width", "norm") if (v := getattr(model, k)) is not None} | model.options
     built = make_model(model.name, shape, 1 if counts is None else counts.shape[1], seed, model.weights, options)
     experiment = Experiment(built.module, clients, test, prefix, built.loss, built.metrics, notes=built.notes)
+    experiment = replace(experiment, client_tests=tests, held_out=data.held_out)
     return described(experiment, config.run, model.name, **mask_config(options))
 
 
@@ -98,18 +106,32 @@ def hold_out(clients: Sequence[Any], share: float, seed: int) -> tuple[list[Sour
     Raises:
         UserError: no client has more than one example.
     """
-    kept, held = [], []
+    kept, held = hold_out_own(clients, share, seed, "validation")
+    return kept, pooled([own for own in held if own is not None])
+
+
+def hold_out_own(
+    clients: Sequence[Any], share: float, seed: int, purpose: str = "held_out"
+) -> tuple[list[Source], list[Source | None]]:
+    """Return the clients without a share of each one's examples, and these examples of each client.
+
+    A client of a single example keeps it; None stands for what is held out from it.
+
+    Raises:
+        UserError: no client has more than one example.
+    """
+    kept: list[Source] = []
+    held: list[Source | None] = []
     for k, data in enumerate(clients):
         source = as_source(data, f"client {k}")
-        order = torch.from_numpy(stream(seed, "validation", 0, k).permutation(len(source)))
-        count = min(max(1, round(len(source) * share)), len(source) - 1)
-        kept.append(_subset(source, order[count:].sort().values))
+        rest, own = map(torch.from_numpy, partition.held_out(len(source), share, seed, purpose, k))
+        kept.append(_subset(source, rest))
         if isinstance(source, Images):
             source = source.shown_as(False, source.resize, source.crop)
-        held += [_subset(source, order[:count].sort().values)] if count else []
-    if not held:
-        raise UserError("validation: expected clients with more than one example each, got none")
-    return kept, pooled(held)
+        held.append(_subset(source, own) if len(own) else None)
+    if all(own is None for own in held):
+        raise UserError(f"{purpose}: expected clients with more than one example each, got none")
+    return kept, held
 
 
 def _subset(source: Source, rows: Tensor) -> Source:
@@ -136,9 +158,10 @@ def as_config(
     """
     own = {name: getattr(experiment, name) for name in ("loss", "metrics", "train")}
     origin = {name: origin_of(value) for name, value in own.items() if value is not None}
+    data = {"name": PYTHON, "clients": len(experiment.clients)}
     return configuration.check(
         {
-            "data": {"name": PYTHON, "clients": len(experiment.clients)},
+            "data": data if experiment.held_out is None else {**data, "held_out": experiment.held_out},
             "model": {"name": experiment.info.name or origin_of(type(experiment.model))},
             "algorithm": _plain(algorithm.options()),
             "run": settings.model_dump(),

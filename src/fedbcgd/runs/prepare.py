@@ -1,15 +1,20 @@
 """A run that is ready to start, from a configuration or from the arguments of `fedbcgd.simulate`."""
 
+from collections.abc import Collection
 from dataclasses import replace
 
 from fedbcgd.backends.inprocess import Transport
 from fedbcgd.core.algorithm import Algorithm
 from fedbcgd.core.objective import objective
 from fedbcgd.display.callbacks import EarlyStopping, KeepBest
+from fedbcgd.display.metrics import falls, main_metric
 from fedbcgd.engine.assemble import Run, make_job
+from fedbcgd.engine.client_evaluation import ClientEvaluation, check_tests
+from fedbcgd.engine.job import Job
 from fedbcgd.engine.loop import Stop
 from fedbcgd.engine.precision import warn_if_slower
 from fedbcgd.engine.probe import try_out
+from fedbcgd.errors import UserError
 from fedbcgd.network.settings import Network
 from fedbcgd.network.simulator import NetworkSimulator, fit_to_links
 from fedbcgd.runs import config as configuration
@@ -68,7 +73,37 @@ class Prepared:
             try_out(job)
         self.stop = Stop(settings.rounds, settings.budget, settings.target_of(experiment.prefix))
         self.network = NetworkSimulator(job, network) if in_folder or network is not None else None
-        self.run = Run(job, self.stop, cohort=settings.cohort, hooks=self.network, reliable=transport is None)
+        self.run = Run(
+            job,
+            self.stop,
+            cohort=settings.cohort,
+            hooks=self.network,
+            reliable=transport is None,
+            clients_evaluation=self._client_evaluation(job),
+        )
+
+    def _client_evaluation(self, job: Job) -> ClientEvaluation | None:
+        """Return what evaluates the model on each client's own examples; None if that is not asked for."""
+        experiment, settings = self.experiment, self.settings
+        if experiment.client_tests is None:
+            if settings.personal is not None:
+                raise UserError(
+                    f"personal: expected held_out (a share) or client_tests with it, got none with personal = "
+                    f"{settings.personal}; set data.held_out, or pass held_out=…"
+                )
+            return None
+        if settings.personal is not None and experiment.train is not None:
+            raise UserError(f"personal: expected none with train, got {settings.personal}; its steps are plain SGD")
+
+        def choose(names: Collection[str]) -> tuple[str, bool]:
+            columns = [f"{experiment.prefix}_{name}" for name in names]
+            column = main_metric(columns, settings.metric) or columns[0]
+            name = column.removeprefix(f"{experiment.prefix}_")
+            return name, falls(column, settings.metric, settings.goal)
+
+        tests = check_tests(experiment.client_tests, len(experiment.clients))
+        clients = experiment.clients if job.algorithm.uplink.pooled else job.clients
+        return ClientEvaluation(job, tests, choose, settings.personal, clients)
 
     @property
     def overlap(self) -> bool:

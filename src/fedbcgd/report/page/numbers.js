@@ -29,13 +29,14 @@ const unsettled = (group) => runsOf(group).filter((run) => !settled(group).inclu
 const seedsOf = (group) => settled(group).length + diverged(group).length;
 const divergedText = (group) => (diverged(group).length ? `${diverged(group).length} of ${seedsOf(group)} diverged` : "");
 const CLIENTS = "clients_"; // begins the columns of measurements on each client's own part
+const CLIENTS_END = /_(mean|worst_tenth|lowest_quarter)$/;
 
 /* True for a metric that should fall, according to the runs if they say so, else according to its name. */
 function falls(name) {
   const said = DATA.runs.find((run) => run.facts.goal && isOf(run.facts.metric, name));
   return said ? said.facts.goal === "min" : /loss|gap|error|mae|mse|mape|perplexity|nll|deviation|_std$/.test(name);
 }
-const isOf = (metric, name) => metric !== undefined && (name === metric || name.endsWith("_" + metric));
+const isOf = (metric, name) => metric !== undefined && (name === metric || name.replace(CLIENTS_END, "").endsWith("_" + metric));
 const rowsOf = (run) => (run.columns.round || []).length;
 
 function metricsOfTask() {

@@ -89,7 +89,7 @@ function clientsCard(width) {
   const measured = Object.entries(clientMetrics());
   if (!measured.length) return null;
   const parts = measured.map(([, columns]) => smallCharts("clients", columns, width, (column) => metricText(column.slice(CLIENTS.length))));
-  return card("clients", "Clients", "Each client is measured on its own part: the mean, the spread, the worst tenth, and the mean of the lowest quarter.", parts);
+  return card("clients", "Clients", "Each client is measured on its own part: the mean, the standard deviation, and the means of the worst tenth and of the worst quarter of the clients.", parts);
 }
 
 function curves(width) {
