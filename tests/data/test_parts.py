@@ -239,7 +239,7 @@ def test_what_clients_share_by_memory_stays_shared(change):
     x, clients = shared_by_clients()
     other = x.clone()
     *same, alone, part = change([*clients, (other, other), (x[:5], x[:5])])
-    columns = [[*source._columns()] for source in same]
+    columns = [[*source.columns()] for source in same]
     assert {id(c[0]) for c in columns} == {id(columns[0][0])}
     assert {id(c[1]) for c in columns} == {id(columns[0][1])}
     assert all(s.like(same[0]) for s in same[:-1])
@@ -252,7 +252,7 @@ def test_images_are_laid_out_unless_that_takes_too_much(monkeypatch):
     x, clients = shared_by_clients()
     parts = split(Tensors((x, torch.arange(9))), [np.arange(4), np.arange(4, 9)])
     monkeypatch.setattr(sources, "MAX_LAID_OUT", x.nbytes)
-    assert all(last(next(iter(source._columns()))) for source in in_channels_last(clients))
+    assert all(last(next(iter(source.columns()))) for source in in_channels_last(clients))
     assert last(in_channels_last(parts).data.tensors[0])
     monkeypatch.setattr(sources, "MAX_LAID_OUT", x.nbytes - 1)
     assert in_channels_last(clients) is clients
