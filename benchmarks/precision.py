@@ -41,7 +41,7 @@ from fedbcgd.engine.assemble import make_job, make_server
 from fedbcgd.engine.loop import Outcome, Stop
 from fedbcgd.engine.threads import threads
 from fedbcgd.files import as_csv, make_folder, write_text
-from fedbcgd.paper.measures import last_tenth
+from fedbcgd.paper.measures import last_share
 from fedbcgd.paper.origin import current_commit
 from fedbcgd.runs import config as configuration
 from fedbcgd.runs.batch import Planned, run_all
@@ -56,9 +56,9 @@ ALGORITHMS: dict[str, dict[str, Any]] = {
     "qsgd+fedbcgd": BLOCKS,
 }
 NETWORKS: dict[str, tuple[dict[str, Any], int]] = {  # model and rounds
-    "LeNet-5": ({"name": "lenet5"}, 60),
-    "ResNet-18, width ¼": ({"name": "resnet18", "width": 0.25}, 30),
-    "small ViT": ({"name": "vit-small", "options": {"dim": 48, "depth": 4, "heads": 3}}, 60),
+    "LeNet-5": ({"name": "lenet5"}, 40),
+    "ResNet-18, width ¼": ({"name": "resnet18", "width": 0.25}, 20),
+    "small ViT": ({"name": "vit-small", "options": {"dim": 48, "depth": 4, "heads": 3}}, 20),
 }
 DATA = {"name": "cifar10", "clients": 100, "dirichlet": 0.6, "augment": True}
 TRIAL: dict[str, tuple[dict[str, Any], int]] = {
@@ -105,7 +105,7 @@ def planned(trial: bool) -> dict[Key, Planned]:
         for network, (model, rounds) in (TRIAL if trial else NETWORKS).items():
             for algorithm, options in ALGORITHMS.items():
                 for precision in PRECISIONS:
-                    run = {"seed": seed, "rounds": rounds, "cohort": 10, "evaluate_every": max(1, rounds // 50)}
+                    run = {"seed": seed, "rounds": rounds, "cohort": 10, "evaluate_every": min(4, rounds)}
                     raw = {
                         "data": TRIAL_DATA if trial else DATA,
                         "model": model,
@@ -147,8 +147,8 @@ def read_scores(path: Path) -> list[dict[str, Any]]:
 
 
 def _score(outcome: Outcome) -> float:
-    """Return the test accuracy in percent, the mean over the last tenth of the rounds."""
-    return 100 * last_tenth(outcome.rows, "test_accuracy")
+    """Return the test accuracy in percent, the mean over the last quarter of the rounds."""
+    return 100 * last_share(outcome.rows, "test_accuracy", 0.25)
 
 
 def table(rows: list[dict[str, Any]]) -> str:
