@@ -99,10 +99,10 @@ def steps(repeats: int) -> None:
 
 
 def planned(trial: bool) -> dict[Key, Planned]:
-    """Return all runs, a seed after the other, so that an interrupted study has whole seeds."""
+    """Return all runs, a network after the other, so that an interrupted study has whole networks."""
     runs = {}
-    for seed in SEEDS[:2] if trial else SEEDS:
-        for network, (model, rounds) in (TRIAL if trial else NETWORKS).items():
+    for network, (model, rounds) in (TRIAL if trial else NETWORKS).items():
+        for seed in SEEDS[:2] if trial else SEEDS:
             for algorithm, options in ALGORITHMS.items():
                 for precision in PRECISIONS:
                     run = {"seed": seed, "rounds": rounds, "cohort": 10, "evaluate_every": min(4, rounds)}
