@@ -99,12 +99,14 @@ def test_an_algorithm_object_is_compared_too(tmp_path):
         (["fedavg"], {"learning_rate": 0.1}, "learning_rate: no such option; it is called lr"),
         (["fedavg"], {"seeds": 0}, "seeds: expected an integer ≥ 1"),
         (["fedavg"], {"lr": -1.0}, "lr: expected"),
+        (["fedavg"], {"resume": True}, "resume: expected none"),
+        (["fedavg"], {"metric": "rmse"}, "metric: expected one of loss, mae, got 'rmse'"),
     ],
 )
 def test_mistakes_are_found_before_anything_is_written(tmp_path, algorithms, options, said):
     with pytest.raises(UserError, match=said):
         compare(tmp_path / "out", algorithms, **options)
-    assert not (tmp_path / "out").exists()
+    assert not any((tmp_path / "out").glob("*"))
 
 
 def test_sweep_chooses_on_examples_that_no_client_trains_on(tmp_path):
@@ -127,12 +129,26 @@ def test_sweep_chooses_on_examples_that_no_client_trains_on(tmp_path):
         fedbcgd.sweep(make_model, data, grid=grid, out=tmp_path, test=data[0])
 
 
+@pytest.mark.parametrize(
+    ("grid", "said"),
+    [
+        ({"lr": 0.1}, "grid: expected a list of values of lr, got 0.1"),
+        ({"rounds": [1]}, "rounds: expected an option of"),
+    ],
+)
+def test_wrong_grids_are_explained(tmp_path, grid, said):
+    with pytest.raises(UserError, match=said):
+        fedbcgd.sweep(make_model(), houses(3), grid=grid, out=tmp_path / "out", rounds=1)
+    assert not (tmp_path / "out").exists()
+
+
 def test_sweep_measures_on_given_data(tmp_path):
     data = houses(7)
     grid = {"lr": [0.01, 0.05]}
     settings = {k: v for k, v in QUICK.items() if k != "lr"} | TASK
     found = fedbcgd.sweep(make_model(), data[:-1], grid=grid, out=tmp_path, validation=data[-1], **settings)
     assert len(found.outcomes) == 2
+    assert repr(found) == f"<2 runs in {tmp_path}; print them for their tables>"
     assert all(outcome.final["validation_mae"] > 0 for outcome in found.outcomes.values())
 
 

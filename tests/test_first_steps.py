@@ -52,6 +52,14 @@ def test_normalised_weights_train_on_workers(norm):
     assert all(torch.equal(value, states[1][name]) for name, value in states[0].items())
 
 
+def test_the_earlier_form_of_weight_norm_is_refused_with_the_remedy():
+    """It cannot be copied at all, which PyTorch says at length."""
+    with pytest.warns(FutureWarning):
+        model = nn.utils.weight_norm(nn.Linear(4, 3))
+    with pytest.raises(UserError, match=r"use torch\.nn\.utils\.parametrizations\.weight_norm"):
+        go(model, (X, Y))
+
+
 def unequal():
     return [(torch.zeros(4 + k % 2), 0) for k in range(8)]
 
@@ -74,6 +82,13 @@ def test_data_that_does_not_fit_is_explained_in_one_message(data, said, workers,
         go(nn.Linear(4, 3), data, workers=workers, test=None)
     with pytest.raises(UserError, match=said):
         go(nn.Linear(4, 3), data, workers=workers, test=None, out=tmp_path / "run")
+
+
+def test_lists_of_numbers_are_data():
+    """They were taken for a data set of two items."""
+    model = nn.Linear(4, 3)
+    of_lists, of_tensors = (go(model, data) for data in ((X.tolist(), Y.tolist()), (X, Y)))
+    assert of_lists.final["test_loss"] == of_tensors.final["test_loss"]
 
 
 def test_nan_gives_few_warnings_before_the_message_that_matters(caplog):

@@ -238,7 +238,10 @@ def test_progress_lines_without_a_terminal(net, toys, capsys):
         ({"metrics": 3}, ["metrics: expected a function of (model, batch), got 3"]),
         ({"rounds": 0}, ["rounds", "≥ 1"]),
         ({"target": 0.5}, ["target", "test"]),
-        ({"target": ("test_acuracy", 0.5), "test": (torch.zeros(2, 4), torch.zeros(2).long())}, ["test_accuracy"]),
+        (
+            {"target": ("test_acuracy", 0.5), "test": (torch.zeros(2, 4), torch.zeros(2).long())},
+            ["target", "accuracy, loss"],
+        ),
         ({"budget": 0.1}, ["0.1 d", "fedbcgd", "one round"]),
         ({"cohort": 7}, ["cohort", "6", "7"]),
         ({"evaluate_every": 0}, ["evaluate_every"]),
@@ -252,6 +255,12 @@ def test_progress_lines_without_a_terminal(net, toys, capsys):
         ({"test": 5}, ["test", "int"]),
         ({"clients": [{"a": torch.zeros(2, 4)}] * 4}, ["(x, y)", "'a'", "loss"]),
         ({"lrr": 0.1}, ["'lrr'", "'lr'"]),
+        ({"patience": 3}, ["patience: ", "callbacks=[fedbcgd.EarlyStopping(patience=…)]"]),
+        ({"metric": "mae"}, ["metric: expected data to measure 'mae' on, got none"]),
+        (
+            {"metric": "mae", "test": (torch.zeros(2, 4), torch.zeros(2).long())},
+            ["metric: expected one of accuracy, loss"],
+        ),
     ],
 )
 def test_mistakes_are_explained(net, toys, kwargs, words):

@@ -3,7 +3,7 @@
 import inspect
 import io
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from html import escape
 from pathlib import Path
@@ -59,6 +59,9 @@ class Runs:
     def page(self, path: str | Path) -> None:
         """Write the page that `fedbcgd report` writes about these runs."""
         page.write([self.folder], Path(path))
+
+    def __repr__(self) -> str:
+        return f"<{len(self.rows)} runs in {self.folder}; print them for their tables>"
 
     def __str__(self) -> str:
         console = Console(width=110, file=io.StringIO())
@@ -185,6 +188,9 @@ def sweep(
         )
     if not isinstance(grid, Mapping) or not grid:
         raise UserError(f"grid: expected options and their values, such as {{'lr': [0.01, 0.1]}}, got {grid!r}")
+    for option, values in grid.items():
+        if isinstance(values, str) or not isinstance(values, Iterable):
+            raise UserError(f"grid: expected a list of values of {option}, got {values!r}")
     arguments, common = _separate(settings)
     if isinstance(validation, float):
         if not 0 < validation < 1:
@@ -218,6 +224,8 @@ def _made(model: Any, seed: int) -> Any:
 
 def _separate(settings: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     """Separate arguments of `simulate` from options of algorithms."""
+    if "resume" in settings:
+        raise UserError("resume: expected none, since finished runs in out are kept and others continue; leave it out")
     names = set(inspect.signature(simulate).parameters) - {"options", "resume"}
     common = {name: value for name, value in settings.items() if name not in names}
     check_options(common)

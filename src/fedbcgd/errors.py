@@ -1,8 +1,10 @@
 """Errors whose message is meant for the user, and the messages for exhausted resources."""
 
 import errno
+import traceback
 from collections.abc import Callable, Iterable
 from difflib import get_close_matches
+from pathlib import Path
 from types import CodeType, TracebackType
 from typing import Any, TypeVar
 
@@ -53,6 +55,16 @@ def users_frames(trace: TracebackType | None) -> TracebackType | None:
 def call_users(function: Callable[..., Any], *arguments: Any) -> Any:
     """Call a user's function."""
     return function(*arguments)
+
+
+def with_line(error: BaseException) -> str:
+    """Return the error's type and text, and the last line of the user's code in its traceback."""
+    import torch  # not by everything that has errors
+
+    others = (str(Path(__file__).parent), str(Path(torch.__file__).parent), "<")  # "<frozen importlib…>"
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith(others)]
+    line = f" ({frames[-1].filename}, line {frames[-1].lineno})" if frames else ""
+    return f"{type(error).__name__}: {error}{line}"
 
 
 def did_you_mean(name: str, allowed: Iterable[str]) -> str:

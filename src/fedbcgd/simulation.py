@@ -394,6 +394,14 @@ def _algorithm(algorithm: str | Algorithm, options: dict[str, Any]) -> Algorithm
     return make_algorithm(algorithm, **options)
 
 
+_CALLBACKS = {  # keys of [run]; and what people try
+    **dict.fromkeys(("patience", "early_stopping"), "fedbcgd.EarlyStopping(patience=…)"),
+    "keep_best": "fedbcgd.KeepBest()",
+    "wandb": "fedbcgd.WandB()",
+    "mlflow": "fedbcgd.MLflow()",
+}
+
+
 def check_options(options: Mapping[str, Any]) -> None:
     """Check that some algorithm has each of these options.
 
@@ -404,6 +412,10 @@ def check_options(options: Mapping[str, Any]) -> None:
     arguments = [name for name in inspect.signature(simulate).parameters if name != "options"]
     for option in options:
         if option not in known:
+            if option in arguments:
+                raise UserError(f"{option}: expected an option of algorithms, got an argument of simulate")
+            if option in _CALLBACKS:
+                raise UserError(f"{option}: no such option; it is a callback: callbacks=[{_CALLBACKS[option]}]")
             if hint := other_name(option, [*known, *arguments]):
                 raise UserError(f"{option}: {hint}")
             near = did_you_mean(option, [*known, *arguments])

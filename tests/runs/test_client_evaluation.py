@@ -8,7 +8,7 @@ import torch
 from safetensors.torch import load_file
 from torch import nn
 
-from fedbcgd import UserError, compare, make_algorithm, simulate
+from fedbcgd import ClientCsv, UserError, compare, make_algorithm, simulate
 from fedbcgd.display.metrics import falls
 from fedbcgd.engine.client_evaluation import spread
 from fedbcgd.runs import config as configuration
@@ -167,6 +167,51 @@ def test_images_of_a_configuration(tmp_path):
     assert json.loads((tmp_path / "label_counts.json").read_text())
     assert Config(**raw).text().count("held_out") == 1
     assert "held_out" not in Config().text()
+
+
+def test_metrics_of_each_client_in_a_file(tmp_path):
+    """Also where Ctrl-C comes after a commit, in the evaluation, and where every second round is evaluated."""
+    stop = 0
+
+    def metrics(model, batch):
+        if stop and calls.count(0) == stop:
+            raise KeyboardInterrupt
+        calls.append(0)
+        return {"mean": batch[0].mean()}
+
+    def run(folder, **options):
+        options = {
+            **QUICK,
+            "held_out": 0.3,
+            "personal": 1,
+            "evaluate_every": 2,
+            "rounds": 6,
+            "metric": "mean",
+        } | options
+        callbacks = [ClientCsv()]
+        simulate(noisy_net(), clients_of(7), "fedavg", out=folder, metrics=metrics, callbacks=callbacks, **options)
+
+    calls = []
+    run(tmp_path / "whole")
+    lines = (tmp_path / "whole" / "clients_metrics.csv").read_text().splitlines()
+    assert lines[0] == "round,client,loss,mean,personal_loss,personal_mean"
+    assert [line.split(",")[:2] for line in lines[1:]] == [[r, str(k)] for r in "246" for k in range(7)]
+    for stop in (20, 33):  # the first evaluation has calls 1 to 14 after that of the trial
+        calls = []
+        with pytest.raises(KeyboardInterrupt):
+            run(tmp_path / str(stop))
+        calls, stop_before, stop = [], stop, 0
+        run(tmp_path / str(stop_before), resume=True)
+        for name in ("clients.csv", "clients_metrics.csv"):
+            assert (tmp_path / str(stop_before) / name).read_text() == (tmp_path / "whole" / name).read_text()
+
+
+def test_what_is_held_out_with_other_seeds_is_the_same_data(tmp_path):
+    compare(noisy_net(), clients_of(7), ["fedavg"], seeds=2, out=tmp_path, held_out=0.3, **QUICK)
+    folders = [tmp_path / "fedavg" / f"seed-{seed}" for seed in range(2)]
+    digests = [configuration.read_table(folder / "config.toml")["origin"]["data"] for folder in folders]
+    assert digests[0] == digests[1] != ""
+    assert rows_of(folders[0]) != rows_of(folders[1])
 
 
 def test_tables_and_targets(tmp_path):

@@ -3,6 +3,7 @@
 import csv
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -36,6 +37,15 @@ def nothing():
 
 def three():
     return 3
+
+def fails():
+    return 1 / 0
+
+def fails_on(model, batch):
+    raise ValueError("no such batch")
+
+def net_that_fails():
+    return *net()[:2], fails_on
 
 if "own at import" not in algorithm_names():
     register("own at import", uplink="blocks", local="sgd", server="average", codec="plain")
@@ -121,6 +131,7 @@ def test_they_are_compared(tmp_path, own):
         ("nothing", {}, "or to register one algorithm, got neither"),
         ("three", {}, "to be or to return an Algorithm or a name, got int"),
         ("fixed", {"lr": 0.1}, "lr: expected no options with .*:fixed"),
+        ("fails", {}, r"fails failed: ZeroDivisionError: .* \(.*own_\d+\.py, line 22\)"),
         ("mine", {"learning": 0.1}, r"learning: expected an argument of .*mine \(lr, blocks\)"),
     ],
 )
@@ -160,7 +171,8 @@ def test_own_clients_are_held_out_for_validation(tmp_path, own):
     [
         ({"clients_from": "{own}.py:three"}, "expected .*three to return a list of clients, .*, got int"),
         ({"name": "embedded"}, r"data\.name: expected none with data\.clients_from"),
-        ({"options": {"towns": 3}}, "towns: expected an argument of"),
+        ({"options": {"towns": 3}}, r"data\.options\.towns: expected an argument of"),
+        ({"clients_from": "{own}.py:fails"}, r"data: .*fails failed: ZeroDivisionError: .* \(.*own_\d+\.py, line 22\)"),
     ],
 )
 def test_wrong_clients_are_explained(tmp_path, own, data, said):
@@ -180,6 +192,24 @@ def test_callbacks_by_name(tmp_path, own):
     assert set(rows[0]) >= {"client", "block", "upload_bytes", "accepted"}
     with pytest.raises(UserError, match=r"run\.callbacks: expected .*fixed to be a function of a RoundInfo"):
         execute(settings(own, callbacks=[f"{own}.py:fixed"]), tmp_path / "other")
+
+
+@pytest.mark.parametrize(
+    ("model", "run", "said"),
+    [
+        ("net", {"callbacks": ["tsv"]}, "run.callbacks: expected one of csv, .*, got 'tsv'"),
+        ("net", {"callbacks": ["{own}.py:fails"]}, r"run.callbacks: .* \(.*own_\d+\.py, line 22\)"),
+        ("net", {"metric": "rmse"}, "metric: expected one of loss, mae, got 'rmse'"),
+        ("net", {"target": {"maee": 0.1}}, "target: expected one of loss, mae, got 'maee'"),
+        ("net_that_fails", {}, r"metrics: expected .* no such batch \(.*own_\d+\.py, line 25\)"),
+    ],
+)
+def test_mistakes_are_found_before_anything_is_written(tmp_path, own, model, run, said):
+    run = {k: [v[0].format(own=own)] if k == "callbacks" else v for k, v in run.items()}
+    config = settings(own, **run).model_copy(update={"model": configuration.Model(name=f"{own}:{model}")})
+    with pytest.raises(UserError, match=said):
+        execute(config, tmp_path / "run")
+    assert not (tmp_path / "run").exists()
 
 
 def values_of(folder):
@@ -224,6 +254,32 @@ def test_ready_callbacks_from_python(tmp_path):
         regression(None, callbacks=[KeepBest()])
     with pytest.raises(UserError, match="patience: expected an integer ≥ 1"):
         EarlyStopping(0)
+
+
+def test_wandb_and_mlflow_get_every_row_and_the_end(tmp_path, own, monkeypatch):
+    """The packages are faked; the last row of a run that patience ends is among the rows, and Ctrl-C ends them too."""
+    said = []
+    log = SimpleNamespace(log=lambda row, step: said.append((step, row["test_mae"])), finish=lambda: said.append("end"))
+    monkeypatch.setitem(sys.modules, "wandb", SimpleNamespace(init=lambda **options: said.append(options) or log))
+    fake = SimpleNamespace(
+        start_run=lambda **options: said.append(options),
+        log_metrics=lambda row, step: said.append((step, row["test_mae"])),
+        end_run=lambda: said.append("end"),
+    )
+    monkeypatch.setitem(sys.modules, "mlflow", fake)
+    fast = {"name": "fedavg", "lr": 1.0, "batch_size": 4, "local_steps": 2}
+    for name, begun in (("wandb", {"name": "wandb"}), ("mlflow", {})):
+        options = {"rounds": 40, "patience": 2, "evaluate_every": 2, "callbacks": [name]}
+        said.clear()
+        outcome = execute(settings(own, fast, **options), tmp_path / name)
+        assert outcome.stopped == "patience"
+        assert said == [begun, *((row["round"], row["test_mae"]) for row in outcome.rows), "end"]
+        with pytest.raises(KeyboardInterrupt):
+            execute(settings(own, fast, **options), tmp_path / f"cut-{name}", callbacks=[stop_after(1)])
+        assert said[-1] == "end"
+        monkeypatch.setitem(sys.modules, name, None)  # not installed
+        with pytest.raises(UserError, match=f"expected the package {name}, got none: pip install {name}"):
+            execute(settings(own, fast, **options), tmp_path / f"without-{name}")
 
 
 @pytest.mark.parametrize("goal", ["min", "max"])

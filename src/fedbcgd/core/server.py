@@ -3,7 +3,7 @@
 import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, astuple, dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -506,6 +506,7 @@ class Server:
             "round": self.round,
             "epoch": self.epoch,
             "ledger": self.ledger.totals(),
+            "entries": [astuple(entry) for entry in self.ledger.entries],
             "last": None if self.last is None else asdict(self.last),
             "examples": [[client, n] for client, n in sorted(self.examples.items())],
             "examples_in_all": self._control_weight,
@@ -526,6 +527,7 @@ class Server:
         last = {k: v for k, v in (values["last"] or {}).items() if k != "idle_blocks"}  # of earlier versions
         self.last = RoundReport(**last) if last else None
         self.ledger = Ledger.from_totals(values["ledger"])
+        self.ledger.entries = [LedgerEntry(*entry) for entry in values.get("entries", [])]
         self.refusals.restore(values)
         self.examples = dict(values.get("examples", []))
         self._control_weight = values.get("examples_in_all", 0.0)

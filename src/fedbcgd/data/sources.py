@@ -414,7 +414,7 @@ def as_source(data: Any, where: str) -> Source:
         source = Tensors(_columns(data, where))
     elif (
         isinstance(data, (tuple, list)) and data and _is_array(data[0]) and (isinstance(data, tuple) or len(data) == 2)
-    ):
+    ) or (isinstance(data, tuple) and len(data) == 2 and all(isinstance(column, list) for column in data)):
         source = Tensors(tuple(_columns(dict(enumerate(data)), where).values()))
     elif (
         hasattr(data, "__getitem__")

@@ -2,6 +2,7 @@
 
 import csv
 import math
+from collections.abc import Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -108,7 +109,10 @@ class KeepBest(_Best):
 
 
 class ClientCsv:
-    """Writes a line for each upload of each round: client, block, bytes, gradients, and whether it was accepted.
+    """Writes what each client did: a line for each upload of each round, and its metrics where they are measured.
+
+    The uploads: client, block, bytes, gradients, and whether it was accepted. With `held_out` or `client_tests` a second
+    file, clients_metrics.csv, has the metrics of each client on its own examples, a line for each client and evaluation.
 
     Args:
         path: the file; default: clients.csv in the folder of the run.
@@ -121,20 +125,37 @@ class ClientCsv:
         """Begin a run; lines of rounds that a resumed run repeats are removed."""
         if self._path is None and loop.folder is None:
             raise UserError("ClientCsv: expected a path, or a run in a folder (out=…), got neither")
-        self._file = self._path or Path(loop.folder or "") / "clients.csv"
-        kept: list[dict[str, Any]] = []
-        if loop.server.round and self._file.exists():
-            with open_regular(self._file) as file:
-                lines = csv.DictReader(file.read().decode().splitlines())
-            kept = [row for row in lines if int(row["round"]) <= loop.server.round]
-        write_text(self._file, as_csv(kept) if kept else "")
+        file = self._path or Path(loop.folder or "") / "clients.csv"
+        self._files = (file, file.with_name(f"{file.stem}_metrics.csv"))
+        self._last = [_cut_back(path, loop.server.round) for path in self._files]
 
     def __call__(self, info: RoundInfo) -> None:
         names = ("client", "block", "upload_bytes", "download_bytes", "gradient_evaluations", "accepted")
-        rows = [{"round": info.server.round, **{n: getattr(e, n) for n in names}} for e in info.ledger.entries]
-        with open_regular(self._file, "a+b") as file:
-            text = as_csv(rows)
+        entries = sorted(info.ledger.entries, key=lambda entry: entry.client)
+        self._append(0, info, [{name: getattr(entry, name) for name in names} for entry in entries])
+        self._append(1, info, [{"client": k, **metrics} for k, metrics in info.client_metrics.items()])
+
+    def _append(self, which: int, info: RoundInfo, rows: Sequence[Mapping[str, Any]]) -> None:
+        if not rows or info.server.round <= self._last[which]:  # a resumed run reports its last round again
+            return
+        self._last[which] = info.server.round
+        text = as_csv([{"round": info.server.round, **row} for row in rows])
+        with open_regular(self._files[which], "a+b") as file:
             file.write((text if not file.tell() else text.partition("\n")[2]).encode())
+
+
+def _cut_back(path: Path, round: int) -> int:
+    """Remove the lines of later rounds from a CSV file, and return the last round that it has then; 0 if it has none."""
+    if not path.exists():
+        return 0
+    if not round:
+        write_text(path, "")
+        return 0
+    with open_regular(path) as file:
+        lines = csv.DictReader(file.read().decode().splitlines())
+    kept = [row for row in lines if int(row["round"]) <= round]
+    write_text(path, as_csv(kept) if kept else "")
+    return int(kept[-1]["round"]) if kept else 0
 
 
 def _package(name: str) -> Any:
@@ -161,8 +182,10 @@ class WandB:
     def __call__(self, info: RoundInfo) -> None:
         for row in info.rows:
             self._run.log(dict(row), step=int(row["round"]))
-        if info.reason:
-            self._run.finish()
+
+    def end(self, loop: Loop) -> None:
+        """End the run, however it ended."""
+        self._run.finish()
 
 
 class MLflow:
@@ -182,5 +205,7 @@ class MLflow:
     def __call__(self, info: RoundInfo) -> None:
         for row in info.rows:
             self._mlflow.log_metrics({name: float(value) for name, value in row.items()}, step=int(row["round"]))
-        if info.reason:
-            self._mlflow.end_run()
+
+    def end(self, loop: Loop) -> None:
+        """End the run, however it ended."""
+        self._mlflow.end_run()

@@ -116,7 +116,7 @@ class Run:
         assert self.store is not None
         backend = make_backend(self.job, self.store, self.server.cohort)
         if self._clients_evaluation is not None:
-            options["measure_clients"] = self._clients_evaluation.columns
+            options["measure_clients"] = self._clients_evaluation.measure
         self.loop = Loop(self.server, backend, stop or self.stop, hooks=self.hooks, model=self.module, **options)
         return self.loop
 
@@ -187,7 +187,7 @@ def make_job(
     Raises:
         UserError: the model, the data and the algorithm do not fit together.
     """
-    module = copy.deepcopy(model).to(make_device(device))
+    module = _copied(model).to(make_device(device))
     if weights is not None:
         _load_weights(module, weights)
     algorithm.check(module)  # before any worker starts
@@ -230,6 +230,18 @@ def make_job(
     if module_device.type != "cpu":
         job.move_to(module_device)
     return job
+
+
+def _copied(model: nn.Module) -> nn.Module:
+    try:
+        return copy.deepcopy(model)
+    except RuntimeError as error:
+        if "deepcopy protocol" not in str(error):
+            raise
+        raise UserError(
+            "model: expected a module that can be copied (copy.deepcopy), got one with a computed tensor as an attribute; "
+            "if that is due to torch.nn.utils.weight_norm, use torch.nn.utils.parametrizations.weight_norm"
+        ) from error
 
 
 def _load_weights(module: nn.Module, weights: Any) -> None:

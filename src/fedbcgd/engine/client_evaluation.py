@@ -38,14 +38,21 @@ class ClientEvaluation:
     personal: int | None = None
     clients: Sequence[Any] = ()
 
-    def columns(self, x: Tensor, round: int) -> dict[str, float]:
-        """Return the columns of the model x after this many rounds: `clients_…`, then `clients_personal_…`."""
+    def measure(self, x: Tensor, round: int) -> tuple[dict[str, float], dict[int, dict[str, float]]]:
+        """Measure the model x after this many rounds.
+
+        Returns:
+            The columns: `clients_…`, then `clients_personal_…`; and the metrics of each client.
+        """
         clients = [k for k, test in enumerate(self.tests) if test is not None]
         self.job.client.model.load(x)
-        out = self._spread("", [self._metrics(k) for k in clients])
+        each = {k: self._metrics(k) for k in clients}
+        out = self._spread("", [*each.values()])
         if self.personal is not None:
-            out |= self._spread("personal_", [self._personal_metrics(x, round, k) for k in clients])
-        return out
+            personal = {k: self._personal_metrics(x, round, k) for k in clients}
+            out |= self._spread("personal_", [*personal.values()])
+            each = {k: each[k] | {f"personal_{name}": v for name, v in personal[k].items()} for k in clients}
+        return out, each
 
     def _spread(self, kind: str, metrics: Sequence[dict[str, float]]) -> dict[str, float]:
         name, falls = self.choose(metrics[0])

@@ -35,6 +35,7 @@ class RoundInfo:
     seconds: float = 0.0  # of the whole run so far
     metric: str | None = None  # the metric that the run names as its own, such as "mae"
     model: "Callable[[], nn.Module] | None" = None
+    client_metrics: Mapping[int, Row] = field(default_factory=dict)  # of each client, if they were measured this round
 
     @property
     def module(self) -> nn.Module:
@@ -48,8 +49,8 @@ class RoundInfo:
 
     @property
     def cohort(self) -> list[int]:
-        """The clients whose uploads arrived in this round."""
-        return [entry.client for entry in self.ledger.entries]
+        """The clients whose uploads arrived in this round, in ascending order."""
+        return sorted(entry.client for entry in self.ledger.entries)
 
     @property
     def ledger(self) -> Ledger:
@@ -180,7 +181,8 @@ class Loop:
         metric: the metric that the run names as its own, such as "mae".
         goal: "min" or "max", if the run says what this metric should do.
         model: returns a copy of the model, for callbacks.
-        measure_clients: returns further columns of the model x after a number of rounds, see `ClientEvaluation`.
+        measure_clients: returns further columns of the model x after a number of rounds, and the metrics of each client, see
+            `ClientEvaluation`.
         folder: that of the run; None: it has none.
         metadata: of the files in which callbacks write the model.
         ended: why the run has ended before it is continued, as a callback's `start` finds out; empty if it has not.
@@ -200,13 +202,14 @@ class Loop:
     metric: str | None = None
     goal: str | None = None
     model: Callable[[], nn.Module] | None = None
-    measure_clients: Callable[[Tensor, int], Row] = lambda x, round: {}
+    measure_clients: Callable[[Tensor, int], tuple[Row, dict[int, Row]]] = lambda x, round: ({}, {})
     folder: Path | None = None
     metadata: Mapping[str, str] = field(default_factory=dict)
     ended: str = ""
     _lap_start: float = field(default_factory=time.perf_counter)
     _pending_row: Row | None = None  # a row whose metrics are still being computed
     _reported: int = 0  # rows that the callbacks have seen
+    _client_metrics: dict[int, Row] = field(default_factory=dict)  # that were measured this round
 
     def run(self) -> str:
         """Run rounds until a stopping rule holds, and return its name.
@@ -230,6 +233,11 @@ class Loop:
                 self.backend.store.abandon()
                 self.update_seconds()
             raise
+        finally:
+            for callback in self.callbacks:
+                end = getattr(callback, "end", None)
+                if end is not None:
+                    end(self)
         return reason
 
     def update_seconds(self) -> float:
@@ -266,6 +274,7 @@ class Loop:
     def _after_commit(self, report: RoundReport) -> str:
         """Evaluate if this round is due, call the callbacks, and return the reason to stop; empty if there is none."""
         server = self.server
+        self._client_metrics = {}
         reason = self.stop.check(server, None, self.hooks)
         if reason or server.round % self.every == 0:
             self._pending_row = self._columns(report)
@@ -275,7 +284,8 @@ class Loop:
         new = self.rows[self._reported :]
         progress = 1.0 if reason else self.stop.progress(server)
         row, seconds = new[-1] if new else None, self.update_seconds()
-        info = RoundInfo(report, row, server, progress, reason, new, seconds, self.metric, self.model)
+        of_clients = self._client_metrics
+        info = RoundInfo(report, row, server, progress, reason, new, seconds, self.metric, self.model, of_clients)
         for callback in self.callbacks:
             callback(info)
             if info.reason and (not self.rows or self.rows[-1]["round"] != server.round):
@@ -284,6 +294,7 @@ class Loop:
                 self._collect(server.x)
                 info.row = self.rows[-1]
                 info.rows = self.rows[self._reported :]
+                info.client_metrics = self._client_metrics
         self._reported = len(self.rows)
         return info.reason
 
@@ -317,7 +328,7 @@ class Loop:
         """
         ledger = self.server.ledger
         with self.backend.clock.timing("evaluation"):
-            of_clients = self.measure_clients(self.server.x, self.server.round)
+            of_clients, self._client_metrics = self.measure_clients(self.server.x, self.server.round)
         return {
             "round": self.server.round,
             **of_clients,

@@ -3,9 +3,7 @@
 import copy
 import logging
 import re
-import traceback
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -14,9 +12,10 @@ from torch import nn
 from fedbcgd.core.objective import Objective
 from fedbcgd.core.onednn import avoid_faulty_kernel, has_faulty_kernel
 from fedbcgd.data.sources import Source, as_source, batch_in_channels_last, to_device
+from fedbcgd.engine.evaluation import BATCH, evaluate_span
 from fedbcgd.engine.job import Job
 from fedbcgd.engine.threads import threads
-from fedbcgd.errors import UserError
+from fedbcgd.errors import UserError, with_line
 from fedbcgd.rng import stream
 
 log = logging.getLogger("fedbcgd")
@@ -28,10 +27,10 @@ def _small_batch(data: Source) -> Any:
 
 
 def try_out(job: Job) -> None:
-    """Compute the gradient of one small batch, so that a mistake in a user's own code shows before a run begins.
+    """Compute gradient and metrics of one batch, so that a mistake in a user's own code shows before a run begins.
 
     Raises:
-        UserError: model or loss failed; the message names the line.
+        UserError: model, loss or metrics failed; the message names the line.
     """
     try:
         batch = _small_batch(as_source(job.clients[0], "client 0"))
@@ -48,6 +47,25 @@ def try_out(job: Job) -> None:
             "model, loss: expected a loss that can be computed and differentiated, got an error on the first batch: "
             f"{with_line(error)}"
         ) from error
+    if job.test is None:
+        return
+    try:
+        metric_names(job, job.test)
+    except UserError:
+        raise
+    except Exception as error:
+        raise explained(error, job) or UserError(
+            f"metrics: expected metrics of the test data, got an error on the first batch: {with_line(error)}"
+        ) from error
+
+
+def metric_names(job: Job, test: Source) -> list[str]:
+    """Return the names of the metrics that the first batch of test data gives."""
+    module = copy.deepcopy(job.module)
+    avoid_faulty_kernel(module)
+    with torch.random.fork_rng([]), threads(1):
+        _, sums = evaluate_span(module, job.objective, test, 0, min(BATCH, len(test)))
+    return list(sums)
 
 
 _EXPLAINED = {
@@ -69,14 +87,6 @@ def explained(error: Exception, job: Job) -> UserError | None:
             text = message.format(dtype=str(job.layout.dtype).removeprefix("torch."))
             return UserError(f"clients, test: {text} ({str(error).splitlines()[0]})")
     return None
-
-
-def with_line(error: Exception) -> str:
-    """Return the error's type and text, and the last line of the user's code in its traceback."""
-    ours = (str(Path(__file__).parent.parent), str(Path(torch.__file__).parent))
-    frames = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith(ours)]
-    line = f" ({frames[-1].filename}, line {frames[-1].lineno})" if frames else ""
-    return f"{type(error).__name__}: {error}{line}"
 
 
 def computes_in_channels_last(

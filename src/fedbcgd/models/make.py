@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from fedbcgd.core.objective import Loss, Metrics
-from fedbcgd.errors import UserError, unknown
+from fedbcgd.errors import UserError, unknown, with_line
 from fedbcgd.models import MODELS
 
 HF = "hf:"
@@ -120,11 +120,11 @@ def load_attribute(name: str, key: str) -> Any:
             raise UserError(
                 f"{key}: expected a module in the current folder or an installed one, got {module_name!r}"
             ) from None
-        raise UserError(f"{key}: {module_name} could not be imported: {error}") from error
+        raise UserError(f"{key}: {module_name} could not be imported: {with_line(error)}") from error
     except UserError:
         raise
     except Exception as error:
-        raise UserError(f"{key}: {module_name} could not be imported: {type(error).__name__}: {error}") from error
+        raise UserError(f"{key}: {module_name} could not be imported: {with_line(error)}") from error
     for part in attribute.split("."):
         if not hasattr(value, part):
             raise UserError(f"{key}: expected a name in {module_name}, got {attribute!r}, which it does not have")
@@ -171,13 +171,13 @@ def call_factory(factory: Any, name: str, key: str, defaults: dict[str, Any], op
     except UserError:
         raise
     except Exception as error:
-        raise UserError(f"{key}: {name} failed: {type(error).__name__}: {error}") from error
+        raise UserError(f"{key.removesuffix('.options')}: {name} failed: {with_line(error)}") from error
 
 
 def _from_users_factory(name: str, shape: tuple[int, int, int], classes: int, options: dict[str, Any]) -> BuiltModel:
     value = load_attribute(name, "model")
     if not isinstance(value, nn.Module):  # a module can be called too
-        value = call_factory(value, name, "model", {"classes": classes, "shape": shape}, options)
+        value = call_factory(value, name, "model.options", {"classes": classes, "shape": shape}, options)
     module, loss, metrics = (*value, None, None)[:3] if isinstance(value, tuple) else (value, None, None)
     if not isinstance(module, nn.Module):
         raise UserError(

@@ -471,9 +471,9 @@ def template() -> str:
 
 def _section(name: str, section: type[Section]) -> str:
     lines = [
-        _line(key, info.default, info.description)
+        _line(key, None if info.default_factory else info.default, info.description)
         for key, info in section.model_fields.items()
-        if info.default_factory is None
+        if info.default_factory is not dict  # a table of its own
     ]
     return "\n".join([f"[{name}]", *lines])
 

@@ -162,7 +162,7 @@ class _FolderRun:
                 self._write_summary(run.outcome(DIVERGED))
                 raise
             except UserError as error:
-                raise UserError(f"{error}; {self._resumable(error)}") from error
+                raise UserError(f"{str(error).rstrip('.')}; {self._resumable(error)}") from error
             finally:
                 self.loop.backend.close()
                 self.checkpoints.wait()

@@ -267,7 +267,7 @@ def _from_user(data: Data) -> Loaded:
                 f"data.{option}: expected none with a loader of your own, which prepares its data itself, got "
                 f"{getattr(data, option)!r}; leave it out"
             )
-    result = call_factory(load_attribute(data.name, "data"), data.name, "data", {}, data.options)
+    result = call_factory(load_attribute(data.name, "data"), data.name, "data.options", {}, data.options)
     if not isinstance(result, tuple) or len(result) not in (2, 3):
         raise UserError(
             f"data: expected {data.name} to return (train, test) or (train, test, groups), got {type(result).__name__}"

@@ -44,7 +44,6 @@ def described(experiment: Experiment, settings: RunSection, name: str | None = N
         info = info.model_copy(update={"name": name, "options": options})
     own_data = experiment.train is not None or not isinstance(clients, (list, tuple, Parts))
     sources = [] if own_data else [as_source(data, f"client {k}") for k, data in enumerate(clients)]
-    tests = [as_source(own, "client_tests") for own in experiment.client_tests or () if own is not None]
     counts = _label_counts(sources)
     classes = () if counts is None else tuple(map(str, range(counts.shape[1])))
     if test is not None or sources:
@@ -57,7 +56,7 @@ def described(experiment: Experiment, settings: RunSection, name: str | None = N
         experiment,
         counts=counts,
         classes=classes,
-        digest=_digest([*sources, *tests, *([] if test is None else [as_source(test, "test")])]),
+        digest=_digest([*_whole(sources, experiment), *([] if test is None else [as_source(test, "test")])]),
         notes=(*experiment.notes, *notes),
         info=info,
         own_code=True,
@@ -72,7 +71,7 @@ def from_loader(config: Config) -> Experiment:
     """
     data, model, seed = config.data, config.model, config.run.seed
     name = str(data.clients_from)
-    made = call_factory(load_attribute(name, "data.clients_from"), name, "data", {"seed": seed}, data.options)
+    made = call_factory(load_attribute(name, "data.clients_from"), name, "data.options", {"seed": seed}, data.options)
     several = isinstance(made, tuple) and len(made) in (2, 3)
     clients, test, tests = (*made, None)[:3] if several else (made, None, None)
     if not isinstance(clients, list) or not clients:
@@ -206,6 +205,18 @@ def _label_counts(sources: Sequence[Source]) -> np.ndarray | None:
     ends = np.cumsum([len(own) for own in known])
     counts = partition.label_counts(np.concatenate(known), np.split(np.arange(ends[-1]), ends[:-1]))
     return counts if counts.shape[1] <= MAX_CLASSES else None
+
+
+def _whole(sources: Sequence[Source], experiment: Experiment) -> list[Source]:
+    """Return the clients' sources and their held-out ones; what was held out of a client is put back, for any seed alike."""
+    tests = [own if own is None else as_source(own, "client_tests") for own in experiment.client_tests or ()]
+    if experiment.held_out is None:
+        return [*sources, *(own for own in tests if own is not None)]
+    whole = list(sources)
+    for k, (source, own) in enumerate(zip(sources, tests, strict=True)):
+        if isinstance(source, Tensors) and isinstance(own, Tensors):
+            whole[k] = Tensors(source.tensors, torch.cat([source.positions, own.positions]).sort().values)
+    return whole
 
 
 def _digest(sources: Sequence[Source]) -> str:

@@ -9,7 +9,7 @@ from fedbcgd.algorithms.registry import algorithm_names, make_algorithm, option_
 from fedbcgd.core.algorithm import Algorithm
 from fedbcgd.display import callbacks as ready
 from fedbcgd.engine.loop import Callback
-from fedbcgd.errors import UserError
+from fedbcgd.errors import UserError, unknown
 from fedbcgd.models.make import call_factory, load_attribute
 
 READY: dict[str, Any] = {"csv": ready.ClientCsv, "wandb": ready.WandB, "mlflow": ready.MLflow}
@@ -79,6 +79,8 @@ def make_callbacks(names: Sequence[str]) -> list[Callback]:
     """
     out: list[Callback] = []
     for name in names:
+        if name not in READY and ":" not in name:
+            raise unknown("run.callbacks", name, [*READY, "module:attribute", "file.py:attribute"])
         value = READY[name] if name in READY else load_attribute(name, "run.callbacks")
         is_factory = inspect.isclass(value) or (inspect.isfunction(value) and not inspect.signature(value).parameters)
         value = call_factory(value, name, "run.callbacks", {}, {}) if is_factory else value

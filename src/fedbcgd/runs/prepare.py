@@ -6,15 +6,16 @@ from dataclasses import replace
 from fedbcgd.backends.inprocess import Transport
 from fedbcgd.core.algorithm import Algorithm
 from fedbcgd.core.objective import objective
+from fedbcgd.data.sources import as_source
 from fedbcgd.display.callbacks import EarlyStopping, KeepBest
 from fedbcgd.display.metrics import falls, main_metric
 from fedbcgd.engine.assemble import Run, make_job
-from fedbcgd.engine.client_evaluation import ClientEvaluation, check_tests
+from fedbcgd.engine.client_evaluation import PREFIX, ClientEvaluation, check_tests
 from fedbcgd.engine.job import Job
-from fedbcgd.engine.loop import Stop
+from fedbcgd.engine.loop import Callback, Stop
 from fedbcgd.engine.precision import warn_if_slower
-from fedbcgd.engine.probe import try_out
-from fedbcgd.errors import UserError
+from fedbcgd.engine.probe import metric_names, try_out
+from fedbcgd.errors import UserError, unknown
 from fedbcgd.network.settings import Network
 from fedbcgd.network.simulator import NetworkSimulator, fit_to_links
 from fedbcgd.runs import config as configuration
@@ -72,6 +73,7 @@ class Prepared:
         if in_folder and experiment.own_code and experiment.train is None:
             try_out(job)
         self.stop = Stop(settings.rounds, settings.budget, settings.target_of(experiment.prefix))
+        self._check_names(job)
         self.network = NetworkSimulator(job, network) if in_folder or network is not None else None
         self.run = Run(
             job,
@@ -81,6 +83,24 @@ class Prepared:
             reliable=transport is None,
             clients_evaluation=self._client_evaluation(job),
         )
+
+    def _check_names(self, job: Job) -> None:
+        """Refuse a metric or a target that will not be measured, which would show only after the first rounds."""
+        prefix, settings = self.experiment.prefix, self.settings
+        named = {"metric": settings.metric, "target": self.stop.target[0] if self.stop.target else None}
+        # Of training, of the clients and of costs other metrics are known only in a run.
+        later = ("train_", PREFIX, "round", "upload_", "download_", "gradient_evaluations", "hours", "seconds")
+        stated = {field: name for field, name in named.items() if name and not name.startswith(later)}
+        if not stated:
+            return
+        tests = [job.test, *(self.experiment.client_tests or ())]
+        test = next((as_source(test, "client_tests") for test in tests if test is not None), None)
+        names = [] if test is None else metric_names(job, test)
+        for field, name in stated.items():
+            if test is None:
+                raise UserError(f"{field}: expected data to measure {name!r} on, got none; pass test=…")
+            if name.removeprefix(f"{prefix}_") not in names:
+                raise unknown(field, name, names)
 
     def _client_evaluation(self, job: Job) -> ClientEvaluation | None:
         """Return what evaluates the model on each client's own examples; None if that is not asked for."""
@@ -125,9 +145,9 @@ def prepare(config: Config) -> Prepared:
     refuse_masked(config.model_dump())
     config.placement.check()
     experiment = make_experiment(config) if config.data.clients_from is None else from_loader(config)
-    run, callbacks = config.run, make_callbacks(config.run.callbacks)
-    callbacks += [KeepBest()] if run.keep_best else []
-    callbacks += [] if run.patience is None else [EarlyStopping(run.patience)]
-    experiment = replace(experiment, callbacks=callbacks)
+    run = config.run
+    callbacks: list[Callback] = [] if run.patience is None else [EarlyStopping(run.patience)]
+    callbacks += [KeepBest()] if run.keep_best else []  # after what may stop the run, so that it sees the last row
+    experiment = replace(experiment, callbacks=[*callbacks, *make_callbacks(run.callbacks)])
     algorithm = configuration.algorithm_of(config, "configuration")
     return Prepared(experiment, algorithm, config.run, config.network)

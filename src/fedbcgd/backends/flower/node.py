@@ -15,8 +15,7 @@ from fedbcgd.backends.flower.memory import ClientMemory, InContext, InFolder
 from fedbcgd.backends.flower.wire import Order
 from fedbcgd.core.reading import Trains
 from fedbcgd.core.vector import Layout
-from fedbcgd.engine.probe import with_line
-from fedbcgd.errors import UserError, users_frames
+from fedbcgd.errors import UserError, users_frames, with_line
 
 Serve = Callable[[Message, Context], Message]
 
