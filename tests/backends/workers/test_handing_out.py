@@ -107,7 +107,7 @@ def test_a_worker_killed_with_two_tasks_in_hand(toys, net, monkeypatch, caplog):
 
 
 def test_a_unit_of_many_clients_is_not_handed_out_early(net, toys):
-    """Two processes that both write more than the line between them holds would wait for each other."""
+    """Two processes that both write more than the connection between them holds would wait for each other."""
     algorithm = fedbcgd.make_algorithm("fedavg")
     job = make_job(net(), toys(), algorithm, None, 0)
     server = make_server(job, 5, Stop(rounds=9))
@@ -140,7 +140,7 @@ def test_no_task_waits_behind_an_evaluation(toys, net, monkeypatch):
         backend.last_seconds = 0.0
         backend.begin_evaluation(server.x)
         worker = backend._workers[0]
-        worker.ready = worker.line.recv() == Ready()
+        worker.ready = worker.connection.recv() == Ready()
         worker.send(backend._evaluation.next(1))
         backend.run_round(server, server.plan())
         assert server.commit().accepted == 5

@@ -35,9 +35,9 @@ from fedbcgd.backends.ray.protocol import (
 )
 from fedbcgd.backends.ray.state_cache import CacheIndex
 from fedbcgd.backends.workers.backend import MAX_ATTEMPTS
-from fedbcgd.backends.workers.processes import ENVIRONMENT, Pulse, cores
+from fedbcgd.backends.workers.processes import ENVIRONMENT, LivenessMonitor, cores
 from fedbcgd.backends.workers.protocol import EvaluateReply, Failed
-from fedbcgd.backends.workers.shared import freeze
+from fedbcgd.backends.workers.shared import pickle_to_memory
 from fedbcgd.core.messages import Plan
 from fedbcgd.engine.backend import Clock, Inbox, NewState
 from fedbcgd.engine.client_state import StateStore
@@ -63,7 +63,7 @@ class _Actor:
     publication: int = 0  # the last one sent to it
     place: str = "not started"
     pid: int = 0
-    pulse: Pulse | None = None  # only if Ray was started by this process, so that the actor is on this machine
+    liveness: LivenessMonitor | None = None  # only if Ray was started here, so that the actor is on this machine
 
 
 class Ray:
@@ -104,13 +104,13 @@ class Ray:
         self._caches = CacheIndex(store)
         self._publication = 0  # number of the vectors that all actors need
         self._vectors: Any = None  # Ray's reference to them
-        frozen, self._size = _freeze_job(job)
+        pickled, self._size = _pickle_job(job)
         cluster.join(address, min(workers or cores(), cohort))
         self._joined = True
         try:
             count = min(workers or self._capacity(), cohort)
             self._window = 4 * count  # how many tasks after the last settled upload may be handed out
-            self._job = self._ray.put(frozen)
+            self._job = self._ray.put(pickled)
             self._actor_class = _actor_class(self._ray, self._gpus)
             self._actors = [self._start(number) for number in range(count)]
             self._began = time.monotonic()
@@ -231,7 +231,7 @@ class Ray:
             self._hand_out(todo, choose, request)
             calls = {ref: actor for actor in self._actors for ref in actor.calls}
             with self.clock.timing(waiting) if waiting else contextlib.nullcontext():
-                every = min((actor.pulse.every for actor in self._actors if actor.pulse), default=PATIENCE)
+                every = min((actor.liveness.every for actor in self._actors if actor.liveness), default=PATIENCE)
                 ready, _ = self._ray.wait(list(calls), num_returns=1, timeout=every)
             self._warn_if_actors_are_missing()
             for ref in ready:
@@ -258,7 +258,7 @@ class Ray:
                 elif isinstance(reply, Ready):
                     actor.ready = True
                     actor.pid, actor.place = reply.pid, reply.host
-                    actor.pulse = Pulse(actor.pid) if cluster.started_here() else None
+                    actor.liveness = LivenessMonitor(actor.pid) if cluster.started_here() else None
                 else:
                     done(actor, position, reply)
                     left -= 1
@@ -303,11 +303,11 @@ class Ray:
     def _replace_silent(self, todo: list[int], describe: Callable[[int], str]) -> None:
         """Replace actors that are stopped or hang: Ray only notices machines and processes that have ended."""
         for actor in list(self._actors):
-            if actor.pulse is None:
+            if actor.liveness is None:
                 continue
             if not actor.calls:
-                actor.pulse.clear()
-            elif reason := actor.pulse.lost():
+                actor.liveness.clear()
+            elif reason := actor.liveness.lost():
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(actor.pid, signal.SIGKILL)  # a stopped process would not react to Ray's request to end
                 self._replace(actor, RuntimeError(f"it {reason}"), todo, describe)
@@ -369,9 +369,9 @@ def _actor_class(ray: Any, gpus: float) -> Any:
     return ray.remote(num_cpus=1, num_gpus=gpus, max_restarts=0, runtime_env={"env_vars": ENVIRONMENT})(FedBCGD)
 
 
-def _freeze_job(job: Job) -> tuple[np.ndarray, int]:
+def _pickle_job(job: Job) -> tuple[np.ndarray, int]:
     """Return the job as bytes, and how many of the first bytes are the memory of its tensors and arrays."""
-    fd, size, length = freeze(job)
+    fd, size, length = pickle_to_memory(job)
     try:
         return np.frombuffer(mmap.mmap(fd, size + length), np.uint8), size
     finally:

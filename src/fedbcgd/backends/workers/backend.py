@@ -33,7 +33,7 @@ from fedbcgd.backends.workers.protocol import (
     Reply,
     Request,
 )
-from fedbcgd.backends.workers.shared import anonymous_memory, freeze
+from fedbcgd.backends.workers.shared import anonymous_memory, pickle_to_memory
 from fedbcgd.core.messages import Plan
 from fedbcgd.engine.backend import Clock, Inbox, NewState
 from fedbcgd.engine.client_state import StateStore
@@ -226,7 +226,7 @@ class Workers:
                 size = RoundMemory.size(job.algorithm, job.layout, self._slots)
                 self._fds.append(anonymous_memory(size))
                 self.memory = RoundMemory(mmap.mmap(self._fds[0], size), job.algorithm, job.layout)
-                job_fd, job_size, job_length = freeze(job)
+                job_fd, job_size, job_length = pickle_to_memory(job)
             except OSError as error:
                 reason = shortage(error) or error.strerror
                 raise UserError(
@@ -295,21 +295,21 @@ class Workers:
         queues: _Queues = {FitRequest: round, EvaluateRequest: self._evaluation}
         self._poll = select.poll()
         for worker in self._workers:
-            self._poll.register(worker.line.fileno(), select.POLLIN)
+            self._poll.register(worker.connection.fileno(), select.POLLIN)
         while not finished():
             if not all(worker.pending for worker in self._workers):
                 self._hand_out(queues)
             with self.clock.timing(waiting) if waiting else contextlib.nullcontext():
-                readable = self._poll.poll(1000 * min((worker.pulse.every for worker in self._workers), default=1.0))
-            by_descriptor = {worker.line.fileno(): worker for worker in self._workers}
+                readable = self._poll.poll(1000 * min((worker.liveness.every for worker in self._workers), default=1.0))
+            by_descriptor = {worker.connection.fileno(): worker for worker in self._workers}
             replies: list[tuple[Request, Reply]] = []
             for worker in [by_descriptor[fd] for fd, _ in readable]:
                 try:
-                    reply: Ready | Reply | Failed = worker.line.recv()
+                    reply: Ready | Reply | Failed = worker.connection.recv()
                 except (EOFError, OSError):
                     self._replace(worker, queues, worker.exit_reason())
                     continue
-                worker.pulse.clear()
+                worker.liveness.clear()
                 if isinstance(reply, Failed):
                     reply.reraise()
                 if isinstance(reply, Ready):
@@ -323,8 +323,8 @@ class Workers:
                     queue.done(request, reply)
             for worker in list(self._workers):
                 if worker.ready and not worker.pending:
-                    worker.pulse.clear()
-                elif reason := worker.pulse.lost():
+                    worker.liveness.clear()
+                elif reason := worker.liveness.lost():
                     self._replace(worker, queues, reason)
 
     def _hand_out(self, queues: _Queues) -> None:
@@ -359,7 +359,7 @@ class Workers:
             self._lost_forkservers.add(worker.forkserver)
             self._deaths[cause] = len(self._lost_forkservers) - 1
         self._deaths[cause] += 1
-        self._poll.unregister(worker.line.fileno())
+        self._poll.unregister(worker.connection.fileno())
         worker.end()
         if self._deaths[cause] >= MAX_ATTEMPTS:
             raise WorkerLost(
@@ -370,7 +370,7 @@ class Workers:
         k = self._workers.index(worker)
         log.warning("worker %d (pid %d) %s %s; it is replaced%s", k, worker.pid, reason, activity, again)
         self._workers[k] = self._start()
-        self._poll.register(self._workers[k].line.fileno(), select.POLLIN)
+        self._poll.register(self._workers[k].connection.fileno(), select.POLLIN)
 
     def close(self) -> None:
         """End the workers and release the shared memory; safe to call twice."""
