@@ -33,8 +33,8 @@ from fedbcgd.network.settings import Network, as_network
 from fedbcgd.runs.config import EARLIER_NAMES, Config, RunSection
 from fedbcgd.runs.execute import Prepare, execute
 from fedbcgd.runs.experiment import Experiment
-from fedbcgd.runs.given import as_config, described, hold_out_own
-from fedbcgd.runs.prepare import Prepared
+from fedbcgd.runs.from_python import as_config, described, hold_out_own
+from fedbcgd.runs.prepare import PreparedRun
 
 log = logging.getLogger("fedbcgd")
 
@@ -212,17 +212,19 @@ def simulate(
             the run so far.
         Interrupted: Ctrl-C; its `result` has the run so far.
     """
-    given = Given.of(locals())
+    checked = CheckedArguments.of(locals())
     if out is not None:
-        return _in_folder(given, Path(out), resume, progress)
+        return _in_folder(checked, Path(out), resume, progress)
     if resume:
         raise UserError("resume: expected out, the folder of the run to continue, got none; pass out=…")
-    settings, callbacks = given.settings, given.experiment.callbacks
-    prepared = Prepared(given.experiment, given.algorithm, settings, given.network, given.transport, in_folder=False)
+    settings, callbacks = checked.settings, checked.experiment.callbacks
+    prepared = PreparedRun(
+        checked.experiment, checked.algorithm, settings, checked.network, checked.transport, in_folder=False
+    )
     prepared.warn()
     with prepared.run as run:
         start = partial(make_backend, where=prepared.placement, transport=transport)
-        with single_run_display(given.algorithm.name, progress) as bar:
+        with single_run_display(checked.algorithm.name, progress) as bar:
             shown = [*callbacks, *([bar] if bar else [])]
             every = settings.evaluate_every
             loop = run.start(start, every=every, callbacks=shown, overlap=prepared.overlap, metric=metric, goal=goal)
@@ -248,7 +250,7 @@ if simulate.__doc__:  # none with python -OO
 
 
 @dataclass(frozen=True)
-class Given:
+class CheckedArguments:
     """The arguments of `simulate`, checked.
 
     Attributes:
@@ -266,7 +268,7 @@ class Given:
     transport: Transport | None
 
     @classmethod
-    def of(cls, given: Mapping[str, Any]) -> "Given":
+    def of(cls, given: Mapping[str, Any]) -> "CheckedArguments":
         """Check the arguments of `simulate`.
 
         Args:
@@ -316,22 +318,22 @@ class Given:
         settings = self.settings.model_copy(update=_written_target(self.settings))
         config = as_config(known, self.algorithm.for_cohort(settings.cohort), settings, self.network, where)
 
-        def prepare(config: Config) -> Prepared:
-            return Prepared(known, self.algorithm, config.run, self.network, self.transport)
+        def prepare(config: Config) -> PreparedRun:
+            return PreparedRun(known, self.algorithm, config.run, self.network, self.transport)
 
         return config, prepare
 
 
-def _in_folder(given: Given, out: Path, resume: bool, progress: bool | None) -> Result:
+def _in_folder(checked: CheckedArguments, out: Path, resume: bool, progress: bool | None) -> Result:
     """Run in a folder, as `fedbcgd run` does."""
-    config, make = given.planned("simulate")
-    model, prepared = given.experiment.model, []
+    config, make = checked.planned("simulate")
+    model, prepared = checked.experiment.model, []
 
-    def prepare(config: Config) -> Prepared:
+    def prepare(config: Config) -> PreparedRun:
         prepared.append(make(config))
         return prepared[0]
 
-    with single_run_display(given.algorithm.name, progress) as bar:
+    with single_run_display(checked.algorithm.name, progress) as bar:
         shown = [bar] if bar else []
         try:
             outcome = execute(config, out, resume=resume, callbacks=shown, prepare=prepare)

@@ -153,7 +153,7 @@ def _split(batch: Any, size: int) -> list[Any]:
 
 def pooled(clients: Sequence[Any]) -> Source:
     """Join the data of all clients into one source."""
-    if isinstance(clients, Parts):
+    if isinstance(clients, ClientSubsets):
         return clients.data.subset(clients.rows)
     sources = [as_source(data, f"client {k}") for k, data in enumerate(clients)]
     first = sources[0]
@@ -235,7 +235,7 @@ def stacked_gather(
     return gather_each, first.gather(torch.arange(1), unused)[0].numel()
 
 
-class Parts(Sequence["Images | Tensors"]):
+class ClientSubsets(Sequence["Images | Tensors"]):
     """Clients that share one data set. Only their rows are stored; the source of a client is created on access.
 
     Args:
@@ -266,12 +266,12 @@ class Parts(Sequence["Images | Tensors"]):
         """Return how many examples client k has."""
         return int(self.ends[k] - (self.ends[k - 1] if k else 0))
 
-    def to(self, device: torch.device) -> "Parts":
+    def to(self, device: torch.device) -> "ClientSubsets":
         """Move to a device."""
-        return Parts(self.data.to(device), self.rows.to(device), self.ends)
+        return ClientSubsets(self.data.to(device), self.rows.to(device), self.ends)
 
 
-def split(data: Images | Tensors, parts: Sequence[np.ndarray]) -> Parts:
+def split(data: Images | Tensors, parts: Sequence[np.ndarray]) -> ClientSubsets:
     """Split a data set over clients, which share its memory.
 
     Args:
@@ -288,7 +288,7 @@ def split(data: Images | Tensors, parts: Sequence[np.ndarray]) -> Parts:
     if 0 in sizes:
         raise _no_examples(f"client {sizes.index(0)}")
     rows = np.concatenate([np.empty(0, np.int64), *parts]).astype(np.int64, copy=False)
-    return Parts(data, torch.from_numpy(rows), np.cumsum(sizes, dtype=np.int64))
+    return ClientSubsets(data, torch.from_numpy(rows), np.cumsum(sizes, dtype=np.int64))
 
 
 def on_device(clients: Sequence[Any], device: torch.device) -> Sequence[Any]:
@@ -303,7 +303,7 @@ def on_device(clients: Sequence[Any], device: torch.device) -> Sequence[Any]:
     Returns:
         The clients' sources.
     """
-    if isinstance(clients, Parts):
+    if isinstance(clients, ClientSubsets):
         return clients.to(device)
     if not isinstance(clients, (list, tuple)):
         return clients
@@ -345,8 +345,8 @@ def in_channels_last(clients: Sequence[Any]) -> Sequence[Any]:
     Returns:
         The clients' sources.
     """
-    if isinstance(clients, Parts):
-        return Parts(in_channels_last([clients.data])[0], clients.rows, clients.ends)
+    if isinstance(clients, ClientSubsets):
+        return ClientSubsets(in_channels_last([clients.data])[0], clients.rows, clients.ends)
     if not isinstance(clients, (list, tuple)):
         return clients
     sources = [as_source(data, f"client {k}") for k, data in enumerate(clients)]

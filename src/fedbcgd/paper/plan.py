@@ -16,7 +16,7 @@ from fedbcgd.algorithms.registry import make_algorithm
 from fedbcgd.data.catalog import KNOWN
 from fedbcgd.models.make import BuiltModel, make_model
 from fedbcgd.paper.spec import Contender, Panel
-from fedbcgd.runs.batch import Planned
+from fedbcgd.runs.batch import PlannedRun
 from fedbcgd.runs.config import Data, check
 from fedbcgd.runs.experiment import load_data
 
@@ -108,7 +108,7 @@ def count_rounds(panel: Panel, contender: Contender) -> int:
 
 def seed_runs(
     panel: Panel, chosen: Mapping[str, Options], seed: int, machine: Machine
-) -> list[tuple[Contender, Planned]]:
+) -> list[tuple[Contender, PlannedRun]]:
     """Plan the runs of one seed, for the contenders whose hyper-parameters are chosen."""
     runs = []
     for contender in panel.contenders:
@@ -135,7 +135,7 @@ def planned(
     label: str,
     machine: Machine,
     extended: Sequence[str] = (),
-) -> Planned:
+) -> PlannedRun:
     """Plan a run.
 
     Args:
@@ -165,7 +165,7 @@ def planned(
     if workers is not None:
         raw["run"] = {**run, "workers": workers}
     group = folder_name({**raw, "run": {k: v for k, v in run.items() if k != "seed"}})
-    return Planned(label, group, folder, check(raw, label))
+    return PlannedRun(label, group, folder, check(raw, label))
 
 
 def folder_name(raw: Mapping[str, Any]) -> str:

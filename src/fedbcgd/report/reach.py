@@ -15,7 +15,7 @@ from fedbcgd.engine.loop import Outcome
 from fedbcgd.engine.run_folder import RunFolder
 from fedbcgd.errors import UserError
 from fedbcgd.network.profiles import PROFILES
-from fedbcgd.report.network import aim_of, format_hours
+from fedbcgd.report.network import format_hours, target_metric_of
 from fedbcgd.runs.retiming import hours
 
 log = logging.getLogger("fedbcgd")
@@ -36,12 +36,12 @@ def rows(
     """
     run_folders = [folder / name / f"seed-{seed}" for name, group in outcomes.items() for seed in group]
     columns = [list(o.rows[0]) for group in outcomes.values() for o in group.values() if o.rows]
-    aim = aim_of(run_folders[0], [c for c in columns[0] if all(c in own for own in columns)]) if columns else None
+    metric = target_metric_of(run_folders[0], columns)
     runs = [o for group in outcomes.values() for o in group.values() if o.rows and not o.diverged]
-    if aim is None or not runs:
+    if metric is None or not runs:
         return []
-    aim.check(target)
-    goal = aim.common([o.rows for o in runs]) if target is None else target
+    metric.check(target)
+    goal = metric.common([o.rows for o in runs]) if target is None else target
     if goal is None:
         return []
     out = []
@@ -49,20 +49,20 @@ def rows(
         for seed, o in group.items():
             run = folder / name / f"seed-{seed}"
             cost: dict[str, Any] = {
-                name: aim.to_reach(o.rows, [row.get(column, math.nan) for row in o.rows], goal)
+                name: metric.to_reach(o.rows, [row.get(column, math.nan) for row in o.rows], goal)
                 for name, column in (("rounds", "round"), ("upload_d", "upload_d"), ("upload_bytes", "upload_bytes"))
             }
             if RunFolder(run).traffic.exists():  # runs of earlier versions have none
                 try:
                     times = {profile: hours(run, profile) for profile in PROFILES}
-                    cost |= {f"hours_{p}": aim.to_reach(o.rows, at, goal) for p, at in times.items()}
+                    cost |= {f"hours_{p}": metric.to_reach(o.rows, at, goal) for p, at in times.items()}
                 except UserError as why:
                     say(str(why))
             if o.rows and "hours" in o.rows[0]:
-                cost["hours_own"] = aim.to_reach(o.rows, [row.get("hours", math.nan) for row in o.rows], goal)
+                cost["hours_own"] = metric.to_reach(o.rows, [row.get("hours", math.nan) for row in o.rows], goal)
             if o.diverged:
                 cost = dict.fromkeys(cost)
-            out.append({"algorithm": name, "seed": seed, "metric": aim.metric, "target": goal, **cost})
+            out.append({"algorithm": name, "seed": seed, "metric": metric.column, "target": goal, **cost})
     return out
 
 

@@ -390,7 +390,7 @@ def algorithm_of(config: Config, where: str) -> Any:
         UserError: an option is wrong.
     """
     from fedbcgd.algorithms.registry import make_algorithm
-    from fedbcgd.runs.own import make_own_algorithm
+    from fedbcgd.runs.user_code import make_own_algorithm
 
     options = dict(config.algorithm)
     try:

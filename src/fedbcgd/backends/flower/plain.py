@@ -27,7 +27,7 @@ _MOST_RECORDS = 8  # in a client's evaluation
 
 
 @dataclass(frozen=True)
-class Form:
+class RecordNames:
     """Names in the messages to an app.
 
     Attributes:
@@ -69,7 +69,7 @@ class Form:
         return RecordDict({self.arrays: arrays, self.config: config, FORM: ConfigRecord(values)})
 
     @classmethod
-    def read(cls, content: RecordDict) -> "Form":
+    def read(cls, content: RecordDict) -> "RecordNames":
         """Read the form of a message that the server sent."""
         values: Any = content[FORM]
         return cls(values["arrays"], values["config"], values["weighted_by"])

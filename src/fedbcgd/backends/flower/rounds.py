@@ -21,7 +21,7 @@ from fedbcgd.backends.flower.roster import Roster
 from fedbcgd.core.messages import Broadcast, Plan, Task
 from fedbcgd.core.reading import APP, FUNCTION, MOST_STEPS, Malformed, shorten
 from fedbcgd.engine.assemble import Run
-from fedbcgd.engine.backend import Clock
+from fedbcgd.engine.backend import Timings
 from fedbcgd.engine.closing import Quorum
 from fedbcgd.engine.traffic import Round
 
@@ -89,7 +89,7 @@ class Rounds:
         least = min(self._options.min_clients, self._server.clients)
         connected = self._roster.wait(grid, least, self._options.patience)
         self.late.drop_arrived(grid)
-        busy = self.late.busy(self._roster.node)
+        busy = self.late.busy(self._roster.nodes)
         return [client for client in connected if client not in busy] or connected
 
     def ask(self, plan: Plan, settings: Settings) -> list[Message]:
@@ -113,7 +113,7 @@ class Rounds:
         questions = OpenQuestions()
         vectors, arrays = cache(lambda: wire.vectors(broadcast)), cache(self._app_arrays)
         definition = ConfigRecord({"definition": self._definition.packed})
-        form, trains = self._options.form(), kind == MessageType.TRAIN
+        names, trains = self._options.record_names(), kind == MessageType.TRAIN
         for task in tasks:
             token, group = secrets.token_hex(16), str(task.round)
             how = self._roster.trains[task.client]
@@ -123,19 +123,19 @@ class Rounds:
                     content[wire.CONFIG] = ConfigRecord({**settings.train, plain.ROUND: task.round + 1})
                 content[wire.TASK] = self._task(task, token)
             elif trains:
-                content = form.content(arrays(), settings.train, task.round + 1, self._server.layout)
+                content = names.content(arrays(), settings.train, task.round + 1, self._server.layout)
                 content[wire.TASK] = self._task(task, token)
             else:
                 # An app's own evaluation does not return our token, but Flower returns the group id of a message.
-                content, group = form.content(arrays(), settings.evaluate, task.round), token
-            message = Message(content, self._roster.node[task.client], kind, ttl=settings.timeout, group_id=group)
+                content, group = names.content(arrays(), settings.evaluate, task.round), token
+            message = Message(content, self._roster.nodes[task.client], kind, ttl=settings.timeout, group_id=group)
             questions.add(token, message, task)
         return questions
 
     def _task(self, task: Task, token: str) -> ConfigRecord:
-        """Return the record that has all but the vectors: the order, our versions, and the token."""
+        """Return the record that has all but the vectors: the request, our versions, and the token."""
         server, job = self._server, self._run.job
-        order = wire.Order(
+        request = wire.TaskRequest(
             task,
             server.epoch,
             self.accepted.get(task.client, -1),
@@ -146,7 +146,7 @@ class Rounds:
             server.algorithm,
             job.objective.precision,
         )
-        return ConfigRecord({**order.record(), **wire.versions(), wire.TOKEN: token})
+        return ConfigRecord({**request.record(), **wire.versions(), wire.TOKEN: token})
 
     def _app_arrays(self) -> ArrayRecord:
         """Return the model under the names that the clients' own apps use."""
@@ -155,7 +155,7 @@ class Rounds:
 
     # -- wait ---------------------------------------------------------------------------------------------------------
 
-    def wait(self, grid: Grid, messages: Sequence[Message], timeout: float, clock: Clock) -> None:
+    def wait(self, grid: Grid, messages: Sequence[Message], timeout: float, timings: Timings) -> None:
         """Send the messages of the open round, and read replies until each block has enough uploads or the time is up.
 
         Clients that have not answered by then are reported as lost.
@@ -164,11 +164,11 @@ class Rounds:
         quorum = Quorum((task.block for task in self._plan.tasks), close_at=self._options.close_at)
         replies = exchange(grid, messages, timeout, self._monitor.waiting, lambda: quorum.complete)
         while True:
-            with clock.timing("waiting"):
+            with timings.measure("waiting"):
                 reply = next(replies, None)
             if reply is None:
                 break
-            with clock.timing("sums"):
+            with timings.measure("sums"):
                 if (task := self.take(reply)) is not None:
                     quorum.answered(task.block, valid=task.client in self._accepted_now)
         self.give_up_missing(closed_early=quorum.complete)
@@ -206,7 +206,7 @@ class Rounds:
                 server.forget_controls(f"client {task.client}: {failure.failed}")
             return failure.failed
         upload = wire.read_upload(reply.content, server.algorithm.lengths(server.layout, task.block))
-        most = self._roster.most["examples"].get(task.client, self._roster.max_examples)
+        most = self._roster.limits["examples"].get(task.client, self._roster.max_examples)
         if most is not None and isinstance(upload.examples, int) and most < upload.examples <= MOST_STEPS:
             upload = replace(upload, examples=most)
         server.ledger.wire_bytes += nbytes

@@ -39,7 +39,7 @@ from fedbcgd.backends.workers.processes import ENVIRONMENT, LivenessMonitor, cor
 from fedbcgd.backends.workers.protocol import EvaluateReply, Failed
 from fedbcgd.backends.workers.shared import pickle_to_memory
 from fedbcgd.core.messages import Plan
-from fedbcgd.engine.backend import Clock, Inbox, NewState
+from fedbcgd.engine.backend import Inbox, NewState, Timings
 from fedbcgd.engine.client_state import StateStore
 from fedbcgd.engine.evaluation import Batch, combine, spans
 from fedbcgd.engine.job import Job
@@ -95,7 +95,7 @@ class Ray:
         """
         self.job = job
         self.store = store
-        self.clock = Clock()
+        self.timings = Timings()
         self._ray = cluster.package()
         self._gpus = gpus if gpus is not None else float(device.startswith("cuda"))
         self._device = device
@@ -158,11 +158,11 @@ class Ray:
         def done(actor: _Actor, position: int, reply: Reply) -> None:
             assert isinstance(reply, FitReply)
             client = tasks[position].client
-            with self.clock.timing("sums"):
+            with self.timings.measure("sums"):
                 state = NewState(self.store, client, broadcast.epoch)
                 if state.hand_in(inbox, reply.as_upload(), reply.as_update(self.job.layout.dtype)):
                     self._caches.accepted(actor.number, client, state.new)
-            self.clock.add(reply.seconds)
+            self.timings.add(reply.seconds)
 
         self._work(todo, choose, request, done, lambda position: f"client {tasks[position].client} trained", "waiting")
 
@@ -221,7 +221,7 @@ class Ray:
             request: makes the request for a task.
             done: takes the reply to a task.
             describe: says what an actor does with a task, for messages.
-            waiting: the name in `clock` for the time spent waiting; None: it is not counted.
+            waiting: the name in `timings` for the time spent waiting; None: it is not counted.
         """
         self._losses.clear()
         for actor in self._actors:  # ignore replies to tasks of a round that was interrupted
@@ -230,7 +230,7 @@ class Ray:
         while left:
             self._hand_out(todo, choose, request)
             calls = {ref: actor for actor in self._actors for ref in actor.calls}
-            with self.clock.timing(waiting) if waiting else contextlib.nullcontext():
+            with self.timings.measure(waiting) if waiting else contextlib.nullcontext():
                 every = min((actor.liveness.every for actor in self._actors if actor.liveness), default=PATIENCE)
                 ready, _ = self._ray.wait(list(calls), num_returns=1, timeout=every)
             self._warn_if_actors_are_missing()

@@ -35,7 +35,7 @@ from fedbcgd.backends.workers.protocol import (
 )
 from fedbcgd.backends.workers.shared import anonymous_memory, pickle_to_memory
 from fedbcgd.core.messages import Plan
-from fedbcgd.engine.backend import Clock, Inbox, NewState
+from fedbcgd.engine.backend import Inbox, NewState, Timings
 from fedbcgd.engine.client_state import StateStore
 from fedbcgd.engine.evaluation import Batch, combine, spans
 from fedbcgd.engine.job import Job
@@ -156,14 +156,14 @@ class _Round:
 
     def done(self, request: FitRequest, reply: FitReply) -> None:
         backend, inbox = self._backend, self._inbox
-        with backend.clock.timing("sums"):
+        with backend.timings.measure("sums"):
             for assignment, stored in zip(request.assignments, reply.uploads, strict=True):
                 self._new_states[assignment.position].hand_in(inbox, backend.memory.get(stored))
                 self._used_slots[assignment.position] = assignment.upload_slot
         self._free_slots.extend(self._used_slots.pop(p) for p in list(self._used_slots) if p < inbox.settled)
         self._left -= len(request.units)
         backend.last_seconds = sum(reply.seconds.values()) / len(request.units)
-        backend.clock.add(reply.seconds)
+        backend.timings.add(reply.seconds)
 
 
 class _Evaluation:
@@ -213,7 +213,7 @@ class Workers:
             raise UserError(f"workers: expected 0 on this system, since worker processes need POSIX, got {workers}")
         self.job = job
         self.store = store
-        self.clock = Clock()
+        self.timings = Timings()
         self.last_seconds = math.inf  # of the last unit of tasks
         self._slots = max(4 * workers * (job.batch_clients or 1), min(cohort, MAX_WAITING_BYTES // _waiting_bytes(job)))
         self._fds: list[int] = []
@@ -288,7 +288,7 @@ class Workers:
         Args:
             round: the queue of fit requests; None: only the evaluation, if one was begun.
             finished: asked before each wait.
-            waiting: the name in `clock` for the time spent waiting; None: it is not counted.
+            waiting: the name in `timings` for the time spent waiting; None: it is not counted.
         """
         self._deaths.clear()
         self._lost_forkservers.clear()
@@ -299,7 +299,7 @@ class Workers:
         while not finished():
             if not all(worker.pending for worker in self._workers):
                 self._hand_out(queues)
-            with self.clock.timing(waiting) if waiting else contextlib.nullcontext():
+            with self.timings.measure(waiting) if waiting else contextlib.nullcontext():
                 readable = self._poll.poll(1000 * min((worker.liveness.every for worker in self._workers), default=1.0))
             by_descriptor = {worker.connection.fileno(): worker for worker in self._workers}
             replies: list[tuple[Request, Reply]] = []
