@@ -44,11 +44,7 @@ STYLE: dict[Any, Any] = {
 }
 PAGE = 7.0  # inches: the text width of a page, and of a figure
 DPI = 220
-AXES = {
-    "upload_d": "upload (in d)",
-    "round": "rounds",
-    "gradient_evaluations": "gradient evaluations (minibatches)",
-}
+AXES = {"upload_d": "upload (in d)", "round": "rounds", "gradient_evaluations": "gradient evaluations (minibatches)"}
 
 
 def line(style: LineStyle) -> dict[str, Any]:

@@ -313,11 +313,7 @@ def _match_names(stored: Mapping[str, Tensor], targets: Collection[str], source:
 
 
 def _fitting_values(
-    shapes: Mapping[str, torch.Size],
-    stored: Mapping[str, Tensor],
-    name_of: Mapping[str, str],
-    model: ViT,
-    source: str,
+    shapes: Mapping[str, torch.Size], stored: Mapping[str, Tensor], name_of: Mapping[str, str], model: ViT, source: str
 ) -> dict[str, Tensor]:
     """Return a value of each of these shapes, or raise one error that lists all problems."""
     values, problems = {}, []

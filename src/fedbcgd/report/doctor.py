@@ -58,10 +58,7 @@ def _causes(usable: int, present: int) -> list[tuple[bool, str]]:
     changed = {k: os.environ[k] for k, v in ENVIRONMENT.items() if k.startswith("MALLOC") and os.environ.get(k, v) != v}
     allocator = [(True, f"{k}={v} is set here; workers use {ENVIRONMENT[k]} anyway") for k, v in changed.items()]
     return [
-        (
-            usable < present,
-            f"this process may use {usable} of {present} cores (affinity or a container's limit)",
-        ),
+        (usable < present, f"this process may use {usable} of {present} cores (affinity or a container's limit)"),
         (
             quota is not None and quota < usable,
             f"a container's limit allows {quota or 0:g} cores of time, less than the {usable} workers: set run.workers",
@@ -79,10 +76,7 @@ def _causes(usable: int, present: int) -> list[tuple[bool, str]]:
             os.environ.get("OMP_PROC_BIND", "false").lower() not in ("false", "0"),
             "OMP_PROC_BIND binds this process to one core, so that only one core is counted: unset it",
         ),
-        (
-            torch.cuda.device_count() > 0,
-            'there is a GPU, but a run computes on the CPU unless device = "cuda" is set',
-        ),
+        (torch.cuda.device_count() > 0, 'there is a GPU, but a run computes on the CPU unless device = "cuda" is set'),
         (
             platform.libc_ver()[0] != "glibc" and sys.platform == "linux",
             "the C library is not glibc: the allocator settings of the workers have no effect",

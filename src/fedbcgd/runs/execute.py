@@ -20,15 +20,7 @@ from fedbcgd.engine.loop import DIVERGED, Callback, Loop, Outcome, RoundInfo, St
 from fedbcgd.engine.run_folder import JsonlFile, RunFolder, exclusive_lock, remove_temporary_files
 from fedbcgd.engine.signals import uninterrupted
 from fedbcgd.errors import Diverged, UserError
-from fedbcgd.files import (
-    add_checksum,
-    as_json,
-    make_folder,
-    refuse_link,
-    remove,
-    write_tensors,
-    write_text,
-)
+from fedbcgd.files import add_checksum, as_json, make_folder, refuse_link, remove, write_tensors, write_text
 from fedbcgd.runs import config as configuration
 from fedbcgd.runs.config import Config
 from fedbcgd.runs.experiment import Experiment

@@ -7,15 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedbcgd.backends.ray.protocol import (
-    FitReply,
-    FitRequest,
-    NotPublished,
-    Ready,
-    Reply,
-    Request,
-    as_tensor,
-)
+from fedbcgd.backends.ray.protocol import FitReply, FitRequest, NotPublished, Ready, Reply, Request, as_tensor
 from fedbcgd.backends.ray.state_cache import StateCache
 from fedbcgd.backends.workers.protocol import EvaluateReply, Failed
 from fedbcgd.backends.workers.shared import anonymous_memory, unpickle_from_memory

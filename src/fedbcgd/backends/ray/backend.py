@@ -265,10 +265,7 @@ class Ray:
             self._replace_silent(todo, describe)
 
     def _hand_out(
-        self,
-        todo: list[int],
-        choose: Callable[[_Actor], int | None],
-        request: Callable[[_Actor, int], Request],
+        self, todo: list[int], choose: Callable[[_Actor], int | None], request: Callable[[_Actor, int], Request]
     ) -> None:
         for depth in range(1, BACKLOG + 1):
             for actor in self._actors:
