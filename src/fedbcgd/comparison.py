@@ -17,16 +17,15 @@ from torch import nn
 from fedbcgd.algorithms.registry import algorithm_names
 from fedbcgd.core.algorithm import Algorithm
 from fedbcgd.display.progress import in_notebook
-from fedbcgd.display.tables import client_tables
 from fedbcgd.display.terminal import display
 from fedbcgd.engine.assemble import check_integer
 from fedbcgd.engine.loop import Outcome
 from fedbcgd.errors import UserError, unknown
-from fedbcgd.files import as_csv, make_folder, write_text
+from fedbcgd.files import make_folder
 from fedbcgd.report import page, reach
 from fedbcgd.runs import compare as comparison
 from fedbcgd.runs import sweep as search
-from fedbcgd.runs.batch import PlannedRun
+from fedbcgd.runs.batch import PlannedRun, run_all
 from fedbcgd.runs.from_python import described, hold_out
 from fedbcgd.simulation import CheckedArguments, check_options, simulate
 
@@ -131,13 +130,7 @@ def compare(
     folder = make_folder(Path(out))
     with _shown(runs, progress) as shown:
         outcomes = comparison.run(runs, folder, shown)
-    comparison.write(outcomes, folder)
-    reached = reach.rows(outcomes, folder, reach_target)
-    of_clients = client_tables({name: [*group.values()] for name, group in outcomes.items()})
-    tables = [comparison.table(outcomes), *of_clients]
-    if reached:
-        write_text(folder / "reach.csv", as_csv(reached))
-        tables.append(reach.table(reached))
+    _, tables = reach.write_comparison(outcomes, folder, reach_target)
     by_folder = {f"{name}/seed-{seed}": o for name, group in outcomes.items() for seed, o in group.items()}
     return Runs(folder, comparison.rows(outcomes), by_folder, tables=tables)
 
@@ -200,7 +193,7 @@ def sweep(
         chosen_by[label] = chosen
     folder = make_folder(Path(out))
     with _shown(runs, progress) as shown:
-        outcomes = search.run(runs, folder, shown)
+        outcomes = run_all(runs, folder, shown)
     best = search.write(runs, outcomes, folder)
     by_folder = {planned.folder: outcomes[planned.label] for planned in runs}
     tables = [search.table(runs, outcomes)]

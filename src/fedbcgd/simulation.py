@@ -213,34 +213,11 @@ def simulate(
         Interrupted: Ctrl-C; its `result` has the run so far.
     """
     checked = CheckedArguments.of(locals())
-    if out is not None:
-        return _in_folder(checked, Path(out), resume, progress)
-    if resume:
+    if resume and out is None:
         raise UserError("resume: expected out, the folder of the run to continue, got none; pass out=…")
-    settings, callbacks = checked.settings, checked.experiment.callbacks
-    prepared = PreparedRun(
-        checked.experiment, checked.algorithm, settings, checked.network, checked.transport, in_folder=False
-    )
-    prepared.warn()
-    with prepared.run as run:
-        start = partial(make_backend, where=prepared.placement, transport=transport)
-        with single_run_display(checked.algorithm.name, progress) as bar:
-            shown = [*callbacks, *([bar] if bar else [])]
-            every = settings.evaluate_every
-            loop = run.start(start, every=every, callbacks=shown, overlap=prepared.overlap, metric=metric, goal=goal)
-            try:
-                reason = loop.run()
-            except KeyboardInterrupt:
-                raise Interrupted(_result(run, model, "interrupted")) from None
-            except Diverged as error:
-                error.result = _result(run, model, DIVERGED)
-                raise
-            except Exception as error:
-                if train is None and (explanation := explained(error, run.job)):
-                    raise explanation from None
-                _show_users_lines(error)
-                raise
-        return _result(run, model, reason)
+    with single_run_display(checked.algorithm.name, progress) as bar:
+        shown = [bar] if bar else []
+        return _run(checked, None if out is None else Path(out), resume, shown)
 
 
 if simulate.__doc__:  # none with python -OO
@@ -318,38 +295,70 @@ class CheckedArguments:
         settings = self.settings.model_copy(update=_written_target(self.settings))
         config = as_config(known, self.algorithm.for_cohort(settings.cohort), settings, self.network, where)
 
-        def prepare(config: Config) -> PreparedRun:
-            return PreparedRun(known, self.algorithm, config.run, self.network, self.transport)
+        return config, lambda config: self.prepared(known, config.run)
 
-        return config, prepare
+    def prepared(self, experiment: Experiment, settings: RunSection, in_folder: bool = True) -> PreparedRun:
+        """Make the objects of the run; see `PreparedRun`."""
+        return PreparedRun(experiment, self.algorithm, settings, self.network, self.transport, in_folder)
 
 
-def _in_folder(checked: CheckedArguments, out: Path, resume: bool, progress: bool | None) -> Result:
-    """Run in a folder, as `fedbcgd run` does."""
+def _run(checked: CheckedArguments, out: Path | None, resume: bool, shown: Sequence[Callback]) -> Result:
+    """Run to the end; an error that ends the run gets the result so far."""
+    prepared: list[PreparedRun] = []  # one, once it is prepared
+    model = checked.experiment.model
+    try:
+        stopped = (
+            _in_memory(checked, shown, prepared) if out is None else _in_folder(checked, out, resume, shown, prepared)
+        )
+        return _result(prepared[0].run, model, stopped)
+    except KeyboardInterrupt as error:
+        if not prepared or prepared[0].run.loop is None:
+            raise
+        text = _in_python(error) or "interrupted"
+        raise Interrupted(_result(prepared[0].run, model, "interrupted"), text) from None
+    except Diverged as error:
+        error.result = _result(prepared[0].run, model, DIVERGED)
+        raise
+    except Exception as error:
+        if isinstance(error, UserError) and (text := _in_python(error)) != str(error):
+            raise type(error)(text) from error.__cause__
+        _show_users_lines(error)
+        raise
+
+
+def _in_memory(checked: CheckedArguments, shown: Sequence[Callback], prepared: list[PreparedRun]) -> str:
+    """Run without writing anything; return why it stopped."""
+    settings = checked.settings
+    prepared.append(checked.prepared(checked.experiment, settings, in_folder=False))
+    prepared[0].warn()
+    with prepared[0].run as run:
+        loop = run.start(
+            partial(make_backend, where=prepared[0].placement, transport=checked.transport),
+            every=settings.evaluate_every,
+            callbacks=[*checked.experiment.callbacks, *shown],
+            overlap=prepared[0].overlap,
+            metric=settings.metric,
+            goal=settings.goal,
+        )
+        try:
+            return loop.run()
+        except RuntimeError as error:
+            if checked.experiment.train is None and (explanation := explained(error, run.job)):
+                raise explanation from None
+            raise
+
+
+def _in_folder(
+    checked: CheckedArguments, out: Path, resume: bool, shown: Sequence[Callback], prepared: list[PreparedRun]
+) -> str:
+    """Run in a folder, as `fedbcgd run` does; return why it stopped."""
     config, make = checked.planned("simulate")
-    model, prepared = checked.experiment.model, []
 
     def prepare(config: Config) -> PreparedRun:
         prepared.append(make(config))
         return prepared[0]
 
-    with single_run_display(checked.algorithm.name, progress) as bar:
-        shown = [bar] if bar else []
-        try:
-            outcome = execute(config, out, resume=resume, callbacks=shown, prepare=prepare)
-        except KeyboardInterrupt as error:
-            if not prepared or prepared[0].run.loop is None:
-                raise
-            raise Interrupted(_result(prepared[0].run, model, "interrupted"), _in_python(error)) from None
-        except Diverged as error:
-            error.result = _result(prepared[0].run, model, DIVERGED)
-            raise
-        except UserError as error:
-            raise type(error)(_in_python(error)) from error.__cause__
-        except Exception as error:
-            _show_users_lines(error)
-            raise
-    return _result(prepared[0].run, model, outcome.stopped)
+    return execute(config, out, resume=resume, callbacks=shown, prepare=prepare).stopped
 
 
 def _show_users_lines(error: Exception) -> None:

@@ -359,11 +359,7 @@ def in_channels_last(clients: Sequence[Any]) -> Sequence[Any]:
 
 def batch_in_channels_last(batch: Any) -> Any:
     """Convert the images of a batch to channels_last."""
-    if isinstance(batch, Tensor):
-        return batch.contiguous(memory_format=torch.channels_last) if _is_images(batch) else batch
-    if isinstance(batch, Mapping):
-        return {key: batch_in_channels_last(value) for key, value in batch.items()}
-    return tuple(map(batch_in_channels_last, batch)) if isinstance(batch, (tuple, list)) else batch
+    return _map_tensors(lambda t: t.contiguous(memory_format=torch.channels_last) if _is_images(t) else t, batch)
 
 
 def _is_images(t: Tensor) -> bool:
@@ -482,10 +478,13 @@ def _columns(data: Mapping[Any, Any], where: str) -> dict[Any, Tensor]:
 
 def to_device(batch: Any, device: torch.device) -> Any:
     """Move the tensors of a batch to a device."""
+    return _map_tensors(lambda t: t if t.device == device else t.to(device, non_blocking=True), batch)
+
+
+def _map_tensors(function: Callable[[Tensor], Tensor], batch: Any) -> Any:
+    """Apply a function to each tensor of a batch; a list becomes a tuple, and what holds no tensors stays as it is."""
     if isinstance(batch, Tensor):
-        return batch if batch.device == device else batch.to(device, non_blocking=True)
+        return function(batch)
     if isinstance(batch, Mapping):
-        return {key: to_device(value, device) for key, value in batch.items()}
-    if isinstance(batch, (tuple, list)):
-        return tuple(to_device(value, device) for value in batch)
-    return batch
+        return {key: _map_tensors(function, value) for key, value in batch.items()}
+    return tuple(_map_tensors(function, value) for value in batch) if isinstance(batch, (tuple, list)) else batch

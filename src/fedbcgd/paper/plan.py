@@ -68,11 +68,8 @@ def algorithm_options(panel: Panel, contender: Contender, chosen: Options) -> di
     searched = {k: v for k, v in chosen.items() if k in ("lr", *contender.grid)}
     options = {**panel.local, **searched, **contender.algorithm}
     if contender.rounds_of is not None:  # as many minibatches in a round as a cohort computes
-        per_client = data_facts(panel).train // panel.data["clients"]
-        steps = panel.local.get("local_steps") or panel.local["local_epochs"] * math.ceil(
-            per_client / panel.local["batch_size"]
-        )
-        options["local_steps"] = panel.run["cohort"] * steps
+        rule = make_algorithm(**{**panel.local, **contender.algorithm}).local
+        options["local_steps"] = panel.run["cohort"] * rule.steps(data_facts(panel).train // panel.data["clients"])
     return options
 
 

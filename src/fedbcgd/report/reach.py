@@ -10,17 +10,17 @@ from typing import Any
 from rich.table import Table
 
 from fedbcgd.display.progress import printable
-from fedbcgd.display.tables import text_table
-from fedbcgd.engine.loop import Outcome
+from fedbcgd.display.tables import client_tables, text_table
 from fedbcgd.engine.run_folder import RunFolder
 from fedbcgd.errors import UserError
+from fedbcgd.files import as_csv, write_text
 from fedbcgd.network.profiles import PROFILES
 from fedbcgd.report.network import format_hours, target_metric_of
+from fedbcgd.runs import compare as comparison
+from fedbcgd.runs.compare import Outcomes
 from fedbcgd.runs.retiming import hours
 
 log = logging.getLogger("fedbcgd")
-
-Outcomes = Mapping[str, dict[int, Outcome]]  # by algorithm and seed
 
 
 def rows(
@@ -64,6 +64,30 @@ def rows(
                 cost = dict.fromkeys(cost)
             out.append({"algorithm": name, "seed": seed, "metric": metric.column, "target": goal, **cost})
     return out
+
+
+def write_comparison(
+    outcomes: Outcomes, folder: Path, target: float | None, say: Callable[[str], None] = log.warning
+) -> tuple[list[dict[str, Any]], list[Table]]:
+    """Write compare.csv, compare.png and, if there is a metric to reach, reach.csv.
+
+    Args:
+        outcomes: as for `rows`.
+        folder: as for `rows`.
+        target: as for `rows`.
+        say: as for `rows`.
+
+    Returns:
+        The rows of reach.csv, and the tables for the terminal.
+    """
+    comparison.write(outcomes, folder)
+    reached = rows(outcomes, folder, target, say)
+    tables = [comparison.table(outcomes)]
+    tables += client_tables({name: [*group.values()] for name, group in outcomes.items()})
+    if reached:
+        write_text(folder / "reach.csv", as_csv(reached))
+        tables.append(table(reached))
+    return reached, tables
 
 
 def table(reached: Sequence[Mapping[str, Any]]) -> Table:

@@ -20,7 +20,7 @@ from fedbcgd.core.parts import Section, explain_error
 from fedbcgd.data.names import EMBEDDED, PYTHON, QUADRATICS
 from fedbcgd.display.metrics import make_target
 from fedbcgd.errors import ALIASES, UserError, other_name
-from fedbcgd.files import read_regular, verify_checksum
+from fedbcgd.files import read_regular, read_text, verify_checksum
 from fedbcgd.network.links import COLUMNS
 from fedbcgd.network.profiles import Distribution
 from fedbcgd.network.settings import Network
@@ -295,18 +295,9 @@ def load(path: Path, overrides: Sequence[str] = (), run: Mapping[str, Any] | Non
     Raises:
         UserError: the file cannot be read, or a value is wrong.
     """
+    text = read_text(path, "a configuration file", f"; `fedbcgd init {path}` writes one to start from")
     try:
-        raw = tomllib.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise UserError(
-            f"{path}: expected a configuration file, got none; `fedbcgd init {path}` writes one to start from"
-        ) from None
-    except IsADirectoryError:
-        raise UserError(f"{path}: expected a TOML file, got a folder") from None
-    except OSError as error:
-        raise UserError(f"{path} cannot be read: {error.strerror}") from None
-    except UnicodeDecodeError as error:
-        raise UserError(f"{path}: expected UTF-8 text, got {error.reason} at byte {error.start}") from None
+        raw = tomllib.loads(text)
     except (ValueError, RecursionError) as error:
         raise UserError(f"{path}: expected TOML, got: {error}") from None
     for item in overrides:

@@ -14,7 +14,7 @@ from fedbcgd.display.tables import text_table
 from fedbcgd.engine.loop import Outcome
 from fedbcgd.errors import UserError
 from fedbcgd.files import as_csv, write_text
-from fedbcgd.runs.batch import PlannedRun, run_all
+from fedbcgd.runs.batch import PlannedRun
 from fedbcgd.runs.config import Config, check, parse_value
 
 
@@ -55,11 +55,6 @@ def points(axes: Mapping[str, Sequence[Any]]) -> Iterator[tuple[dict[str, Any], 
         chosen = dict(zip(axes, point, strict=True))
         label = ", ".join(f"{k} {v}" for k, v in chosen.items())
         yield chosen, label, "_".join(f"{k}={v}" for k, v in chosen.items()).replace("/", "-")
-
-
-def run(runs: Sequence[PlannedRun], folder: Path, shown: Any) -> dict[str, Outcome]:
-    """Do the runs; see `run_all`."""
-    return run_all(runs, folder, shown)
 
 
 def rows(runs: Sequence[PlannedRun], outcomes: Mapping[str, Outcome]) -> list[dict[str, Any]]:

@@ -128,10 +128,7 @@ def read_evaluation(content: Any, weighted_by: str) -> Evaluation:
     Raises:
         Malformed: it has another form.
     """
-    if not isinstance(content, RecordDict):
-        raise Malformed(f"expected records, got {type(content).__name__}")
-    if len(content) > _MOST_RECORDS:
-        raise Malformed(f"expected at most {_MOST_RECORDS} records, got {len(content):,}")
+    wire.record_names(content, _MOST_RECORDS)
     records = [record for record in content.values() if isinstance(record, MetricRecord)]
     if len(records) != 1:
         raise Malformed(f"expected one MetricRecord, got {len(records)}")

@@ -14,11 +14,12 @@ from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives import serialization
 from flwr.app import ConfigRecord, Message, RecordDict
 from flwr.serverapp import Grid
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic import Field, TypeAdapter, ValidationError
 
 from fedbcgd.backends.flower import wire
 from fedbcgd.backends.flower.exchange import LONGEST, SHORTEST, pull, push
 from fedbcgd.backends.flower.log import log
+from fedbcgd.core.parts import Section
 from fedbcgd.core.reading import MOST_STEPS, Hello, Malformed, Trains, shorten
 from fedbcgd.errors import UserError
 
@@ -26,7 +27,7 @@ HELLO_SECONDS = 120.0  # a node that has not answered by then is asked again lat
 FIRST_WAIT, LONGEST_WAIT = 2.0, 600.0  # seconds before a node is asked again; they double each time
 
 
-class Entry(BaseModel):
+class Entry(Section):
     """The roster's entry of one client.
 
     Attributes:
@@ -35,8 +36,6 @@ class Entry(BaseModel):
         examples: the most examples that the client counts for in a mean.
         test_examples: the same in evaluations.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
     key: str | None = None
     node: int | None = Field(None, ge=1)

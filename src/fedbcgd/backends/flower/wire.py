@@ -204,7 +204,7 @@ def token(message: Message) -> str | None:
 
 def read_failure(content: RecordDict) -> Failure | None:
     """Read why a client could not do its task, cut to a bounded length; None if the reply is no failure."""
-    if set(_record_names(content)) != {VALUES}:
+    if set(record_names(content)) != {VALUES}:
         return None
     failure = read(Failure, _values(content))
     return failure.model_copy(update={"failed": shorten(failure.failed)})
@@ -236,7 +236,7 @@ def read_upload(content: RecordDict, lengths: Mapping[str, Sequence[int]]) -> Up
     Raises:
         Malformed: the content is no upload of these lengths.
     """
-    measured = {METRICS: MetricRecord} if METRICS in _record_names(content) else {}
+    measured = {METRICS: MetricRecord} if METRICS in record_names(content) else {}
     _expect(content, {VALUES: ConfigRecord, UPLOAD: ArrayRecord, **measured})
     metrics = _bounded(content[METRICS], MOST_TRAIN_METRICS) if measured else {}
     values = _values(content)
@@ -261,18 +261,18 @@ def read_upload(content: RecordDict, lengths: Mapping[str, Sequence[int]]) -> Up
     return Upload(payload=payload, **({TRAIN_LOSS: None} | values), metrics=metrics)
 
 
-def _record_names(content: Any) -> list[str]:
+def record_names(content: Any, most: int = MOST_RECORDS) -> list[str]:
     """Return the names of the records; raise Malformed if there are too many."""
     if not isinstance(content, RecordDict):
         raise Malformed(f"expected records, got {type(content).__name__}")
-    if len(content) > MOST_RECORDS:
-        raise Malformed(f"expected at most {MOST_RECORDS} records, got {len(content):,}")
+    if len(content) > most:
+        raise Malformed(f"expected at most {most} records, got {len(content):,}")
     return list(content)
 
 
 def _expect(content: Any, kinds: Mapping[str, type]) -> None:
     """Raise Malformed unless the content has exactly these records."""
-    names = _record_names(content)
+    names = record_names(content)
     if set(names) != set(kinds):
         given = ", ".join(shorten(name, 60) for name in names) or "none"
         raise Malformed(f"expected the records {', '.join(kinds)}, got {given}")
