@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torch.utils.data import Subset, TensorDataset
 
 from fedbcgd import UserError, make_algorithm, simulate
-from fedbcgd.backends.workers.shared import _Freeze
+from fedbcgd.backends.workers.shared import _MemoryPickler
 from fedbcgd.core.objective import objective
 from fedbcgd.core.vector import FlatModel
 from fedbcgd.core.work import GradientMemory, Minibatch, Work
@@ -66,7 +66,7 @@ def test_a_client_without_examples_is_named():
 
 def frozen_bytes(job):
     text = io.BytesIO()
-    pickler = _Freeze(text)
+    pickler = _MemoryPickler(text)
     pickler.dump(job)
     return pickler.size + len(text.getvalue())
 
