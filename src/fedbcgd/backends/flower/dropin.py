@@ -38,11 +38,7 @@ from fedbcgd.errors import UserError, call_users
 TrainFunction = Callable[[Message, Context], Message]
 Mod = Callable[[Message, Context, TrainFunction], Message]
 
-LOSS_NAMES = (
-    "train_loss",
-    "train-loss",
-    "loss",
-)  # the metrics that may be an app's training loss; the first one counts
+LOSS_NAMES = ("train_loss", "train-loss", "loss")  # metrics that may be an app's training loss; the first one counts
 
 
 def train(

@@ -85,13 +85,8 @@ class ClientMemory:
         for name, pieces in self.pending.items():
             for s, t in pieces:
                 tensors[f"{name}@{s.start}"] = t
-        values: dict[str, Any] = {
-            "run": self.run,
-            "epoch": self.epoch,
-            "version": self.version,
-            "pending": self.pending_round,
-        }
-        return tensors, values
+        names = {"run": "run", "epoch": "epoch", "version": "version", "pending": "pending_round"}
+        return tensors, {key: getattr(self, name) for key, name in names.items()}
 
     @classmethod
     def parse(cls, tensors: Mapping[str, Tensor], values: Mapping[str, Any]) -> "ClientMemory":

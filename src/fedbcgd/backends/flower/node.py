@@ -88,14 +88,8 @@ class Node:
 
     def hello(self, message: Message, context: Context) -> RecordDict:
         """Say which client this is, and how it trains."""
-        of = int(context.node_config.get("num-partitions", 0))
-        values: dict[str, Any] = {
-            "client": self.client_index(context),
-            "of": of,
-            "trains": self.trains,
-            **wire.versions(),
-        }
-        return RecordDict({wire.VALUES: ConfigRecord(values)})
+        values = {"client": self.client_index(context), "of": int(context.node_config.get("num-partitions", 0))}
+        return RecordDict({wire.VALUES: ConfigRecord({**values, "trains": self.trains, **wire.versions()})})
 
     @contextlib.contextmanager
     def memory(self, request: TaskRequest, context: Context, layout: Layout) -> Iterator[ClientMemory]:

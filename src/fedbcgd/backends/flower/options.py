@@ -65,14 +65,8 @@ _EXPECTED: dict[str, tuple[Callable[[Any], bool], str]] = {
     "oversample": (lambda value: _is_number(value) and 1 <= value <= 100, "a number from 1 to 100"),
     **dict.fromkeys(("weighted_by_key", "arrayrecord_key", "configrecord_key"), _NAME),
 }
-_NEEDED = {
-    "min_clients",
-    "evaluate_every",
-    "checkpoint_every",
-    "evaluate_clients",
-    "close_at",
-    "oversample",
-}  # never None
+# Options that are never None.
+_NEEDED = {"min_clients", "evaluate_every", "checkpoint_every", "evaluate_clients", "close_at", "oversample"}
 
 
 def _check(name: str, value: Any) -> None:
