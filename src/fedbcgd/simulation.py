@@ -217,7 +217,12 @@ def simulate(
         raise UserError("resume: expected out, the folder of the run to continue, got none; pass out=…")
     with single_run_display(checked.algorithm.name, progress) as bar:
         shown = [bar] if bar else []
-        return _run(checked, None if out is None else Path(out), resume, shown)
+        try:
+            return _run(checked, None if out is None else Path(out), resume, shown)
+        except Exception as error:
+            if error.__traceback__ is not None:  # it goes from here to the user's own lines
+                error.__traceback__.tb_next = users_frames(error.__traceback__.tb_next)
+            raise
 
 
 if simulate.__doc__:  # none with python -OO
@@ -319,11 +324,10 @@ def _run(checked: CheckedArguments, out: Path | None, resume: bool, shown: Seque
     except Diverged as error:
         error.result = _result(prepared[0].run, model, DIVERGED)
         raise
-    except Exception as error:
-        if isinstance(error, UserError) and (text := _in_python(error)) != str(error):
-            raise type(error)(text) from error.__cause__
-        _show_users_lines(error)
-        raise
+    except UserError as error:
+        if (text := _in_python(error)) == str(error):
+            raise
+        raise type(error)(text) from error.__cause__
 
 
 def _in_memory(checked: CheckedArguments, shown: Sequence[Callback], prepared: list[PreparedRun]) -> str:
@@ -359,12 +363,6 @@ def _in_folder(
         return prepared[0]
 
     return execute(config, out, resume=resume, callbacks=shown, prepare=prepare).stopped
-
-
-def _show_users_lines(error: Exception) -> None:
-    """Have the error's traceback go from here to the user's own lines."""
-    if error.__traceback__ is not None:
-        error.__traceback__.tb_next = users_frames(error.__traceback__.tb_next)
 
 
 def _written_target(settings: RunSection) -> dict[str, Any]:
