@@ -5,7 +5,7 @@ import logging
 import math
 import re
 import tomllib
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any, Literal
@@ -504,37 +504,36 @@ def _misplaced(config: Config) -> list[str]:
     return [f"algorithm.{key}: {hint}" for key, hint in hints.items() if hint]
 
 
-def _contradictions(config: Config) -> list[str]:
-    """List the values that do not go together."""
+def _contradictions(config: Config) -> Iterator[str]:
+    """Yield a message about all values that do not go together."""
     run, data, chosen = config.run, config.data, config.quadratics
-    out = [f"run.{problem}" for problem in config.placement.problems()]
+    yield from (f"run.{problem}" for problem in config.placement.problems())
     if run.rounds is None and run.budget is None and run.target is None:
-        out.append("run: expected rounds, budget or target, which say when to stop, got none of them")
+        yield "run: expected rounds, budget or target, which say when to stop, got none of them"
     if data.name != PYTHON and (data.name == QUADRATICS) != (config.model.name == "point"):
-        out.append(
+        yield (
             f"model.name: expected point with data.name = 'quadratics' and only then, got model {config.model.name!r} "
             f"with data {data.name!r}"
         )
     if chosen is not None and data.name != QUADRATICS:
-        out.append(f"quadratics: expected this section only with data.name = 'quadratics', got {data.name!r}")
+        yield f"quadratics: expected this section only with data.name = 'quadratics', got {data.name!r}"
     if chosen is not None and chosen.mu > chosen.beta:
-        out.append(f"quadratics.mu: expected at most beta = {chosen.beta:g}, got {chosen.mu:g}")
+        yield f"quadratics.mu: expected at most beta = {chosen.beta:g}, got {chosen.mu:g}"
     if data.name == QUADRATICS and data.validation:
-        out.append(
+        yield (
             f"data.validation: expected 0 with quadratics, whose metric is the gap to the optimum, got {data.validation:g}"
         )
     if data.name == QUADRATICS and data.held_out is not None:
-        out.append(f"data.held_out: expected none with quadratics, got {data.held_out:g}")
+        yield f"data.held_out: expected none with quadratics, got {data.held_out:g}"
     if data.name == QUADRATICS and isinstance(run.target, float) and run.metric is None:
-        out.append(
+        yield (
             f"run.target: expected {{ gap = … }} with quadratics, whose metric is the gap to the optimum, got "
             f"{run.target:g}"
         )
     if config.network is not None and config.network.crash and (problem := config.placement.crash_problem()):
-        out.append(f"network.{problem}")
+        yield f"network.{problem}"
     if run.cohort > data.clients and data.clients_from is None:
-        out.append(f"run.cohort: expected at most data.clients = {data.clients}, got {run.cohort}")
-    return out
+        yield f"run.cohort: expected at most data.clients = {data.clients}, got {run.cohort}"
 
 
 def _explain(error: Any) -> str:
