@@ -46,7 +46,7 @@ def measure(console: Console, repeats: int = 7) -> list[dict]:
     try:
         for loop in loops.values():
             go(loop)()  # starts the workers and touches the memory
-            loop.backend.clock.clear()
+            loop.backend.timings.clear()
         seconds = interleaved({name: go(loop) for name, loop in loops.items()}, repeats)
     finally:
         for loop in loops.values():
@@ -57,7 +57,7 @@ def measure(console: Console, repeats: int = 7) -> list[dict]:
         turns = repeats + 1
         row = {"way": name, "s a turn": statistics.median(seconds[name]), "times 1 worker": fast[name]}
         row |= {
-            part: loop.backend.clock.get(part, 0.0) / turns
+            part: loop.backend.timings.get(part, 0.0) / turns
             for part in ("local", "codec", "sums", "evaluation", "waiting")
         }
         rows.append(row)

@@ -44,7 +44,7 @@ from fedbcgd.files import as_csv, make_folder, write_text
 from fedbcgd.paper.measures import last_share
 from fedbcgd.paper.origin import current_commit
 from fedbcgd.runs import config as configuration
-from fedbcgd.runs.batch import Planned, run_all
+from fedbcgd.runs.batch import PlannedRun, run_all
 
 SEEDS = (0, 1, 2)
 LOCAL = {"lr": 0.1, "local_epochs": 1, "batch_size": 50, "lr_decay": 0.998, "weight_decay": 1e-3}
@@ -98,7 +98,7 @@ def steps(repeats: int) -> None:
         print(f"| {name} | {fp32:.1f} | {bf16:.1f} | {fp32 / bf16:.2f} |", flush=True)
 
 
-def planned(trial: bool) -> dict[Key, Planned]:
+def planned(trial: bool) -> dict[Key, PlannedRun]:
     """Return all runs, a network after the other, so that an interrupted study has whole networks."""
     runs = {}
     for network, (model, rounds) in (TRIAL if trial else NETWORKS).items():
@@ -115,7 +115,7 @@ def planned(trial: bool) -> dict[Key, Planned]:
                     group = f"{model['name']}-{algorithm}-{precision}"
                     config = configuration.check(raw, group)
                     label = f"{network}, {algorithm}, {precision}, seed {seed}"
-                    runs[network, algorithm, precision, seed] = Planned(label, group, f"{group}-{seed}", config)
+                    runs[network, algorithm, precision, seed] = PlannedRun(label, group, f"{group}-{seed}", config)
     return runs
 
 

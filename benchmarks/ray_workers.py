@@ -55,7 +55,7 @@ def _one(name: str, repeats: int) -> list[dict]:
 
         for loop in loops.values():
             go(loop)()  # starts the actors and touches the memory
-            loop.backend.clock.clear()
+            loop.backend.timings.clear()
         seconds = interleaved({way: go(loop) for way, loop in loops.items()}, repeats)
         return [
             {
@@ -63,7 +63,7 @@ def _one(name: str, repeats: int) -> list[dict]:
                 "s a round": statistics.median(seconds[way]) / ROUNDS,
                 "times the workers": 1 / ratios(seconds, "workers")[way],
             }
-            | {part: loop.backend.clock.get(part, 0.0) / (repeats + 1) / ROUNDS for part in PARTS}
+            | {part: loop.backend.timings.get(part, 0.0) / (repeats + 1) / ROUNDS for part in PARTS}
             for way, loop in loops.items()
         ]
     finally:

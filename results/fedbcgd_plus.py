@@ -21,7 +21,7 @@ from matplotlib.figure import Figure
 import fedbcgd
 from fedbcgd.data import dirichlet, fashion_mnist, split
 from fedbcgd.display import plots
-from fedbcgd.display.looks import families
+from fedbcgd.display.styles import variant_styles
 from fedbcgd.files import make_folder, write_text
 from fedbcgd.models import Logistic
 from fedbcgd.models.problems import quadratics
@@ -37,7 +37,7 @@ VARIANTS = {
     "FedBCGD+ adaptive (2d/N)": ("fedbcgd+", {"blocks": 5, "damping": "adaptive"}),
     "FedBCGD+ derived (d/N)": ("fedbcgd+derived", {"blocks": 5}),
 }
-LOOKS = dict(zip(VARIANTS, families([name for name, _ in VARIANTS.values()]), strict=True))
+STYLES = dict(zip(VARIANTS, variant_styles([name for name, _ in VARIANTS.values()]), strict=True))
 
 
 def regression(variant: str, lr: float, momentum: float, seed: int, every: int) -> list[dict[str, float]]:
@@ -78,12 +78,12 @@ def study_regression() -> None:
 def draw_regression(curves: list[dict]) -> None:
     with matplotlib.rc_context(plots.STYLE):
         figure, panel = empty("upload (in d)", "train loss (three seeds: mean, range)")
-        for variant, look in LOOKS.items():
+        for variant, style in STYLES.items():
             runs = [[r for r in curves if r["variant"] == variant and r["seed"] == s] for s in SEEDS]
             x = [r["upload_d"] for r in runs[0]]
             y = np.array([[r["test_loss"] for r in run] for run in runs])
-            panel.plot(x, y.mean(0), label=variant, **plots.line(look))
-            panel.fill_between(x, y.min(0), y.max(0), color=look.colour, alpha=0.15, linewidth=0)
+            panel.plot(x, y.mean(0), label=variant, **plots.line(style))
+            panel.fill_between(x, y.min(0), y.max(0), color=style.colour, alpha=0.15, linewidth=0)
         panel.set_ylim(0.35, 1.2)
         panel.legend(loc="center left", bbox_to_anchor=(1.0, 0.5))
         plots.save(figure, OUT / "regression.png")
@@ -110,10 +110,10 @@ def study_quadratics() -> None:
 def draw_quadratics(rows: list[dict]) -> None:
     with matplotlib.rc_context(plots.STYLE):
         figure, panel = empty("rounds", "f(x) − f(x*)")
-        for variant, look in LOOKS.items():
+        for variant, style in STYLES.items():
             own = [r for r in rows if r["variant"] == variant]
             gaps = [max(r["gap"], 1e-33) for r in own]
-            panel.semilogy([r["round"] for r in own], gaps, label=variant, **plots.line(look))
+            panel.semilogy([r["round"] for r in own], gaps, label=variant, **plots.line(style))
         panel.legend(loc="center left", bbox_to_anchor=(1.0, 0.5))
         plots.save(figure, OUT / "quadratics.png")
 

@@ -23,9 +23,9 @@ from matplotlib.figure import Figure
 from torch import nn
 
 from fedbcgd.algorithms.registry import algorithm_names, make_algorithm
-from fedbcgd.display.looks import look
 from fedbcgd.display.plots import line, save
 from fedbcgd.display.progress import progress_display
+from fedbcgd.display.styles import line_style
 from fedbcgd.engine.assemble import make_job, make_server
 from fedbcgd.engine.loop import Outcome, Stop
 from fedbcgd.engine.traffic import Round, read
@@ -34,7 +34,7 @@ from fedbcgd.network.profiles import PROFILES
 from fedbcgd.network.settings import as_network
 from fedbcgd.network.simulator import NetworkSimulator, fit_to_links
 from fedbcgd.runs import config as configuration
-from fedbcgd.runs.batch import Planned, run_all
+from fedbcgd.runs.batch import PlannedRun, run_all
 from fedbcgd.runs.bias import block_biases
 from fedbcgd.runs.experiment import make_experiment
 from fedbcgd.runs.retiming import bias, hours, to_reach
@@ -92,16 +92,16 @@ def two_layers() -> nn.Module:
     )
 
 
-def even(seed: int) -> Planned:
+def even(seed: int) -> PlannedRun:
     return planned("matched", EVEN, seed, BLOCKS | MATCHED[EVEN], HUNDREDFOLD, rounds=ROUNDS)
 
 
-def planned(study: str, label: str, seed: int, algorithm: dict, network: dict | None, **run: object) -> Planned:
+def planned(study: str, label: str, seed: int, algorithm: dict, network: dict | None, **run: object) -> PlannedRun:
     model = run.pop("model", "lenet5")
     raw = {"algorithm": algorithm, "run": {"seed": seed, "cohort": 10, "evaluate_every": 2, **run}}
     raw |= {"model": {"name": model}, **({"network": network} if network else {})}
     folder = f"{study}/{label.replace(' ', '-').replace(',', '')}/seed-{seed}"
-    return Planned(f"{study}: {label}, seed {seed}", f"{study}: {label}", folder, configuration.check(raw, label))
+    return PlannedRun(f"{study}: {label}, seed {seed}", f"{study}: {label}", folder, configuration.check(raw, label))
 
 
 def last(outcome: Outcome, metric: str, rows: int = 5) -> float:
@@ -113,7 +113,7 @@ def spread(values: list[float], digits: int) -> str:
     return f"{statistics.fmean(values):.{digits}f} ± {statistics.stdev(values):.{digits}f}"
 
 
-def go(runs: dict[tuple[str, int], Planned]) -> dict[tuple[str, int], Outcome]:
+def go(runs: dict[tuple[str, int], PlannedRun]) -> dict[tuple[str, int], Outcome]:
     plans = list(runs.values())
     with progress_display([p.label for p in plans]) as shown:
         outcomes = run_all(plans, make_folder(RUNS), shown)
@@ -189,7 +189,7 @@ def study_reach() -> None:
             short = min(map(len, group))
             x = [statistics.fmean(values[i] for values in at) for i in range(short)]
             y = [statistics.fmean(rows[i]["test_accuracy"] for rows in group) for i in range(short)]
-            panel.plot(x, y, label=name, **line(look(name, k)))
+            panel.plot(x, y, label=name, **line(line_style(name, k)))
         panel.axhline(TARGET, color="#bbbbbb", linewidth=0.8)
         panel.set_xscale("log")
         panel.set_xlabel("virtual hours")
@@ -273,7 +273,7 @@ def study_correlated() -> None:
             own = {**raw, "algorithm": BLOCKS | options, "network": {"csv": str(links)}}
             checked = configuration.check(own, label)
             folder = f"correlated/{label.replace(' ', '-').replace(',', '')}/seed-{seed}"
-            runs[label, seed] = Planned(f"correlated: {label}, seed {seed}", f"correlated: {label}", folder, checked)
+            runs[label, seed] = PlannedRun(f"correlated: {label}, seed {seed}", f"correlated: {label}", folder, checked)
     table = []
     outcomes = go(runs)
     for (label, seed), o in outcomes.items():

@@ -12,7 +12,7 @@ from fedbcgd.runs import compare as comparison
 from fedbcgd.runs import config as configuration
 from tests.command import fedbcgd as command
 from tests.runs.test_execute import rows_of
-from tests.runs.test_given import absolute_error, houses, measured
+from tests.runs.test_from_python import absolute_error, houses, measured
 
 QUICK = {"rounds": 3, "cohort": 3, "workers": 0, "batch_size": 4, "local_steps": 2, "lr": 0.03}
 TASK = {"loss": absolute_error, "metrics": measured, "metric": "mae"}

@@ -17,18 +17,17 @@ from torch import nn
 from fedbcgd.algorithms.registry import algorithm_names
 from fedbcgd.core.algorithm import Algorithm
 from fedbcgd.display.progress import in_notebook
-from fedbcgd.display.tables import client_tables
 from fedbcgd.display.terminal import display
 from fedbcgd.engine.assemble import check_integer
 from fedbcgd.engine.loop import Outcome
 from fedbcgd.errors import UserError, unknown
-from fedbcgd.files import as_csv, make_folder, write_text
+from fedbcgd.files import make_folder
 from fedbcgd.report import page, reach
 from fedbcgd.runs import compare as comparison
 from fedbcgd.runs import sweep as search
-from fedbcgd.runs.batch import Planned
-from fedbcgd.runs.given import described, hold_out
-from fedbcgd.simulation import Given, check_options, simulate
+from fedbcgd.runs.batch import PlannedRun, run_all
+from fedbcgd.runs.from_python import described, hold_out
+from fedbcgd.simulation import CheckedArguments, check_options, simulate
 
 Factory = Callable[[], nn.Module]
 
@@ -125,22 +124,16 @@ def compare(
         module, known = _made(model, seed), None
         for label, own in named.items():
             algorithm, options = _options(label, own, common)
-            given = _given(module, clients, algorithm, options, {**arguments, "seed": seed})
-            known = known or described(given.experiment, given.settings)
-            config, prepare = given.planned(f"compare {label}", known)
+            checked = _checked(module, clients, algorithm, options, {**arguments, "seed": seed})
+            known = known or described(checked.experiment, checked.settings)
+            config, prepare = checked.planned(f"compare {label}", known)
             title = label if seeds == 1 else f"{label}, seed {seed}"
-            runs.append(Planned(title, label, f"{label.replace('/', '-')}/seed-{seed}", config, prepare))
+            runs.append(PlannedRun(title, label, f"{label.replace('/', '-')}/seed-{seed}", config, prepare))
     runs.sort(key=lambda planned: list(named).index(planned.group))
     folder = make_folder(Path(out))
     with _shown(runs, progress) as shown:
         outcomes = comparison.run(runs, folder, shown)
-    comparison.write(outcomes, folder)
-    reached = reach.rows(outcomes, folder, reach_target)
-    of_clients = client_tables({name: [*group.values()] for name, group in outcomes.items()})
-    tables = [comparison.table(outcomes), *of_clients]
-    if reached:
-        write_text(folder / "reach.csv", as_csv(reached))
-        tables.append(reach.table(reached))
+    _, tables = reach.write_comparison(outcomes, folder, reach_target)
     by_folder = {f"{name}/seed-{seed}": o for name, group in outcomes.items() for seed, o in group.items()}
     return Runs(folder, comparison.rows(outcomes), by_folder, tables=tables)
 
@@ -198,15 +191,15 @@ def sweep(
         clients, validation = hold_out(clients, validation, arguments.get("seed", 0))
     module, known, runs, chosen_by = _made(model, arguments.get("seed", 0)), None, [], {}
     for chosen, label, name in search.points({option: [*values] for option, values in grid.items()}):
-        given = _given(module, clients, algorithm, {**common, **chosen}, {**arguments, "test": validation})
-        given = replace(given, experiment=replace(given.experiment, prefix="validation"))
-        known = known or described(given.experiment, given.settings)
-        config, prepare = given.planned(f"sweep {label}", known)
-        runs.append(Planned(label, label, name, config, prepare))
+        checked = _checked(module, clients, algorithm, {**common, **chosen}, {**arguments, "test": validation})
+        checked = replace(checked, experiment=replace(checked.experiment, prefix="validation"))
+        known = known or described(checked.experiment, checked.settings)
+        config, prepare = checked.planned(f"sweep {label}", known)
+        runs.append(PlannedRun(label, label, name, config, prepare))
         chosen_by[label] = chosen
     folder = make_folder(Path(out))
     with _shown(runs, progress) as shown:
-        outcomes = search.run(runs, folder, shown)
+        outcomes = run_all(runs, folder, shown)
     best = search.write(runs, outcomes, folder)
     by_folder = {planned.folder: outcomes[planned.label] for planned in runs}
     tables = [search.table(runs, outcomes)]
@@ -245,12 +238,14 @@ def _options(label: str, own: Any, common: Mapping[str, Any]) -> tuple[str | Alg
     return options.pop("name"), options
 
 
-def _given(model: Any, clients: Any, algorithm: Any, options: Mapping[str, Any], arguments: Mapping[str, Any]) -> Given:
+def _checked(
+    model: Any, clients: Any, algorithm: Any, options: Mapping[str, Any], arguments: Mapping[str, Any]
+) -> CheckedArguments:
     bound = inspect.signature(simulate).bind(model, clients, algorithm, **arguments)
     bound.apply_defaults()
-    return Given.of({**bound.arguments, "options": options})
+    return CheckedArguments.of({**bound.arguments, "options": options})
 
 
-def _shown(runs: Sequence[Planned], progress: bool | None) -> Any:
+def _shown(runs: Sequence[PlannedRun], progress: bool | None) -> Any:
     wanted = progress or (progress is None and (sys.stderr.isatty() or in_notebook()))
     return display([planned.label for planned in runs], quiet=not wanted, as_json=False)

@@ -14,6 +14,7 @@ from fedbcgd.display import plots, tables
 from fedbcgd.display.progress import progress_display
 from fedbcgd.files import as_csv, write_text
 from fedbcgd.models import LeNet5
+from fedbcgd.runs.retiming import to_reach
 from fedbcgd.simulation import Interrupted, Result, simulate
 
 CLIENTS, COHORT, RHO = 100, 10, 0.6
@@ -108,7 +109,7 @@ def conclude(console: Console, results: Mapping[str, Result], budget: float, fol
     for name, result in results.items():
         if name == "fedavg":
             continue
-        first = tables.upload_to_reach(result, "test_accuracy", reached)
+        first = to_reach(result.rows, [row["upload_d"] for row in result.rows], "test_accuracy", reached)
         when = f"after {first:.1f} d" if first is not None else "not within the budget"
         console.print(
             f"FedAvg's last accuracy ({reached:.4f} at {baseline.ledger.upload_d:.1f} d) was reached by {name} {when}",

@@ -161,6 +161,29 @@ def write_whole(path: Path, write: Callable[[Path], None], backup: Path | None =
         raise UserError(f"{path} could not be written: {error.strerror or error}") from error
 
 
+def read_text(path: Path, expected: str, remedy: str = "") -> str:
+    """Read a UTF-8 text file that a user has named.
+
+    Args:
+        path: the file.
+        expected: what it should be, for messages.
+        remedy: added to the message if there is no such file.
+
+    Raises:
+        UserError: it does not exist, cannot be read, or is no text.
+    """
+    try:
+        return path.read_text(encoding="utf-8-sig")
+    except FileNotFoundError:
+        raise UserError(f"{path}: expected {expected}, got none{remedy}") from None
+    except IsADirectoryError:
+        raise UserError(f"{path}: expected {expected}, got a folder") from None
+    except UnicodeDecodeError as error:
+        raise UserError(f"{path}: expected UTF-8 text, got {error.reason} at byte {error.start}") from None
+    except OSError as error:
+        raise UserError(f"{path} cannot be read: {error.strerror}") from None
+
+
 def write_text(path: Path, text: str) -> None:
     """Write a UTF-8 text file atomically, see `write_whole`."""
 

@@ -33,8 +33,8 @@ from fedbcgd.network.settings import Network, as_network
 from fedbcgd.runs.config import EARLIER_NAMES, Config, RunSection
 from fedbcgd.runs.execute import Prepare, execute
 from fedbcgd.runs.experiment import Experiment
-from fedbcgd.runs.given import as_config, described, hold_out_own
-from fedbcgd.runs.prepare import Prepared
+from fedbcgd.runs.from_python import as_config, described, hold_out_own
+from fedbcgd.runs.prepare import PreparedRun
 
 log = logging.getLogger("fedbcgd")
 
@@ -212,33 +212,17 @@ def simulate(
             the run so far.
         Interrupted: Ctrl-C; its `result` has the run so far.
     """
-    given = Given.of(locals())
-    if out is not None:
-        return _in_folder(given, Path(out), resume, progress)
-    if resume:
+    checked = CheckedArguments.of(locals())
+    if resume and out is None:
         raise UserError("resume: expected out, the folder of the run to continue, got none; pass out=…")
-    settings, callbacks = given.settings, given.experiment.callbacks
-    prepared = Prepared(given.experiment, given.algorithm, settings, given.network, given.transport, in_folder=False)
-    prepared.warn()
-    with prepared.run as run:
-        start = partial(make_backend, where=prepared.placement, transport=transport)
-        with single_run_display(given.algorithm.name, progress) as bar:
-            shown = [*callbacks, *([bar] if bar else [])]
-            every = settings.evaluate_every
-            loop = run.start(start, every=every, callbacks=shown, overlap=prepared.overlap, metric=metric, goal=goal)
-            try:
-                reason = loop.run()
-            except KeyboardInterrupt:
-                raise Interrupted(_result(run, model, "interrupted")) from None
-            except Diverged as error:
-                error.result = _result(run, model, DIVERGED)
-                raise
-            except Exception as error:
-                if train is None and (explanation := explained(error, run.job)):
-                    raise explanation from None
-                _show_users_lines(error)
-                raise
-        return _result(run, model, reason)
+    with single_run_display(checked.algorithm.name, progress) as bar:
+        shown = [bar] if bar else []
+        try:
+            return _run(checked, None if out is None else Path(out), resume, shown)
+        except Exception as error:
+            if error.__traceback__ is not None:  # it goes from here to the user's own lines
+                error.__traceback__.tb_next = users_frames(error.__traceback__.tb_next)
+            raise
 
 
 if simulate.__doc__:  # none with python -OO
@@ -248,7 +232,7 @@ if simulate.__doc__:  # none with python -OO
 
 
 @dataclass(frozen=True)
-class Given:
+class CheckedArguments:
     """The arguments of `simulate`, checked.
 
     Attributes:
@@ -266,7 +250,7 @@ class Given:
     transport: Transport | None
 
     @classmethod
-    def of(cls, given: Mapping[str, Any]) -> "Given":
+    def of(cls, given: Mapping[str, Any]) -> "CheckedArguments":
         """Check the arguments of `simulate`.
 
         Args:
@@ -316,44 +300,69 @@ class Given:
         settings = self.settings.model_copy(update=_written_target(self.settings))
         config = as_config(known, self.algorithm.for_cohort(settings.cohort), settings, self.network, where)
 
-        def prepare(config: Config) -> Prepared:
-            return Prepared(known, self.algorithm, config.run, self.network, self.transport)
+        return config, lambda config: self.prepared(known, config.run)
 
-        return config, prepare
+    def prepared(self, experiment: Experiment, settings: RunSection, in_folder: bool = True) -> PreparedRun:
+        """Make the objects of the run; see `PreparedRun`."""
+        return PreparedRun(experiment, self.algorithm, settings, self.network, self.transport, in_folder)
 
 
-def _in_folder(given: Given, out: Path, resume: bool, progress: bool | None) -> Result:
-    """Run in a folder, as `fedbcgd run` does."""
-    config, make = given.planned("simulate")
-    model, prepared = given.experiment.model, []
+def _run(checked: CheckedArguments, out: Path | None, resume: bool, shown: Sequence[Callback]) -> Result:
+    """Run to the end; an error that ends the run gets the result so far."""
+    prepared: list[PreparedRun] = []  # one, once it is prepared
+    model = checked.experiment.model
+    try:
+        stopped = (
+            _in_memory(checked, shown, prepared) if out is None else _in_folder(checked, out, resume, shown, prepared)
+        )
+        return _result(prepared[0].run, model, stopped)
+    except KeyboardInterrupt as error:
+        if not prepared or prepared[0].run.loop is None:
+            raise
+        text = _in_python(error) or "interrupted"
+        raise Interrupted(_result(prepared[0].run, model, "interrupted"), text) from None
+    except Diverged as error:
+        error.result = _result(prepared[0].run, model, DIVERGED)
+        raise
+    except UserError as error:
+        if (text := _in_python(error)) == str(error):
+            raise
+        raise type(error)(text) from error.__cause__
 
-    def prepare(config: Config) -> Prepared:
+
+def _in_memory(checked: CheckedArguments, shown: Sequence[Callback], prepared: list[PreparedRun]) -> str:
+    """Run without writing anything; return why it stopped."""
+    settings = checked.settings
+    prepared.append(checked.prepared(checked.experiment, settings, in_folder=False))
+    prepared[0].warn()
+    with prepared[0].run as run:
+        loop = run.start(
+            partial(make_backend, where=prepared[0].placement, transport=checked.transport),
+            every=settings.evaluate_every,
+            callbacks=[*checked.experiment.callbacks, *shown],
+            overlap=prepared[0].overlap,
+            metric=settings.metric,
+            goal=settings.goal,
+        )
+        try:
+            return loop.run()
+        except RuntimeError as error:
+            if checked.experiment.train is None and (explanation := explained(error, run.job)):
+                raise explanation from None
+            raise
+
+
+def _in_folder(
+    checked: CheckedArguments, out: Path, resume: bool, shown: Sequence[Callback], prepared: list[PreparedRun]
+) -> str:
+    """Run in a folder, as `fedbcgd run` does; return why it stopped."""
+    config, make = checked.planned("simulate")
+
+    def prepare(config: Config) -> PreparedRun:
         prepared.append(make(config))
         return prepared[0]
 
-    with single_run_display(given.algorithm.name, progress) as bar:
-        shown = [bar] if bar else []
-        try:
-            outcome = execute(config, out, resume=resume, callbacks=shown, prepare=prepare)
-        except KeyboardInterrupt as error:
-            if not prepared or prepared[0].run.loop is None:
-                raise
-            raise Interrupted(_result(prepared[0].run, model, "interrupted"), _in_python(error)) from None
-        except Diverged as error:
-            error.result = _result(prepared[0].run, model, DIVERGED)
-            raise
-        except UserError as error:
-            raise type(error)(_in_python(error)) from error.__cause__
-        except Exception as error:
-            _show_users_lines(error)
-            raise
-    return _result(prepared[0].run, model, outcome.stopped)
-
-
-def _show_users_lines(error: Exception) -> None:
-    """Have the error's traceback go from here to the user's own lines."""
-    if error.__traceback__ is not None:
-        error.__traceback__.tb_next = users_frames(error.__traceback__.tb_next)
+    return execute(config, out, resume=resume, callbacks=shown, prepare=prepare).stopped
 
 
 def _written_target(settings: RunSection) -> dict[str, Any]:

@@ -134,10 +134,10 @@ def test_get_of_what_is_here(fedbcgd, file, tmp_path):
 
 
 def test_get_that_finds_nothing_says_what_to_do(fedbcgd, tmp_path, monkeypatch):
-    from fedbcgd.data.catalog import KNOWN, Known
+    from fedbcgd.data.catalog import KNOWN, KnownDataSet
 
     monkeypatch.setenv("PATH", str(tmp_path))
-    monkeypatch.setitem(KNOWN, "small", Known("Small", (1, 2, 2), 2, 2, 2, "small.zip", npm="small@1"))
+    monkeypatch.setitem(KNOWN, "small", KnownDataSet("Small", (1, 2, 2), 2, 2, 2, "small.zip", npm="small@1"))
     code, _, errors = fedbcgd("data", "get", "small")
     assert code == 2
     assert errors.endswith(

@@ -15,7 +15,7 @@ import pytest
 from PIL import Image
 
 from fedbcgd.data import fetch, store
-from fedbcgd.data.catalog import KNOWN, Known
+from fedbcgd.data.catalog import KNOWN, KnownDataSet
 from fedbcgd.data.raw import Split
 from fedbcgd.errors import UserError
 from tests.data.archives import mnist, own_cache, pack, pictures, tar_bytes
@@ -38,7 +38,7 @@ def cache(tmp_path, monkeypatch):
 def known(monkeypatch):
     def make(**sources):
         digests = (Split(X[..., None], np.array(Y)).digest, Split(X_TEST[..., None], np.array(Y_TEST)).digest)
-        entry = Known("The Small One", (1, 3, 3), 2, 4, 2, "small.tar (https://example.org)", digests, **sources)
+        entry = KnownDataSet("The Small One", (1, 3, 3), 2, 4, 2, "small.tar (https://example.org)", digests, **sources)
         monkeypatch.setitem(KNOWN, "small", entry)
 
     return make
@@ -281,7 +281,7 @@ def test_a_download_that_is_stopped_leaves_nothing(cache, server):
         "import sys\n"
         "from fedbcgd.cli import app, data\n"
         "from fedbcgd.data import catalog\n"
-        "catalog.KNOWN['small'] = catalog.Known('Small', (1, 3, 3), 2, 4, 2, 'a file', url=sys.argv[1])\n"
+        "catalog.KNOWN['small'] = catalog.KnownDataSet('Small', (1, 3, 3), 2, 4, 2, 'a file', url=sys.argv[1])\n"
         "app(['data', 'get', 'small'])\n"
     )
     url = f"{server.url}/small.tar"

@@ -10,15 +10,15 @@ from hypothesis import strategies as st
 from torch.utils.data import Subset, TensorDataset
 
 from fedbcgd import UserError, make_algorithm, simulate
-from fedbcgd.backends.workers.shared import _Freeze
+from fedbcgd.backends.workers.shared import _MemoryPickler
 from fedbcgd.core.objective import objective
 from fedbcgd.core.vector import FlatModel
 from fedbcgd.core.work import GradientMemory, Minibatch, Work
 from fedbcgd.data import sources
 from fedbcgd.data.images import Images, crop_and_flip, crop_and_flip_on_device
 from fedbcgd.data.sources import (
+    ClientSubsets,
     Items,
-    Parts,
     Pooled,
     Tensors,
     as_source,
@@ -66,7 +66,7 @@ def test_a_client_without_examples_is_named():
 
 def frozen_bytes(job):
     text = io.BytesIO()
-    pickler = _Freeze(text)
+    pickler = _MemoryPickler(text)
     pickler.dump(job)
     return pickler.size + len(text.getvalue())
 
@@ -181,7 +181,7 @@ def test_moving_to_where_it_is_changes_nothing():
 def test_metrics_of_parts_are_those_of_a_list():
     whole = images()
     parts = split(whole, [np.arange(25), np.arange(25, 50)])
-    assert isinstance(parts, Parts)
+    assert isinstance(parts, ClientSubsets)
     model = Logistic(10, (1, 8, 8))
     for k in range(2):
         listed = as_source(list(parts)[k], "client")

@@ -16,7 +16,7 @@ from safetensors import safe_open
 
 from fedbcgd import files
 from fedbcgd.data import store
-from fedbcgd.data.catalog import KNOWN, Known
+from fedbcgd.data.catalog import KNOWN, KnownDataSet
 from fedbcgd.data.raw import Split
 from fedbcgd.errors import UserError
 from tests.data.archives import image_folder, mnist, npz, own_cache, pack, pictures, plain, refusal
@@ -50,7 +50,7 @@ def known(monkeypatch):
     def make(**changes):
         digests = Split(X, np.array(Y)).digest, Split(X_TEST, np.array(Y_TEST)).digest
         facts = {"shape": (3, 4, 5), "classes": 3, "train": 6, "test": 2, "by_hand": "a file", "digests": digests}
-        monkeypatch.setitem(KNOWN, "small", Known("The Small One", **(facts | changes)))
+        monkeypatch.setitem(KNOWN, "small", KnownDataSet("The Small One", **(facts | changes)))
 
     return make
 

@@ -12,9 +12,9 @@ from torch import nn
 
 from fedbcgd import UserError, simulate
 from fedbcgd.display import notebook
-from fedbcgd.display.looks import LOOKS
 from fedbcgd.display.notebook import NotebookDisplay
 from fedbcgd.display.progress import in_notebook, progress_display, single_run_display
+from fedbcgd.display.styles import ALGORITHM_STYLES
 
 CLIENTS = [(torch.randn(6, 2), torch.tensor([0, 1] * 3)) for _ in range(3)]
 
@@ -118,9 +118,9 @@ def test_lines_are_seen_on_light_and_dark_pages(result):
         low, high = sorted((luminance(a), luminance(b)))
         return (high + 0.05) / (low + 0.05)
 
-    for name, look in LOOKS.items():
-        if look.colour != notebook._BLACK:
-            colour = notebook._for_any_page(look).colour
+    for name, style in ALGORITHM_STYLES.items():
+        if style.colour != notebook._BLACK:
+            colour = notebook._for_any_page(style).colour
             assert min(contrast(colour, page) for page in ("#ffffff", "#111111")) >= 2.9, name
     html = result._repr_html_()
     colours = set(re.findall(r"(?:fill|stroke): (#\w{6})", html))

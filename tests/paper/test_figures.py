@@ -8,8 +8,8 @@ import pytest
 from matplotlib.figure import Figure
 
 from fedbcgd.display import plots
-from fedbcgd.display.looks import LOOKS, _shaded
-from fedbcgd.paper.figures import _lengths_differ, _limit_axis, contender_looks, draw
+from fedbcgd.display.styles import ALGORITHM_STYLES, _shaded
+from fedbcgd.paper.figures import _lengths_differ, _limit_axis, contender_styles, draw
 from fedbcgd.paper.items import ITEMS
 from tests.paper.invented import outcome, panel, result
 
@@ -79,12 +79,12 @@ def test_what_diverged_is_in_the_legend(tmp_path):
 )
 def test_an_algorithm_has_its_look_in_every_figure(item, key, algorithm):
     contenders = ITEMS[item].panels["paper"][0].contenders
-    styles = contender_looks(contenders)
-    assert styles[key] == LOOKS[algorithm]
+    styles = contender_styles(contenders)
+    assert styles[key] == ALGORITHM_STYLES[algorithm]
     assert len({(look.dash, look.marker) for look in styles.values()}) == len(contenders)
     others = [c for c in contenders if c.algorithm["name"] == algorithm and c.key != key]
     if item != "figure7":  # where all lines are one algorithm, colours tell them apart
-        shades = [_shaded(LOOKS[algorithm], turn).colour for turn in range(1, len(others) + 1)]
+        shades = [_shaded(ALGORITHM_STYLES[algorithm], turn).colour for turn in range(1, len(others) + 1)]
         assert [styles[c.key].colour for c in others] == shades
 
 

@@ -1,6 +1,6 @@
 """Runs put together for the page: groups of seeds, what they are called, how they look, and which task comes first."""
 
-from fedbcgd.display import looks
+from fedbcgd.display import styles
 from fedbcgd.report import page
 from fedbcgd.report.groups import group
 from tests.report.runfolders import add_to_run, collect, comparison, make, shown, write_rows
@@ -12,7 +12,7 @@ def test_seeds_are_grouped_and_algorithms_look_as_everywhere(tmp_path):
     assert [len(g["runs"]) for g in data["groups"]] == [3, 3, 3]
     assert data["tasks"] == ["lenet5 on embedded"]
     for g in data["groups"]:
-        own = looks.LOOKS[g["name"]]
+        own = styles.ALGORITHM_STYLES[g["name"]]
         assert (g["look"]["colour"], g["look"]["marker"], tuple(g["look"]["dash"])) == (
             own.colour,
             own.marker,
@@ -29,9 +29,9 @@ def test_what_sets_groups_of_one_algorithm_apart_is_in_their_names(tmp_path):
     groups = group(collect(tmp_path)[0]).groups
     assert [g.name for g in groups] == ["fedavg", "fedbcgd, momentum 0.5", "fedbcgd, momentum 0.8"]
     assert [g.runs for g in groups] == [(3,), (0, 1), (2,)]
-    three, one, two = (g.look for g in groups)
-    assert one == looks.LOOKS["fedbcgd"]
-    assert two.colour == looks._shaded(one, 1).colour
+    three, one, two = (g.style for g in groups)
+    assert one == styles.ALGORITHM_STYLES["fedbcgd"]
+    assert two.colour == styles._shaded(one, 1).colour
     assert (two.dash, two.marker) not in {(one.dash, one.marker), (three.dash, three.marker)}
 
 

@@ -13,7 +13,7 @@ from rich.console import Console
 
 from fedbcgd import UserError
 from fedbcgd.files import add_checksum
-from fedbcgd.report import facts, page
+from fedbcgd.report import page, validation
 from fedbcgd.report.collect import RunData, read
 from fedbcgd.report.groups import group
 from fedbcgd.report.network import bias_table, hours_table
@@ -39,8 +39,8 @@ ODD = st.recursive(
 
 @settings(max_examples=30)
 @given(
-    st.dictionaries(st.sampled_from([*facts.SUMMARY, "final"]), ODD),
-    st.dictionaries(st.sampled_from([*facts.LEDGER]), ODD),
+    st.dictionaries(st.sampled_from([*validation.SUMMARY, "final"]), ODD),
+    st.dictionaries(st.sampled_from([*validation.LEDGER]), ODD),
     st.lists(st.dictionaries(st.sampled_from(["round", "test_accuracy", "upload_d"]), ODD), max_size=3),
 )
 def test_whatever_a_folder_holds_the_page_is_written(summary, ledger, lines):

@@ -12,6 +12,7 @@ from fedbcgd import UserError, simulate
 from fedbcgd.display import plots
 from fedbcgd.display import tables as runs
 from fedbcgd.files import as_csv, make_folder, write_text, write_whole
+from fedbcgd.runs.retiming import to_reach
 
 
 @pytest.fixture
@@ -36,10 +37,11 @@ def test_csv_of_rows_whose_keys_differ():
     assert as_csv([{"run": "a", "x": 1}, {"run": 'b"', "y": 0.5}]) == 'run,x,y\na,1,\n"b""",,0.5\n'
 
 
-def test_upload_to_reach(results):
+def test_the_upload_at_which_a_run_reached_a_target(results):
     rows = results["fedavg"].rows
-    assert runs.upload_to_reach(results["fedavg"], "test_accuracy", 0) == rows[0]["upload_d"]
-    assert runs.upload_to_reach(results["fedavg"], "test_accuracy", 1.1) is None
+    uploads = [row["upload_d"] for row in rows]
+    assert to_reach(rows, uploads, "test_accuracy", 0) == uploads[0]
+    assert to_reach(rows, uploads, "test_accuracy", 1.1) is None
 
 
 def test_plots_are_pictures(results, tmp_path):

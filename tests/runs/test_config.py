@@ -55,7 +55,7 @@ BROKEN = {
     "not TOML": ("rounds: 3\n", ["expected TOML, got", "line 1"]),
     "not text": (b"\xff\xfe\x00", ["expected UTF-8 text"]),
     "absent": (None, ["expected a configuration file, got none", "fedbcgd init"]),
-    "a folder": (..., ["expected a TOML file, got a folder"]),
+    "a folder": (..., ["expected a configuration file, got a folder"]),
 }
 
 

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from torch import Tensor
 
 from fedbcgd.core.messages import Plan, StateUpdate, Task, Upload
-from fedbcgd.engine.backend import Clock, Inbox, NewState
+from fedbcgd.engine.backend import Inbox, NewState, Timings
 from fedbcgd.engine.client_state import StateStore
 from fedbcgd.engine.job import Job
 from fedbcgd.engine.threads import threads
@@ -27,7 +27,7 @@ class InProcess:
         self.job = job
         self.store = store
         self.transport = transport
-        self.clock = Clock()
+        self.timings = Timings()
 
     def run_round(self, inbox: Inbox, plan: Plan) -> None:
         epoch = plan.broadcast.epoch
@@ -36,13 +36,13 @@ class InProcess:
                 tasks = [plan.tasks[k] for k in unit]
                 states = [self.store.load(task.client, epoch) for task in tasks]
                 results = self.job.fit_unit(plan.broadcast, tasks, states)
-                self.clock.add(self.job.client.seconds)
+                self.timings.add(self.job.client.seconds)
                 for task, result in zip(tasks, results, strict=True):
                     self._hand_in(inbox, task, epoch, *result)
 
     def _hand_in(self, inbox: Inbox, task: Task, epoch: int, upload: Upload, update: StateUpdate) -> None:
         arrived = self.transport(upload) if self.transport else upload
-        with self.clock.timing("sums"):
+        with self.timings.measure("sums"):
             if arrived is None:
                 inbox.lost(task, "the upload did not arrive")
             else:

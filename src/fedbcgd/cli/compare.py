@@ -44,8 +44,7 @@ def compare(
     """
     start_workers_early(config, set_)
     from fedbcgd.display.progress import printable, wide_console
-    from fedbcgd.display.tables import client_tables
-    from fedbcgd.files import as_csv, make_folder, write_text
+    from fedbcgd.files import make_folder
     from fedbcgd.report import reach
     from fedbcgd.runs import compare as comparison
     from fedbcgd.runs import config as configuration
@@ -61,11 +60,8 @@ def compare(
     folder = make_folder(out)
     with display([run.label for run in runs], quiet, as_json) as shown, terminable():
         outcomes = comparison.run(runs, folder, shown)
-    comparison.write(outcomes, folder)
     untimed: list[str] = []
-    reached = reach.rows(outcomes, folder, target, untimed.append)
-    if reached:
-        write_text(folder / "reach.csv", as_csv(reached))
+    reached, tables = reach.write_comparison(outcomes, folder, target, untimed.append)
     if as_json:
         for row in comparison.rows(outcomes):
             print_json(**row)
@@ -73,11 +69,8 @@ def compare(
             print_json(reach=row)
     else:
         console = wide_console()
-        console.print(comparison.table(outcomes))
-        for table in client_tables({name: [*group.values()] for name, group in outcomes.items()}):
+        for table in tables:
             console.print(table)
-        if reached:
-            console.print(reach.table(reached))
         for reason in untimed:
             console.print(printable(f"no hours under the network profiles: {reason}", 5000), soft_wrap=True)
         files = ", ".join(f"{folder}/{name}" for name in ("compare.csv", "compare.png", *["reach.csv"][: len(reached)]))
@@ -110,6 +103,7 @@ def sweep(
     from fedbcgd.files import make_folder
     from fedbcgd.runs import config as configuration
     from fedbcgd.runs import sweep as search
+    from fedbcgd.runs.batch import run_all
 
     settings = configuration.load(config, set_ or [])
     if not settings.data.validation:
@@ -117,7 +111,7 @@ def sweep(
     runs = search.plan(settings, grid)
     folder = make_folder(out)
     with display([run.label for run in runs], quiet, as_json) as shown, terminable():
-        outcomes = search.run(runs, folder, shown)
+        outcomes = run_all(runs, folder, shown)
     best = search.write(runs, outcomes, folder)
     if as_json:
         for row in search.rows(runs, outcomes):

@@ -18,8 +18,7 @@ def run(
     resume: Annotated[
         bool,
         typer.Option(
-            "--resume",
-            help="Continue the run in the folder; the result is bit for bit that of an uninterrupted run.",
+            "--resume", help="Continue the run in the folder; the result is bit for bit that of an uninterrupted run."
         ),
     ] = False,
     quiet: Quiet = False,

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any, NoReturn
 
 import numpy as np
@@ -43,6 +44,7 @@ def needs(rule: LocalRule) -> str:
     return str(vars(type(rule)).get("own_training", "refused"))
 
 
+@dataclass(eq=False)
 class Corrections:
     """Corrects the gradients of the optimisers that a function takes from `config.optimizer`, as the local rule says.
 
@@ -58,30 +60,22 @@ class Corrections:
         refuse: called with the reason why the training cannot be uploaded.
     """
 
-    def __init__(
-        self,
-        rule: LocalRule,
-        work: Work,
-        model: FlatModel,
-        module: nn.Module,
-        objective: Objective,
-        data: Any,
-        refuse: Refusal,
-    ):
-        self._rule = rule
-        self._work = work
-        self._model = model
-        self._module = module
-        self._objective = objective
-        self._data = data
-        self._refuse = refuse
-        self._anchored = needs(rule) == "anchored"
+    rule: LocalRule
+    work: Work
+    model: FlatModel
+    module: nn.Module
+    objective: Objective
+    data: Any
+    refuse: Refusal
+
+    def __post_init__(self) -> None:
+        self._anchored = needs(self.rule) == "anchored"
         # With control variates or an anchor a step is y ← y − η·g and nothing else.
-        self._plain_sgd = self._anchored or bool(rule.controls)
-        self._names = [e.name for e in model.layout.parameters]
-        self._gradient = torch.zeros_like(work.y)
+        self._plain_sgd = self._anchored or bool(self.rule.controls)
+        self._names = [e.name for e in self.model.layout.parameters]
+        self._gradient = torch.zeros_like(self.work.y)
         self._gradient_views = self._views(self._gradient)
-        self._expected = work.x.clone()  # the value that y has if only corrected steps have moved it
+        self._expected = self.work.x.clone()  # the value that y has if only corrected steps have moved it
         self._correct: Callable[[Tensor], None] | None = None
         self._rates: list[float] = []
         self._extra_evaluations = 0
@@ -91,8 +85,8 @@ class Corrections:
         """Correct the gradients before each step of an optimiser, and count its steps."""
         if any(group.get("fused") for group in optimizer.param_groups):
             # With a GradScaler the gradients of a fused optimiser are still scaled when its step begins.
-            self._refuse(
-                f"fused: expected False, since {self._refuse.algorithm} corrects gradients, got True; leave it out"
+            self.refuse(
+                f"fused: expected False, since {self.refuse.algorithm} corrects gradients, got True; leave it out"
             )
         self._hooks.append(optimizer.register_step_pre_hook(self._before_step))
         self._hooks.append(optimizer.register_step_post_hook(self._after_step))
@@ -109,10 +103,10 @@ class Corrections:
             UserError: there was no corrected step, something else moved the model, or the learning rates do not suit the
                 algorithm.
         """
-        work, steps = self._work, len(self._rates)
+        work, steps = self.work, len(self._rates)
         if not steps:
-            self._refuse(
-                f"expected steps of config.optimizer(…), since {self._refuse.algorithm} corrects gradients, got none; step "
+            self.refuse(
+                f"expected steps of config.optimizer(…), since {self.refuse.algorithm} corrects gradients, got none; step "
                 "with config.optimizer(model.parameters()), or take an algorithm that corrects none (fedavg, fedbcgd, …)"
             )
         self._check_y()
@@ -120,12 +114,12 @@ class Corrections:
         work.evaluations += self._extra_evaluations
         total = math.fsum(self._rates)
         if not total:
-            self._refuse(
-                f"lr: expected a step with lr > 0, since {self._refuse.algorithm} divides by the sum of the rates, got 0 in "
+            self.refuse(
+                f"lr: expected a step with lr > 0, since {self.refuse.algorithm} divides by the sum of the rates, got 0 in "
                 "every step"
             )
-        if getattr(self._rule, "derived", False) and not math.isclose(total, steps * work.eta, rel_tol=1e-6):
-            self._refuse(
+        if getattr(self.rule, "derived", False) and not math.isclose(total, steps * work.eta, rel_tol=1e-6):
+            self.refuse(
                 f"lr: expected {work.eta:g} (config.lr) in every step, since with derived=True the server computes the "
                 f"control change from it, got {total / steps:g} on average; leave lr out of config.optimizer"
             )
@@ -145,8 +139,8 @@ class Corrections:
         if closure is not None:
             return (args[0], lambda: self._corrected_loss(optimizer, closure)), {}
         if self._anchored:
-            self._refuse(
-                f"expected optimizer.step(closure), since {self._refuse.algorithm} takes each minibatch's gradient at two "
+            self.refuse(
+                f"expected optimizer.step(closure), since {self.refuse.algorithm} takes each minibatch's gradient at two "
                 "points, got optimizer.step(); pass a closure that sets the gradients to zero, computes the loss of the "
                 "current minibatch, calls backward() and returns the loss"
             )
@@ -155,9 +149,9 @@ class Corrections:
 
     def _after_step(self, optimizer: Optimizer, *arguments: Any) -> None:
         self._read_y()
-        if self._rule.project(self._work):
-            self._write_y(self._model.views)
-        self._expected.copy_(self._work.y)
+        if self.rule.project(self.work):
+            self._write_y(self.model.views)
+        self._expected.copy_(self.work.y)
         self._rates.append(float(optimizer.param_groups[0]["lr"]))
 
     def _corrected_loss(self, optimizer: Optimizer, closure: Callable[[], Any]) -> Any:
@@ -173,7 +167,7 @@ class Corrections:
         parameters = self._moved_parameters(optimizer)
         self._read_gradients(parameters)
         if self._correct is None:
-            self._correct = self._rule.corrector(self._work)
+            self._correct = self.rule.corrector(self.work)
         self._correct(self._gradient)
         for name, view in zip(self._names, self._gradient_views, strict=True):
             if name in parameters:
@@ -186,55 +180,55 @@ class Corrections:
         """Write ∇f_i(x; ζ) of the closure's minibatch to the work's notes, and before the first step ∇f_i(x)."""
         parameters = self._moved_parameters(optimizer)
         if not self._rates:
-            self._work.notes["full"] = self._full_gradient(parameters)
+            self.work.notes["full"] = self._full_gradient(parameters)
         with generators_restored():  # the closure must draw the same numbers again at y
-            self._write_y(self._views(self._work.x))
+            self._write_y(self._views(self.work.x))
             for p in parameters.values():
                 p.grad = None
             closure()
             self._read_gradients(parameters)
             for p in parameters.values():
                 p.grad = None
-            self._write_y(self._model.views)
-        self._work.notes["anchor"] = self._gradient.clone()
+            self._write_y(self.model.views)
+        self.work.notes["anchor"] = self._gradient.clone()
         self._extra_evaluations += 1
 
     def _full_gradient(self, parameters: Mapping[str, Tensor]) -> Tensor:
         """Return ∇f_i(x), weight decay included: the mean over the client's data, in minibatches. It needs y = x."""
-        total, examples = torch.zeros_like(self._work.x), 0
+        total, examples = torch.zeros_like(self.work.x), 0
         views = self._views(total)
         given = [parameters[name] for name in self._names]
         with generators_restored(), torch.enable_grad():
             for batch, size in self._batches():
-                loss = self._objective.loss(self._module, to_device(batch, given[0].device))
+                loss = self.objective.loss(self.module, to_device(batch, given[0].device))
                 for view, g in zip(views, torch.autograd.grad(loss, given, allow_unused=True), strict=True):
                     if g is not None:
                         view.add_(g.to(view.device), alpha=size)
                 examples += size
                 self._extra_evaluations += 1
         if not examples:
-            self._refuse("data: expected at least one example, for the full gradient, got none")
-        return total.div_(examples).add_(self._work.x, alpha=self._rule.weight_decay)
+            self.refuse("data: expected at least one example, for the full gradient, got none")
+        return total.div_(examples).add_(self.work.x, alpha=self.rule.weight_decay)
 
     def _batches(self) -> Iterator[tuple[Any, int]]:
         """Yield all examples once, and the size of each batch."""
-        loader = first_loader(self._data)
+        loader = first_loader(self.data)
         if loader is not None:
             for batch in loader:
                 yield batch, _batch_size(batch)
             return
-        source = as_source(self._data, "train: the full gradient needs the client's data, which")
+        source = as_source(self.data, "train: the full gradient needs the client's data, which")
         rng = np.random.default_rng(0)  # for augmentation
-        for rows in torch.arange(len(source)).split(self._rule.batch_size):
+        for rows in torch.arange(len(source)).split(self.rule.batch_size):
             yield source.gather(rows, rng), len(rows)
 
     def _check_closure(self, optimizer: Optimizer) -> None:
         """At the first step y = x: both gradients of the minibatch must be the same."""
         self._read_gradients(self._moved_parameters(optimizer))
-        first = self._work.notes["anchor"]
+        first = self.work.notes["anchor"]
         if torch.linalg.vector_norm(self._gradient - first) > _SAME_GRADIENT * torch.linalg.vector_norm(first):
-            self._refuse(
-                f"closure: expected the same gradient from both calls at one point ({self._refuse.algorithm} calls it twice "
+            self.refuse(
+                f"closure: expected the same gradient from both calls at one point ({self.refuse.algorithm} calls it twice "
                 "in a step), got two; set gradients to zero in it, and compute the loss of one minibatch, drawn before the "
                 "step"
             )
@@ -243,30 +237,30 @@ class Corrections:
 
     def _check_plain_sgd(self, optimizer: Optimizer) -> None:
         groups = optimizer.param_groups
-        why = f"since {self._refuse.algorithm} corrects the steps of plain SGD"
+        why = f"since {self.refuse.algorithm} corrects the steps of plain SGD"
         if type(optimizer) is not SGD:
-            self._refuse(
+            self.refuse(
                 f"optimizer: expected SGD, {why}, got {type(optimizer).__name__}; take config.optimizer(model.parameters())"
             )
         for option in ("momentum", "maximize"):
             if value := next((group[option] for group in groups if group[option]), None):
-                self._refuse(f"{option}: expected none, {why}, got {value}; leave it out")
+                self.refuse(f"{option}: expected none, {why}, got {value}; leave it out")
         if len(rates := {float(group["lr"]) for group in groups}) > 1:
-            self._refuse(f"lr: expected one rate for all parameters, {why}, got {', '.join(map(str, sorted(rates)))}")
-        decay = self._rule.weight_decay
+            self.refuse(f"lr: expected one rate for all parameters, {why}, got {', '.join(map(str, sorted(rates)))}")
+        decay = self.rule.weight_decay
         if self._anchored and any(group["weight_decay"] != decay for group in groups):
-            self._refuse(
-                f"weight_decay: expected the algorithm's, {decay:g}, since {self._refuse.algorithm} has weight decay in its "
+            self.refuse(
+                f"weight_decay: expected the algorithm's, {decay:g}, since {self.refuse.algorithm} has weight decay in its "
                 "full gradient, got another; leave it out of config.optimizer, and set the algorithm's weight_decay"
             )
 
     def _check_y(self) -> None:
         """Refuse a model that is not where the last corrected step left it."""
         # Values that are not finite pass here: the server refuses them.
-        if not torch.equal(self._work.y, self._expected) and bool(self._work.y.isfinite().all()):
-            self._refuse(
+        if not torch.equal(self.work.y, self._expected) and bool(self.work.y.isfinite().all()):
+            self.refuse(
                 "expected parameters that are moved by steps of config.optimizer(model.parameters()) alone, since "
-                f"{self._refuse.algorithm} corrects gradients, got other changes too"
+                f"{self.refuse.algorithm} corrects gradients, got other changes too"
             )
 
     def _moved_parameters(self, optimizer: Optimizer) -> dict[str, Tensor]:
@@ -275,8 +269,8 @@ class Corrections:
         moved = {name: p for name, p in self._trained().items() if id(p) in in_optimizer}
         if len(moved) < (len(self._names) if self._plain_sgd else 1):
             missing = next(name for name in self._names if name not in moved)
-            self._refuse(
-                f"expected all parameters in the optimiser, since {self._refuse.algorithm} corrects all gradients, got one "
+            self.refuse(
+                f"expected all parameters in the optimiser, since {self.refuse.algorithm} corrects all gradients, got one "
                 f"without {missing!r}; step with config.optimizer(model.parameters())"
             )
         return moved
@@ -285,17 +279,17 @@ class Corrections:
 
     def _trained(self) -> dict[str, Tensor]:
         """Return the parameters as the module has them now."""
-        now = dict(self._module.named_parameters())
+        now = dict(self.module.named_parameters())
         if lost := [name for name in self._names if name not in now]:
-            self._refuse(f"expected the model to keep its parameter {lost[0]!r}, got one without")
+            self.refuse(f"expected the model to keep its parameter {lost[0]!r}, got one without")
         return {name: now[name] for name in self._names}
 
     def _views(self, vector: Tensor) -> list[Tensor]:
-        return [e.view(vector) for e in self._model.layout.parameters]
+        return [e.view(vector) for e in self.model.layout.parameters]
 
     def _read_y(self) -> None:
         """Read y from the module."""
-        copy_each(self._model.views, [p.detach() for p in self._trained().values()])
+        copy_each(self.model.views, [p.detach() for p in self._trained().values()])
 
     def _write_y(self, values: list[Tensor]) -> None:
         """Set the module's parameters."""

@@ -7,9 +7,9 @@ refused with a reason on one line; this module raises nothing but `Malformed`.
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, Field, ValidationError
 
-from fedbcgd.core.parts import expectation
+from fedbcgd.core.parts import Section, expectation
 
 LONGEST_TEXT = 500  # characters of a client's text that are kept
 LONGEST_NAME = 100  # characters of a metric's name
@@ -23,10 +23,8 @@ class Malformed(ValueError):
     """A client's message does not have the expected form; the text says which field and why."""
 
 
-class Message(BaseModel):
-    """Base of clients' messages: frozen, strict about types, no unknown fields, no NaN or infinity."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, strict=True)
+class Message(Section):
+    """Base of clients' messages: like a section of a configuration, with no unknown fields, no NaN or infinity."""
 
 
 def _printable(name: str) -> str:

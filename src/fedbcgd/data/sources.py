@@ -153,7 +153,7 @@ def _split(batch: Any, size: int) -> list[Any]:
 
 def pooled(clients: Sequence[Any]) -> Source:
     """Join the data of all clients into one source."""
-    if isinstance(clients, Parts):
+    if isinstance(clients, ClientSubsets):
         return clients.data.subset(clients.rows)
     sources = [as_source(data, f"client {k}") for k, data in enumerate(clients)]
     first = sources[0]
@@ -235,7 +235,7 @@ def stacked_gather(
     return gather_each, first.gather(torch.arange(1), unused)[0].numel()
 
 
-class Parts(Sequence["Images | Tensors"]):
+class ClientSubsets(Sequence["Images | Tensors"]):
     """Clients that share one data set. Only their rows are stored; the source of a client is created on access.
 
     Args:
@@ -266,12 +266,12 @@ class Parts(Sequence["Images | Tensors"]):
         """Return how many examples client k has."""
         return int(self.ends[k] - (self.ends[k - 1] if k else 0))
 
-    def to(self, device: torch.device) -> "Parts":
+    def to(self, device: torch.device) -> "ClientSubsets":
         """Move to a device."""
-        return Parts(self.data.to(device), self.rows.to(device), self.ends)
+        return ClientSubsets(self.data.to(device), self.rows.to(device), self.ends)
 
 
-def split(data: Images | Tensors, parts: Sequence[np.ndarray]) -> Parts:
+def split(data: Images | Tensors, parts: Sequence[np.ndarray]) -> ClientSubsets:
     """Split a data set over clients, which share its memory.
 
     Args:
@@ -288,7 +288,7 @@ def split(data: Images | Tensors, parts: Sequence[np.ndarray]) -> Parts:
     if 0 in sizes:
         raise _no_examples(f"client {sizes.index(0)}")
     rows = np.concatenate([np.empty(0, np.int64), *parts]).astype(np.int64, copy=False)
-    return Parts(data, torch.from_numpy(rows), np.cumsum(sizes, dtype=np.int64))
+    return ClientSubsets(data, torch.from_numpy(rows), np.cumsum(sizes, dtype=np.int64))
 
 
 def on_device(clients: Sequence[Any], device: torch.device) -> Sequence[Any]:
@@ -303,7 +303,7 @@ def on_device(clients: Sequence[Any], device: torch.device) -> Sequence[Any]:
     Returns:
         The clients' sources.
     """
-    if isinstance(clients, Parts):
+    if isinstance(clients, ClientSubsets):
         return clients.to(device)
     if not isinstance(clients, (list, tuple)):
         return clients
@@ -345,8 +345,8 @@ def in_channels_last(clients: Sequence[Any]) -> Sequence[Any]:
     Returns:
         The clients' sources.
     """
-    if isinstance(clients, Parts):
-        return Parts(in_channels_last([clients.data])[0], clients.rows, clients.ends)
+    if isinstance(clients, ClientSubsets):
+        return ClientSubsets(in_channels_last([clients.data])[0], clients.rows, clients.ends)
     if not isinstance(clients, (list, tuple)):
         return clients
     sources = [as_source(data, f"client {k}") for k, data in enumerate(clients)]
@@ -359,11 +359,7 @@ def in_channels_last(clients: Sequence[Any]) -> Sequence[Any]:
 
 def batch_in_channels_last(batch: Any) -> Any:
     """Convert the images of a batch to channels_last."""
-    if isinstance(batch, Tensor):
-        return batch.contiguous(memory_format=torch.channels_last) if _is_images(batch) else batch
-    if isinstance(batch, Mapping):
-        return {key: batch_in_channels_last(value) for key, value in batch.items()}
-    return tuple(map(batch_in_channels_last, batch)) if isinstance(batch, (tuple, list)) else batch
+    return _map_tensors(lambda t: t.contiguous(memory_format=torch.channels_last) if _is_images(t) else t, batch)
 
 
 def _is_images(t: Tensor) -> bool:
@@ -482,10 +478,13 @@ def _columns(data: Mapping[Any, Any], where: str) -> dict[Any, Tensor]:
 
 def to_device(batch: Any, device: torch.device) -> Any:
     """Move the tensors of a batch to a device."""
+    return _map_tensors(lambda t: t if t.device == device else t.to(device, non_blocking=True), batch)
+
+
+def _map_tensors(function: Callable[[Tensor], Tensor], batch: Any) -> Any:
+    """Apply a function to each tensor of a batch; a list becomes a tuple, and what holds no tensors stays as it is."""
     if isinstance(batch, Tensor):
-        return batch if batch.device == device else batch.to(device, non_blocking=True)
+        return function(batch)
     if isinstance(batch, Mapping):
-        return {key: to_device(value, device) for key, value in batch.items()}
-    if isinstance(batch, (tuple, list)):
-        return tuple(to_device(value, device) for value in batch)
-    return batch
+        return {key: _map_tensors(function, value) for key, value in batch.items()}
+    return tuple(_map_tensors(function, value) for value in batch) if isinstance(batch, (tuple, list)) else batch

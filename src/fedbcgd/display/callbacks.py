@@ -75,6 +75,15 @@ class EarlyStopping(_Best):
             info.reason = info.reason or "patience"
 
 
+def _file_of(callback: object, loop: Loop, path: str | Path | None, name: str) -> Path:
+    """Return the file that a callback writes: the one that was given, or one of this name in the run's folder."""
+    if path is not None:
+        return Path(path)
+    if loop.folder is None:
+        raise UserError(f"{type(callback).__name__}: expected a path, or a run in a folder (out=…), got neither")
+    return Path(loop.folder) / name
+
+
 class KeepBest(_Best):
     """Writes the model with the best metric so far to best.safetensors, which `fedbcgd.load_model` reads.
 
@@ -86,14 +95,12 @@ class KeepBest(_Best):
 
     def __init__(self, path: str | Path | None = None, metric: str | None = None, goal: str | None = None):
         super().__init__(metric, goal)
-        self._path = None if path is None else Path(path)
+        self._path = path
 
     def start(self, loop: Loop) -> None:
         """Begin a run."""
         super().start(loop)
-        if self._path is None and loop.folder is None:
-            raise UserError("KeepBest: expected a path, or a run in a folder (out=…), got neither")
-        self._file = self._path or Path(loop.folder or "") / "best.safetensors"
+        self._file = _file_of(self, loop, self._path, "best.safetensors")
         self._metadata = loop.metadata
         if loop.rows and not self.since and loop.rows[-1]["round"] == loop.server.round and loop.model is not None:
             self._write(loop.model())  # the run was interrupted before it could be written
@@ -119,13 +126,11 @@ class ClientCsv:
     """
 
     def __init__(self, path: str | Path | None = None):
-        self._path = None if path is None else Path(path)
+        self._path = path
 
     def start(self, loop: Loop) -> None:
         """Begin a run; lines of rounds that a resumed run repeats are removed."""
-        if self._path is None and loop.folder is None:
-            raise UserError("ClientCsv: expected a path, or a run in a folder (out=…), got neither")
-        file = self._path or Path(loop.folder or "") / "clients.csv"
+        file = _file_of(self, loop, self._path, "clients.csv")
         self._files = (file, file.with_name(f"{file.stem}_metrics.csv"))
         self._last = [_cut_back(path, loop.server.round) for path in self._files]
 

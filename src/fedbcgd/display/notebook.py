@@ -10,16 +10,16 @@ import matplotlib
 from matplotlib.figure import Figure
 from rich.console import Console
 
-from fedbcgd.display.looks import Look, look
 from fedbcgd.display.metrics import main_metric
 from fedbcgd.display.plots import AXES, STYLE, draw_band
 from fedbcgd.display.progress import ProgressDisplay, in_notebook
+from fedbcgd.display.styles import LineStyle, line_style
 from fedbcgd.engine.loop import Loop, Outcome, RoundInfo
 from fedbcgd.errors import unknown
 
 EVERY = 0.2  # seconds between updates
 _TEXT = "#010203"  # stands for the colour of the notebook's own text, which is light on a dark page
-_BLACK = "#222222"  # a colour of looks that cannot be seen on a dark page
+_BLACK = "#222222"  # a colour of styles that cannot be seen on a dark page
 
 
 class NotebookDisplay(ProgressDisplay):
@@ -93,7 +93,7 @@ def curve(outcome: Outcome, metric: str | None = None, against: str = "upload_d"
         figure = Figure(figsize=(4.0, 2.5), layout="constrained") if axes is None else axes.figure
         panel = figure.subplots() if axes is None else axes
         position = len(panel.lines)
-        drawn = _for_any_page(look(outcome.algorithm, position))
+        drawn = _for_any_page(line_style(outcome.algorithm, position))
         draw_band(panel, [rows], against, metric, outcome.algorithm, drawn)
         panel.set_xlabel(AXES.get(against, against.replace("_", " ")))
         panel.set_ylabel(metric.replace("_", " "))
@@ -104,8 +104,8 @@ def curve(outcome: Outcome, metric: str | None = None, against: str = "upload_d"
     return figure
 
 
-def _for_any_page(drawn: Look) -> Look:
-    """Return a look that can be seen on white and on dark pages: with the colour for white or the colour for dark."""
+def _for_any_page(drawn: LineStyle) -> LineStyle:
+    """Return a style that can be seen on white and on dark pages: with the colour for white or the colour for dark."""
     if drawn.colour == _BLACK:
         return drawn  # becomes the colour of the text
     return replace(drawn, colour=max(drawn.colour, drawn.dark, key=_least_contrast))

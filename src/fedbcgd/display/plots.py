@@ -9,8 +9,8 @@ import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from fedbcgd.display.looks import Look, looks
 from fedbcgd.display.metrics import main_metric
+from fedbcgd.display.styles import LineStyle, line_styles
 from fedbcgd.engine.loop import Row
 from fedbcgd.files import write_whole
 
@@ -44,19 +44,15 @@ STYLE: dict[Any, Any] = {
 }
 PAGE = 7.0  # inches: the text width of a page, and of a figure
 DPI = 220
-AXES = {
-    "upload_d": "upload (in d)",
-    "round": "rounds",
-    "gradient_evaluations": "gradient evaluations (minibatches)",
-}
+AXES = {"upload_d": "upload (in d)", "round": "rounds", "gradient_evaluations": "gradient evaluations (minibatches)"}
 
 
-def line(look: Look) -> dict[str, Any]:
-    """Return a look as arguments of matplotlib's `plot`, with markers far enough apart not to hide the line."""
+def line(style: LineStyle) -> dict[str, Any]:
+    """Return a style as arguments of matplotlib's `plot`, with markers far enough apart not to hide the line."""
     return {
-        "color": look.colour,
-        "linestyle": (0, look.dash) if look.dash else "-",
-        "marker": look.marker,
+        "color": style.colour,
+        "linestyle": (0, style.dash) if style.dash else "-",
+        "marker": style.marker,
         "markevery": 0.13,
         "markeredgewidth": 0,
     }
@@ -98,7 +94,7 @@ def draw_band(
     axis: str,
     metric: str,
     label: str,
-    look: Look,
+    style: LineStyle,
     clip: bool = False,
     smooth: int = 1,
     crowded: bool = False,
@@ -111,7 +107,7 @@ def draw_band(
         axis: the column on the x axis.
         metric: the column on the y axis.
         label: the name in the legend.
-        look: colour, dash and marker.
+        style: colour, dash and marker.
         clip: whether the band ends at 0 and 1.
         smooth: how many evaluations are averaged for each point of a run. The unsmoothed mean of the runs is drawn faintly
             behind, unless the panel is crowded.
@@ -124,16 +120,16 @@ def draw_band(
         return
     if smooth > 1:
         if not crowded:
-            panel.plot(x, y.mean(0), color=look.colour, linewidth=0.5, alpha=0.25)
+            panel.plot(x, y.mean(0), color=style.colour, linewidth=0.5, alpha=0.25)
         y = smoothed(y, smooth)
     mean = y.mean(0)
-    panel.plot(x, mean, label=label, **line(look))
+    panel.plot(x, mean, label=label, **line(style))
     if len(runs) > 1:
         spread = y.std(0, ddof=1)
         low, high = mean - spread, mean + spread
         if clip:
             low, high = np.clip(low, 0, 1), np.clip(high, 0, 1)
-        panel.fill_between(x, low, high, color=look.colour, alpha=0.05 if crowded else 0.15, linewidth=0)
+        panel.fill_between(x, low, high, color=style.colour, alpha=0.05 if crowded else 0.15, linewidth=0)
 
 
 def bands(
@@ -152,7 +148,7 @@ def bands(
     with matplotlib.rc_context(STYLE):
         figure = Figure(figsize=(PAGE, 2.6), layout="constrained")
         panels = figure.subplots(1, len(AXES), sharey=True)
-        styles = looks(groups)
+        styles = line_styles(groups)
         for panel, (axis, label) in zip(panels, AXES.items(), strict=True):
             for name, runs in groups.items():
                 draw_band(panel, runs, axis, metric, name, styles[name], clip=metric.endswith("accuracy"))

@@ -65,8 +65,3 @@ def client_tables(results: Mapping[str, Sequence[Outcome]]) -> list[Table]:
                 rows.append((printable(name), in_words(metric.removeprefix("clients_")), *(f"{v:.4f}" for v in values)))
     head = ("algorithm", "metric", "mean", "standard\ndeviation", "worst tenth", "lowest quarter")
     return [text_table("on each client's own held-out examples", head, rows, texts=2)] if rows else []
-
-
-def upload_to_reach(result: Outcome, metric: str, value: float) -> float | None:
-    """Return the upload in d at the first evaluation whose metric is at least `value`, or None."""
-    return next((row["upload_d"] for row in result.rows if row.get(metric, -1.0) >= value), None)

@@ -192,17 +192,8 @@ def make_job(
         _load_weights(module, weights)
     algorithm.check(module)  # before any worker starts
     if train is not None:
-        check_own_training(train, algorithm)
+        _check_with_train(train, algorithm, batch_clients, precision)
         channels_last = bool(channels_last)  # a user's data is not a Source, so no trial is possible
-        if batch_clients is not None:
-            raise UserError(
-                f"batch_clients: expected none with train, which trains one client at a time, got {batch_clients}; "
-                "leave it out"
-            )
-        if precision != "fp32":
-            raise UserError(
-                f"precision: expected 'fp32' with train, got {precision!r}; use torch.autocast in your function"
-            )
     if precision not in PRECISIONS:
         raise UserError(f"precision: expected {' or '.join(map(repr, PRECISIONS))}, got {precision!r}")
     objective = make_objective(loss, metrics, precision)
@@ -242,6 +233,20 @@ def _copied(model: nn.Module) -> nn.Module:
             "model: expected a module that can be copied (copy.deepcopy), got one with a computed tensor as an attribute; "
             "if that is due to torch.nn.utils.weight_norm, use torch.nn.utils.parametrizations.weight_norm"
         ) from error
+
+
+def _check_with_train(train: Train, algorithm: Algorithm, batch_clients: int | None, precision: Precision) -> None:
+    """Raise a UserError if a user's own training function cannot be used with one of these."""
+    check_own_training(train, algorithm)
+    if batch_clients is not None:
+        raise UserError(
+            f"batch_clients: expected none with train, which trains one client at a time, got {batch_clients}; leave it "
+            "out"
+        )
+    if precision != "fp32":
+        raise UserError(
+            f"precision: expected 'fp32' with train, got {precision!r}; use torch.autocast in your function"
+        )
 
 
 def _load_weights(module: nn.Module, weights: Any) -> None:

@@ -1,4 +1,4 @@
-"""What a backend must do, and what all of them share: their clock, and how they keep clients' new states."""
+"""What a backend must do, and what all of them share: their timings, and how they keep clients' new states."""
 
 import time
 from collections.abc import Iterator, Mapping
@@ -11,7 +11,7 @@ from fedbcgd.core.messages import Plan, Receipt, StateUpdate, Task, Upload
 from fedbcgd.engine.client_state import StateStore
 
 
-class Clock(dict[str, float]):
+class Timings(dict[str, float]):
     """Real seconds by purpose: `local` and `codec` are summed over the workers, all others are of the main process."""
 
     def add(self, more: Mapping[str, float]) -> None:
@@ -20,7 +20,7 @@ class Clock(dict[str, float]):
             self[name] = self.get(name, 0.0) + seconds
 
     @contextmanager
-    def timing(self, name: str) -> Iterator[None]:
+    def measure(self, name: str) -> Iterator[None]:
         """Add the seconds of the block under a name."""
         start = time.perf_counter()
         try:
@@ -86,7 +86,7 @@ class Backend(Protocol):
     """Runs the tasks of a round, and evaluates models."""
 
     store: StateStore
-    clock: Clock
+    timings: Timings
 
     def run_round(self, inbox: Inbox, plan: Plan) -> None:
         """Do the tasks that `inbox.expects`.

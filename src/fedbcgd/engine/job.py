@@ -14,7 +14,7 @@ from fedbcgd.core.messages import Allocator, Broadcast, StateUpdate, Task, Uploa
 from fedbcgd.core.objective import Objective
 from fedbcgd.core.own_training import Train
 from fedbcgd.core.vector import Layout
-from fedbcgd.data.sources import Parts, Source, as_source, examples_in, on_device
+from fedbcgd.data.sources import ClientSubsets, Source, as_source, examples_in, on_device
 from fedbcgd.engine.evaluation import Batch, combine, evaluate_span, spans
 from fedbcgd.errors import UserError
 
@@ -41,7 +41,7 @@ class Job:
 
     def examples(self, client: int) -> int:
         """Return how many examples a client has; 0 if it is unknown, since the data would have to be loaded first."""
-        if isinstance(self.clients, Parts):
+        if isinstance(self.clients, ClientSubsets):
             return self.clients.size(client)
         if not isinstance(self.clients, (list, tuple)):
             return 0

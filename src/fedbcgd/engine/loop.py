@@ -264,7 +264,7 @@ class Loop:
             plan = self.hooks.plan(self.server)
         self.backend.run_round(self.hooks.inbox(self.server, self.backend), plan)
         self._collect()  # before the commit, so that after an interrupt here x is still the model of the pending row
-        with self.backend.clock.timing("sums"), uninterrupted():
+        with self.backend.timings.measure("sums"), uninterrupted():
             report = self.server.commit()
             self.backend.store.commit()
             self.hooks.committed(self.server)
@@ -311,7 +311,7 @@ class Loop:
         if self._pending_row is None:
             return
         backend = self.backend
-        with backend.clock.timing("evaluation"):
+        with backend.timings.measure("evaluation"):
             if x is not None:
                 metrics = backend.evaluate(x)
             else:
@@ -327,7 +327,7 @@ class Loop:
         A new column of costs goes here, into COSTS of report/page/numbers.js and into docs/runs.md.
         """
         ledger = self.server.ledger
-        with self.backend.clock.timing("evaluation"):
+        with self.backend.timings.measure("evaluation"):
             of_clients, self._client_metrics = self.measure_clients(self.server.x, self.server.round)
         return {
             "round": self.server.round,

@@ -6,7 +6,6 @@ import math
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -32,45 +31,24 @@ MAX_CHECKED_BYTES = 1 << 32  # of metrics or traffic, when `fedbcgd check` reads
 MAX_WALKED = 100_000  # folders that are searched for runs
 
 
-@dataclass(frozen=True)
 class RunFolder:
-    """The files of a run."""
+    """The files of a run.
 
-    path: Path
+    Attributes:
+        federation: the file that a federation on Flower writes instead of config.toml.
+        label_counts: the file that says how many examples of which label each client has.
+    """
 
-    @property
-    def config(self) -> Path:
-        return self.path / "config.toml"
-
-    @property
-    def federation(self) -> Path:
-        """The file that a federation on Flower writes instead of config.toml."""
-        return self.path / "federation.json"
-
-    @property
-    def metrics(self) -> Path:
-        return self.path / "metrics.jsonl"
-
-    @property
-    def traffic(self) -> Path:
-        return self.path / "traffic.jsonl"
-
-    @property
-    def summary(self) -> Path:
-        return self.path / "summary.json"
-
-    @property
-    def label_counts(self) -> Path:
-        """The file that says how many examples of which label each client has."""
-        return self.path / "label_counts.json"
-
-    @property
-    def model(self) -> Path:
-        return self.path / "model.safetensors"
-
-    @property
-    def checkpoint(self) -> Path:
-        return self.path / "checkpoint"
+    def __init__(self, path: Path):
+        self.path = path
+        self.config = path / "config.toml"
+        self.federation = path / "federation.json"
+        self.metrics = path / "metrics.jsonl"
+        self.traffic = path / "traffic.jsonl"
+        self.summary = path / "summary.json"
+        self.label_counts = path / "label_counts.json"
+        self.model = path / "model.safetensors"
+        self.checkpoint = path / "checkpoint"
 
     def summary_values(self) -> dict[str, Any]:
         """Return the summary of a finished run.

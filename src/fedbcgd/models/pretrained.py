@@ -51,7 +51,7 @@ PROJECTIONS = {f"attention.attention.{part}": part for part in QKV} | {
 
 
 @dataclass(frozen=True)
-class Loaded:
+class LoadedWeights:
     """What `load_pretrained` did.
 
     Attributes:
@@ -79,7 +79,7 @@ class Loaded:
         return "\n".join(self.lines())
 
 
-def load_pretrained(model: ViT, weights: str | Path, seed: int = 0) -> Loaded:
+def load_pretrained(model: ViT, weights: str | Path, seed: int = 0) -> LoadedWeights:
     """Copy the body of a pretrained ViT into a model, and draw the model's head anew.
 
     Args:
@@ -119,7 +119,7 @@ def load_pretrained(model: ViT, weights: str | Path, seed: int = 0) -> Loaded:
             p.copy_(nn.init.trunc_normal_(initial, std=STD, generator=generator) if p.dim() > 1 else initial)
     interpolated = stored[name_of["pos_embed"]].shape != model.pos_embed.shape
     unused = tuple(name for name in stored if name not in name_of.values())
-    return Loaded(source, interpolated, tuple(head), unused)
+    return LoadedWeights(source, interpolated, tuple(head), unused)
 
 
 def load_exactly(module: nn.Module, weights: str | Path) -> str:
@@ -313,11 +313,7 @@ def _match_names(stored: Mapping[str, Tensor], targets: Collection[str], source:
 
 
 def _fitting_values(
-    shapes: Mapping[str, torch.Size],
-    stored: Mapping[str, Tensor],
-    name_of: Mapping[str, str],
-    model: ViT,
-    source: str,
+    shapes: Mapping[str, torch.Size], stored: Mapping[str, Tensor], name_of: Mapping[str, str], model: ViT, source: str
 ) -> dict[str, Tensor]:
     """Return a value of each of these shapes, or raise one error that lists all problems."""
     values, problems = {}, []

@@ -41,13 +41,7 @@ class ResNet18(nn.Module):
         norm: the normalisation after each convolution, see `width.normalisation`.
     """
 
-    paper_blocks: ClassVar = [
-        ["stem", "stages.0"],
-        ["stages.1"],
-        ["stages.2"],
-        ["stages.3.0"],
-        ["stages.3.1"],
-    ]
+    paper_blocks: ClassVar = [["stem", "stages.0"], ["stages.1"], ["stages.2"], ["stages.3.0"], ["stages.3.1"]]
     paper_shared: ClassVar = ["fc"]
 
     def __init__(

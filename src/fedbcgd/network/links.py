@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from fedbcgd.errors import UserError, unknown
+from fedbcgd.files import read_text
 from fedbcgd.rng import stream
 
 log = logging.getLogger("fedbcgd")
@@ -109,20 +110,11 @@ def read_csv(path: Path, clients: int, seed: int) -> Links:
 
 
 def _read_rows(path: Path) -> list[dict[str, float]]:
-    columns = f"the columns {', '.join(COLUMNS)}"
+    text = read_text(path, f"a CSV file with the columns {', '.join(COLUMNS)}", ": it does not exist")
     try:
-        with path.open(encoding="utf-8-sig", newline="") as file:
-            return _parse_rows(path, csv.reader(file, strict=True))
-    except FileNotFoundError:
-        raise UserError(f"{path}: expected a CSV file with {columns}, got none: it does not exist") from None
-    except IsADirectoryError:
-        raise UserError(f"{path}: expected a CSV file with {columns}, got a folder") from None
-    except UnicodeDecodeError as error:
-        raise UserError(f"{path}: expected UTF-8 text, got {error.reason} at byte {error.start}") from None
+        return _parse_rows(path, csv.reader(text.splitlines(), strict=True))
     except csv.Error as error:
         raise UserError(f"{path}: expected CSV, got: {error}") from None
-    except OSError as error:
-        raise UserError(f"{path} cannot be read: {error.strerror}") from None
 
 
 def _parse_rows(path: Path, reader: Any) -> list[dict[str, float]]:

@@ -27,8 +27,7 @@ def reproduce(
     only: Annotated[str, typer.Option(help="Only panels whose name contains this: cifar10-lenet5.")] = "",
     seeds: Annotated[int | None, typer.Option(min=1, help="Number of seeds, instead of the scale's.")] = None,
     data: Annotated[
-        list[str] | None,
-        typer.Option(help="Replace a data set by another: emnist-byclass=mine. May be repeated."),
+        list[str] | None, typer.Option(help="Replace a data set by another: emnist-byclass=mine. May be repeated.")
     ] = None,
     workers: Annotated[int | None, typer.Option(min=0, help="Processes; one per core if not given.")] = None,
     device: Annotated[str, typer.Option(help="Where clients compute: cpu, cuda, mps.")] = "cpu",

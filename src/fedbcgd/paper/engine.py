@@ -26,7 +26,7 @@ from fedbcgd.paper.search import Point
 from fedbcgd.paper.spec import Item, Panel
 from fedbcgd.runs import config as configuration
 from fedbcgd.runs import folder as run_folder
-from fedbcgd.runs.batch import Planned, run_all
+from fedbcgd.runs.batch import PlannedRun, run_all
 
 MAX_SEEDS = 5  # finished runs of seeds up to this one are shown, even if fewer seeds are requested
 WAIT = 5.0  # seconds until a process that has nothing to do checks again
@@ -52,7 +52,7 @@ class Engine:
         make_folder(request.runs)
         self.steps = [step for step in steps(items, request) if self.due(step)]
 
-    def due(self, step: Step) -> list[Planned]:
+    def due(self, step: Step) -> list[PlannedRun]:
         """Return the runs that can be done now: those of its search, or its own run; empty if the step is finished."""
         search_state = self._search(step)
         if search_state.chosen is None:
@@ -107,7 +107,7 @@ class Engine:
                     self._keep(item, write)
                 changed, kept = {}, time.monotonic()
 
-    def _run(self, planned: Planned, display: Display, say: Callable[[str], None]) -> bool:
+    def _run(self, planned: PlannedRun, display: Display, say: Callable[[str], None]) -> bool:
         """Do a run and return True; return False if another process does it."""
         try:
             with exclusive_lock(make_folder(self.request.runs / planned.folder)):
@@ -192,6 +192,6 @@ def _gather_search(panel: Panel, request: Request) -> tuple[list[Trial], dict[st
     return trials, chosen, {folder for state in searches.values() for folder in state.folders}
 
 
-def finished(planned: Planned, runs: Path) -> Outcome | None:
+def finished(planned: PlannedRun, runs: Path) -> Outcome | None:
     """Return the outcome of a planned run, or None if it is not finished."""
     return run_folder.finished(RunFolder(runs / planned.folder), configuration.complete(planned.config))

@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 
 from fedbcgd.algorithms.registry import make_algorithm
 from fedbcgd.display import plots
-from fedbcgd.display.looks import Look, families
+from fedbcgd.display.styles import LineStyle, variant_styles
 from fedbcgd.engine.loop import DIVERGED
 from fedbcgd.paper.results import PanelResult
 from fedbcgd.paper.spec import Contender
@@ -42,7 +42,7 @@ def draw(results: list[PanelResult], folder: Path, title: str) -> list[str]:
         for spare in grid[len(rows) :].flat:
             spare.set_axis_off()
         for line, (result, metric) in zip(grid, rows, strict=False):
-            styles = contender_looks(result.panel.contenders)
+            styles = contender_styles(result.panel.contenders)
             for panel, (axis, label) in zip(line, axes, strict=True):
                 _curves(panel, result, metric, axis, styles)
                 panel.set_xlabel(label.replace(" (minibatches)", ""))
@@ -94,18 +94,18 @@ def _lengths_differ(panel: Axes) -> bool:
     return bool(last) and bool(max(last) > 3 * min(last))
 
 
-def contender_looks(contenders: Sequence[Contender]) -> dict[str, Look]:
-    """Return a look for each contender, by key.
+def contender_styles(contenders: Sequence[Contender]) -> dict[str, LineStyle]:
+    """Return a style for each contender, by key.
 
-    Of contenders with the same algorithm, the one with the fewest changed options has the algorithm's look, and the others
+    Of contenders with the same algorithm, the one with the fewest changed options has the algorithm's style, and the others
     have variants of it. If several have equally few, one that has a search of its own comes first.
     """
     plainest: dict[str, Contender] = {}
     for contender in sorted(contenders, key=lambda c: (_count_changed_options(c), c.tuned_as is not None)):
         plainest.setdefault(contender.algorithm["name"], contender)
     ordered = sorted(contenders, key=lambda c: c is not plainest[c.algorithm["name"]])
-    looks = families([contender.algorithm["name"] for contender in ordered])
-    return {contender.key: look for contender, look in zip(ordered, looks, strict=True)}
+    styles = variant_styles([contender.algorithm["name"] for contender in ordered])
+    return {contender.key: style for contender, style in zip(ordered, styles, strict=True)}
 
 
 def _count_changed_options(contender: Contender) -> int:
@@ -125,16 +125,15 @@ def _limit_axis(panel: Axes) -> None:
             panel.set_ylim(low - margin, high + margin)
 
 
-def _curves(panel: Axes, result: PanelResult, metric: str, axis: str, styles: dict[str, Look]) -> None:
+def _curves(panel: Axes, result: PanelResult, metric: str, axis: str, styles: dict[str, LineStyle]) -> None:
     for contender in result.contenders:
-        look = styles[contender.key]
-        if (
-            axis == "upload_d" and contender.rounds_of is not None
-        ):  # it uploads nothing: draw its final value as a horizontal line
+        style = styles[contender.key]
+        if axis == "upload_d" and contender.rounds_of is not None:
+            # It uploads nothing: draw its final value as a horizontal line.
             final = result.final(contender.key)[0] / result.unit
             if metric == result.metric and np.isfinite(final):
-                style = {k: v for k, v in plots.line(look).items() if not k.startswith("mark")}
-                panel.axhline(final, label=contender.title, **style)
+                unmarked = {k: v for k, v in plots.line(style).items() if not k.startswith("mark")}
+                panel.axhline(final, label=contender.title, **unmarked)
             continue
         outcomes = list(result.outcomes[contender.key].values())
         runs = [o.rows for o in outcomes if o.rows and not o.diverged]
@@ -143,6 +142,6 @@ def _curves(panel: Axes, result: PanelResult, metric: str, axis: str, styles: di
         if diverged:
             label += f" ({diverged} of {len(outcomes)} {DIVERGED})" if runs else f" ({DIVERGED})"
         if runs:
-            plots.draw_band(panel, runs, axis, metric, label, look, smooth=SMOOTH, crowded=_is_crowded(result))
+            plots.draw_band(panel, runs, axis, metric, label, style, smooth=SMOOTH, crowded=_is_crowded(result))
         else:
-            panel.plot([], [], label=label, **plots.line(look))
+            panel.plot([], [], label=label, **plots.line(style))

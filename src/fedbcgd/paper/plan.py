@@ -16,7 +16,7 @@ from fedbcgd.algorithms.registry import make_algorithm
 from fedbcgd.data.catalog import KNOWN
 from fedbcgd.models.make import BuiltModel, make_model
 from fedbcgd.paper.spec import Contender, Panel
-from fedbcgd.runs.batch import Planned
+from fedbcgd.runs.batch import PlannedRun
 from fedbcgd.runs.config import Data, check
 from fedbcgd.runs.experiment import load_data
 
@@ -68,11 +68,8 @@ def algorithm_options(panel: Panel, contender: Contender, chosen: Options) -> di
     searched = {k: v for k, v in chosen.items() if k in ("lr", *contender.grid)}
     options = {**panel.local, **searched, **contender.algorithm}
     if contender.rounds_of is not None:  # as many minibatches in a round as a cohort computes
-        per_client = data_facts(panel).train // panel.data["clients"]
-        steps = panel.local.get("local_steps") or panel.local["local_epochs"] * math.ceil(
-            per_client / panel.local["batch_size"]
-        )
-        options["local_steps"] = panel.run["cohort"] * steps
+        rule = make_algorithm(**{**panel.local, **contender.algorithm}).local
+        options["local_steps"] = panel.run["cohort"] * rule.steps(data_facts(panel).train // panel.data["clients"])
     return options
 
 
@@ -108,7 +105,7 @@ def count_rounds(panel: Panel, contender: Contender) -> int:
 
 def seed_runs(
     panel: Panel, chosen: Mapping[str, Options], seed: int, machine: Machine
-) -> list[tuple[Contender, Planned]]:
+) -> list[tuple[Contender, PlannedRun]]:
     """Plan the runs of one seed, for the contenders whose hyper-parameters are chosen."""
     runs = []
     for contender in panel.contenders:
@@ -135,7 +132,7 @@ def planned(
     label: str,
     machine: Machine,
     extended: Sequence[str] = (),
-) -> Planned:
+) -> PlannedRun:
     """Plan a run.
 
     Args:
@@ -165,7 +162,7 @@ def planned(
     if workers is not None:
         raw["run"] = {**run, "workers": workers}
     group = folder_name({**raw, "run": {k: v for k, v in run.items() if k != "seed"}})
-    return Planned(label, group, folder, check(raw, label))
+    return PlannedRun(label, group, folder, check(raw, label))
 
 
 def folder_name(raw: Mapping[str, Any]) -> str:

@@ -24,7 +24,7 @@ from fedbcgd.paper.spec import Contender, Panel
 from fedbcgd.rng import stream
 from fedbcgd.runs import config as configuration
 from fedbcgd.runs import folder as run_folder
-from fedbcgd.runs.batch import Planned
+from fedbcgd.runs.batch import PlannedRun
 from fedbcgd.runs.config import Config
 
 SEED = 0  # the repetitions have seeds 1, 2, …
@@ -55,7 +55,7 @@ class Search:
     """
 
     trials: tuple[Trial, ...] = ()
-    due: tuple[Planned, ...] = ()
+    due: tuple[PlannedRun, ...] = ()
     chosen: Point | None = None
     folders: frozenset[str] = frozenset()
 
@@ -116,7 +116,7 @@ def gradients(panel: Panel, contender: Contender) -> float:
     return rule.evaluations(examples, nbytes) / rule.steps(examples)
 
 
-def trial(panel: Panel, contender: Contender, point: Point, rung: Rung, machine: Machine) -> Planned:
+def trial(panel: Panel, contender: Contender, point: Point, rung: Rung, machine: Machine) -> PlannedRun:
     """Plan the run of a candidate up to the end of a rung, evaluated on held-out training data."""
     every = max(1, rung.rounds * 5 // (panel.effort.evaluations * 2))
     stop = {"rounds": rung.rounds, "evaluate_every": 1 if panel.effort.halving else every}
@@ -164,7 +164,7 @@ def state(panel: Panel, contender: Contender, out: Path, machine: Machine) -> Se
     raise AssertionError("the last rung chooses")
 
 
-def _reached(planned: Planned, rounds: int, later: Sequence[int], runs: Path) -> list[Row] | None:
+def _reached(planned: PlannedRun, rounds: int, later: Sequence[int], runs: Path) -> list[Row] | None:
     """Return the evaluations of a trial up to a round.
 
     Args:

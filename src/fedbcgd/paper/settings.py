@@ -49,12 +49,7 @@ DESK_CHANGES: dict[str, Changes] = {
     "binary-logistic": {"effort": _DESK_LINEAR},
     "binary-sigmoid": {"effort": _DESK_LINEAR},
 }
-_NARROW: Changes = {
-    "model": {"width": 0.125},
-    "local": {"local_epochs": 1},
-    "budget": 4.0,
-    "effort": CPU_SHORT,
-}
+_NARROW: Changes = {"model": {"width": 0.125}, "local": {"local_epochs": 1}, "budget": 4.0, "effort": CPU_SHORT}
 # Changes at scale `cpu`, by model.
 CPU_CHANGES: dict[str, Changes] = {
     "lenet5": {"model": {"width": 0.25}, "local": {"local_epochs": 1}, "budget": 20.0},

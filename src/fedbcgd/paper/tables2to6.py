@@ -5,12 +5,7 @@ from dataclasses import replace
 from fedbcgd.paper import printed as paper
 from fedbcgd.paper import settings as s
 from fedbcgd.paper.claims import never_measured
-from fedbcgd.paper.comparisons import (
-    ends_better,
-    ends_no_better,
-    reaches_sooner,
-    times_sooner,
-)
+from fedbcgd.paper.comparisons import ends_better, ends_no_better, reaches_sooner, times_sooner
 from fedbcgd.paper.spec import AT_PAPER, LATE, Claim, Item, Panel, Scale
 
 OUR_ALGORITHMS = (("fedbcgd", "FedBCGD"), ("fedbcgd+", "FedBCGD+"))

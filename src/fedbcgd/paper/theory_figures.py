@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import NullFormatter
 
 from fedbcgd.display import plots
-from fedbcgd.display.looks import looks
+from fedbcgd.display.styles import line_styles
 from fedbcgd.paper import theory
 from fedbcgd.paper.theory import CASES, Setting
 
@@ -89,7 +89,7 @@ def figure(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
 def measured_figure(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
     """Draw measured floats over N and, as thin lines, the theorem's order scaled to the measured value at N = 1."""
     names = list(dict.fromkeys(row["algorithm"] for row in rows))
-    styles = looks(names)
+    styles = line_styles(names)
     highest = max(row["blocks"] for row in rows)
     with matplotlib.rc_context(plots.STYLE):
         drawn = Figure(figsize=(plots.PAGE * 0.62, 2.9), layout="constrained")
@@ -122,7 +122,7 @@ def _count_blocks(panel: Axes) -> None:
 
 
 def _styles() -> dict[str, Any]:
-    """Return a look for each algorithm of the table, by the table's name."""
+    """Return a style for each algorithm of the table, by the table's name."""
     algorithms = {row.name: row.algorithm or row.name for row in theory.TABLE}
-    by_algorithm = looks(algorithms.values())
+    by_algorithm = line_styles(algorithms.values())
     return {name: by_algorithm[algorithm] for name, algorithm in algorithms.items()}

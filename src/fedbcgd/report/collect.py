@@ -12,14 +12,14 @@ from fedbcgd.core.reading import shorten
 from fedbcgd.engine.run_folder import find_runs
 from fedbcgd.errors import UserError
 from fedbcgd.files import as_json, open_regular, parse_json_object, read_regular
-from fedbcgd.report import facts
+from fedbcgd.report import validation
 from fedbcgd.runs.config import flat, read_table
 from fedbcgd.runs.secrets import mask_command, mask_config
 
 FILES = ("config.toml", "federation.json", "metrics.jsonl", "summary.json", "label_counts.json", "holdings.json")
 RUNNING_SECONDS = 120.0  # a run that wrote nothing for this long is "unfinished", no longer "running"
 MAX_ROWS = 2000  # of a run on the page; if there are more, every k-th and the last are shown
-MAX_BLOCKS = facts.MAX_ITEMS
+MAX_BLOCKS = validation.MAX_ITEMS
 MAX_LABEL_COUNTS = 300_000  # clients times labels; larger tables are left out
 MAX_RUNS = 2000  # on a page
 MAX_PAGE_BYTES = 64_000_000
@@ -61,7 +61,7 @@ class Problem:
 
 def problem(where: Path | str, what: str) -> Problem:
     """Return a problem with both texts made printable."""
-    return Problem(shorten(str(where), facts.MAX_TEXT), shorten(what))
+    return Problem(shorten(str(where), validation.MAX_TEXT), shorten(what))
 
 
 class Collector:
@@ -143,13 +143,13 @@ def read(folder: Path, problems: list[Problem]) -> RunData | None:
             report(name, f"cannot be read: {_reason(error, path)}")
             return {}
 
-    summary = facts.summary(load("summary.json"), lambda what: report("summary.json", what))
+    summary = validation.summary(load("summary.json"), lambda what: report("summary.json", what))
     if "command" in summary:
         summary["command"] = " ".join(mask_command(re.split(" (?=--)", summary["command"])))
-    config = facts.bounded(load("config.toml") or load("federation.json"))
+    config = validation.bounded(load("config.toml") or load("federation.json"))
     rows = _rows(folder / "metrics.jsonl", report)
     written = flat(mask_config(config or summary.get("config") or {"algorithm": summary.get("options", {})}))
-    options = dict(list(written.items())[: facts.MAX_ENTRIES])
+    options = dict(list(written.items())[: validation.MAX_ENTRIES])
     algorithm = summary.get("algorithm") or options.get("algorithm.name")
     if not algorithm:
         report("", "no file names the algorithm: the run is left out")
@@ -162,8 +162,8 @@ def read(folder: Path, problems: list[Problem]) -> RunData | None:
     if not os.path.lexists(folder / counts_file):
         counts_file = "holdings.json"  # its name in earlier versions
     run = RunData(
-        folder=facts.text(str(folder)),
-        algorithm=facts.text(str(algorithm), facts.MAX_NAME),
+        folder=validation.text(str(folder)),
+        algorithm=validation.text(str(algorithm), validation.MAX_NAME),
         seed=seed if isinstance(seed, int) and not isinstance(seed, bool) else None,
         status=finished if summary else _unfinished(folder),
         rows=rows,
@@ -247,7 +247,7 @@ def _rows(path: Path, report: ReportProblem) -> list[dict[str, float]]:
                     break
                 lines += 1
                 try:
-                    last = facts.row(parse_json_object(line)[0])
+                    last = validation.row(parse_json_object(line)[0])
                 except ValueError:
                     damaged += 1
                     continue
@@ -270,7 +270,7 @@ def _label_counts(loaded: dict[str, Any], report: Callable[[str], None]) -> dict
     if not loaded:
         return None
     try:
-        table = facts.label_counts(loaded)
+        table = validation.label_counts(loaded)
         return table if len(table["counts"]) * len(table["classes"]) <= MAX_LABEL_COUNTS else None
     except ValueError:
         report("is not what a run writes: it is left out")

@@ -43,80 +43,52 @@ def inspect_machine() -> tuple[dict[str, str], list[str]]:
         "convolutions": f"channels_last, {'oneDNN' if torch.backends.mkldnn.is_available() else 'without oneDNN'}",
         "workers' settings": " ".join(f"{k}={v}" for k, v in ENVIRONMENT.items()),
     }
-    warnings = [text for found, text in _causes(usable, present) if found]
+    warnings = list(_causes(usable, present))
     if free < 2**30:
         warnings.append("less than 1 GiB of temporary space: client state, such as SCAFFOLD's, may not fit")
     return facts, warnings
 
 
-def _causes(usable: int, present: int) -> list[tuple[bool, str]]:
-    """Return what slows a run down: whether it was found, and what to say of it."""
+def _causes(usable: int, present: int) -> Iterator[str]:
+    """Yield a text about each cause that slows a run down."""
     quota = _quota()
     busy = psutil.getloadavg()[0]  # of the last minute
     pc = platform.machine() in ("x86_64", "AMD64")
     preloaded = os.environ.get("LD_PRELOAD", "")
     changed = {k: os.environ[k] for k, v in ENVIRONMENT.items() if k.startswith("MALLOC") and os.environ.get(k, v) != v}
-    allocator = [(True, f"{k}={v} is set here; workers use {ENVIRONMENT[k]} anyway") for k, v in changed.items()]
-    return [
-        (
-            usable < present,
-            f"this process may use {usable} of {present} cores (affinity or a container's limit)",
-        ),
-        (
-            quota is not None and quota < usable,
-            f"a container's limit allows {quota or 0:g} cores of time, less than the {usable} workers: set run.workers",
-        ),
-        (
-            busy > usable / 2,
+    if usable < present:
+        yield f"this process may use {usable} of {present} cores (affinity or a container's limit)"
+    if quota is not None and quota < usable:
+        yield f"a container's limit allows {quota:g} cores of time, less than the {usable} workers: set run.workers"
+    if busy > usable / 2:
+        yield (
             f"{busy:.1f} processes were busy over the last minute, on {usable} cores: a run gets only what they leave, and "
-            "its timings mean nothing",
-        ),
-        (
-            os.name != "posix",
-            "no worker processes on this system: set workers = 0, and clients are computed one after the other",
-        ),
-        (
-            os.environ.get("OMP_PROC_BIND", "false").lower() not in ("false", "0"),
-            "OMP_PROC_BIND binds this process to one core, so that only one core is counted: unset it",
-        ),
-        (
-            torch.cuda.device_count() > 0,
-            'there is a GPU, but a run computes on the CPU unless device = "cuda" is set',
-        ),
-        (
-            platform.libc_ver()[0] != "glibc" and sys.platform == "linux",
-            "the C library is not glibc: the allocator settings of the workers have no effect",
-        ),
-        *allocator,
-        (
-            "malloc" in preloaded,
-            f"LD_PRELOAD={preloaded} replaces the allocator: the settings of the workers have no effect",
-        ),
-        (
-            pc and not torch.backends.mkldnn.is_available(),
-            "this PyTorch has no oneDNN: convolutions are several times slower than they could be",
-        ),
-        (
-            pc and not torch.backends.mkl.is_available(),
-            "this PyTorch has no MKL: products of matrices are slower than they could be",
-        ),
-        (
-            pc and torch.backends.cpu.get_cpu_capability() in ("DEFAULT", "NO AVX"),
-            "AVX2 is not used, because of this processor or ATEN_CPU_CAPABILITY: everything is slower",
-        ),
-        (
-            not has_fused_step("cpu", torch.float32),
-            "this PyTorch has no fused SGD step that fedbcgd knows: small models train slower, to the same bits",
-        ),
-        (
-            psutil.swap_memory().used > psutil.virtual_memory().total / 10,
-            "this machine is swapping: its programs need more memory than it has",
-        ),
-        (
-            sys.flags.dev_mode or bool(os.environ.get("PYTHONTRACEMALLOC")),
-            "Python's development mode or tracemalloc is on, which slows every call",
-        ),
-    ]
+            "its timings mean nothing"
+        )
+    if os.name != "posix":
+        yield "no worker processes on this system: set workers = 0, and clients are computed one after the other"
+    if os.environ.get("OMP_PROC_BIND", "false").lower() not in ("false", "0"):
+        yield "OMP_PROC_BIND binds this process to one core, so that only one core is counted: unset it"
+    if torch.cuda.device_count() > 0:
+        yield 'there is a GPU, but a run computes on the CPU unless device = "cuda" is set'
+    if platform.libc_ver()[0] != "glibc" and sys.platform == "linux":
+        yield "the C library is not glibc: the allocator settings of the workers have no effect"
+    for name, value in changed.items():
+        yield f"{name}={value} is set here; workers use {ENVIRONMENT[name]} anyway"
+    if "malloc" in preloaded:
+        yield f"LD_PRELOAD={preloaded} replaces the allocator: the settings of the workers have no effect"
+    if pc and not torch.backends.mkldnn.is_available():
+        yield "this PyTorch has no oneDNN: convolutions are several times slower than they could be"
+    if pc and not torch.backends.mkl.is_available():
+        yield "this PyTorch has no MKL: products of matrices are slower than they could be"
+    if pc and torch.backends.cpu.get_cpu_capability() in ("DEFAULT", "NO AVX"):
+        yield "AVX2 is not used, because of this processor or ATEN_CPU_CAPABILITY: everything is slower"
+    if not has_fused_step("cpu", torch.float32):
+        yield "this PyTorch has no fused SGD step that fedbcgd knows: small models train slower, to the same bits"
+    if psutil.swap_memory().used > psutil.virtual_memory().total / 10:
+        yield "this machine is swapping: its programs need more memory than it has"
+    if sys.flags.dev_mode or bool(os.environ.get("PYTHONTRACEMALLOC")):
+        yield "Python's development mode or tracemalloc is on, which slows every call"
 
 
 def _control_groups(root: Path, membership: Path) -> Iterator[Path]:

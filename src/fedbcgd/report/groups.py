@@ -6,7 +6,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from fedbcgd.display.looks import Look, families
+from fedbcgd.display.styles import LineStyle, variant_styles
 from fedbcgd.report.collect import RunData
 
 # Options that change where and how a run is computed; its result is the same, up to rounding.
@@ -37,7 +37,7 @@ class Group:
 
     task: int
     name: str
-    look: Look
+    style: LineStyle
     runs: tuple[int, ...]  # positions among the runs
     algorithm: str
 
@@ -67,10 +67,10 @@ def group(runs: Sequence[RunData]) -> Grouped:
             zip(_group_names([runs[g[0]] for g in gathered]), gathered, strict=True), key=lambda n: _natural_key(n[0])
         )
         names, gathered = [name for name, _ in named], [g for _, g in named]
-        looks = families([runs[g[0]].algorithm for g in gathered])
+        styles = variant_styles([runs[g[0]].algorithm for g in gathered])
         groups += [
-            Group(t, name, look, tuple(g), runs[g[0]].algorithm)
-            for name, look, g in zip(names, looks, gathered, strict=True)
+            Group(t, name, style, tuple(g), runs[g[0]].algorithm)
+            for name, style, g in zip(names, styles, gathered, strict=True)
         ]
     return Grouped(tuple(_task_names([runs[members[0]] for members in tasks])), tuple(groups))
 

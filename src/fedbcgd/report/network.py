@@ -49,20 +49,20 @@ def select_networks(folder: Path, names: str | None, csv: Path | None) -> Networ
 
 
 @dataclass(frozen=True)
-class Aim:
+class TargetMetric:
     """The metric that a target is about."""
 
-    metric: str
+    column: str
     falling: bool
 
     @property
     def name(self) -> str:
         """The metric in words."""
-        return self.metric.replace("_", " ")
+        return self.column.replace("_", " ")
 
     def best(self, rows: Sequence[Row]) -> float | None:
         """Return the best value in these rows; None if there is none."""
-        values = [row[self.metric] for row in rows if math.isfinite(row.get(self.metric, math.nan))]
+        values = [row[self.column] for row in rows if math.isfinite(row.get(self.column, math.nan))]
         return (min if self.falling else max)(values, default=None)
 
     def common(self, runs: Sequence[Sequence[Row]]) -> float | None:
@@ -76,25 +76,31 @@ class Aim:
         Raises:
             UserError: it is not.
         """
-        if self.metric in ACCURACIES:
+        if self.column in ACCURACIES:
             check_target(target)
         elif target is not None and not math.isfinite(target):
             raise UserError(f"target: expected a number, got {target:g}")
 
     def to_reach(self, rows: Sequence[Row], values: Sequence[float], target: float) -> float | None:
         """Return the first of `values` at which the target is reached."""
-        return to_reach(rows, values, self.metric, target, self.falling)
+        return to_reach(rows, values, self.column, target, self.falling)
 
 
-def aim_of(folder: Path, columns: Sequence[str]) -> Aim | None:
-    """Return the metric of a run that targets are about: what its summary says, else an accuracy, else a loss."""
+def target_metric_of(folder: Path, columns: Sequence[Sequence[str]]) -> TargetMetric | None:
+    """Return the metric that targets are about: what a run's summary says, else an accuracy, else a loss.
+
+    Args:
+        folder: the folder of the run.
+        columns: the columns of this run and of those that it is compared with, all of which must have the metric.
+    """
     try:
         summary = RunFolder(folder).summary_values()
     except (UserError, OSError):
         summary = {}
     stated, goal = (value if isinstance(value, str) else None for value in map(summary.get, ("metric", "goal")))
-    metric = main_metric(columns, stated)
-    return None if metric is None else Aim(metric, falls(metric, stated, goal))
+    common = [column for column in (columns[0] if columns else ()) if all(column in own for own in columns)]
+    metric = main_metric(common, stated)
+    return None if metric is None else TargetMetric(metric, falls(metric, stated, goal))
 
 
 def measure_hours(folder: Path, chosen: Networks, target: float | None) -> list[dict[str, Any]]:
@@ -111,21 +117,21 @@ def measure_hours(folder: Path, chosen: Networks, target: float | None) -> list[
     rows = RunFolder(folder).rows()
     if not rows:
         raise UserError(f"{folder}: expected metrics, got none yet; wait for the run's first evaluation")
-    aim = aim_of(folder, list(rows[-1]))
-    if aim is None and target is not None:
+    metric = target_metric_of(folder, [list(rows[-1])])
+    if metric is None and target is not None:
         raise UserError(f"--target: expected a run with an accuracy or a loss, got {folder} without; leave it out")
     goal = None
-    if aim is not None:
-        aim.check(target)
-        goal = aim.best(rows) if target is None else target
+    if metric is not None:
+        metric.check(target)
+        goal = metric.best(rows) if target is None else target
     table = []
     for name, network in chosen.items():
         row: dict[str, Any] = {"network": name, "hours": None}
         try:
             at = hours(folder, network)
             row["hours"] = at[-1]
-            if aim is not None and goal is not None:
-                row |= {"metric": aim.metric, "target": goal, "hours_to_target": aim.to_reach(rows, at, goal)}
+            if metric is not None and goal is not None:
+                row |= {"metric": metric.column, "target": goal, "hours_to_target": metric.to_reach(rows, at, goal)}
         except Tied as why:
             row["why"] = str(why)
         table.append(row)
@@ -152,10 +158,10 @@ def measure_runs(
     """
     metrics = {run: RunFolder(run).rows() for run in runs}
     measured = [rows for rows in metrics.values() if rows]
-    aim = aim_of(runs[0], [c for c in measured[0][-1] if all(c in rows[-1] for rows in measured)] if measured else [])
-    if aim is not None:
-        aim.check(target)
-        target = aim.common(measured) if target is None else target
+    metric = target_metric_of(runs[0], [list(rows[-1]) for rows in measured])
+    if metric is not None:
+        metric.check(target)
+        target = metric.common(measured) if target is None else target
     table = []
     for run in runs:
         name = str(run.relative_to(folder))

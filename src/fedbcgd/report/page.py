@@ -10,7 +10,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from fedbcgd.display.looks import Look
+from fedbcgd.display.styles import LineStyle
 from fedbcgd.files import as_json
 from fedbcgd.report.collect import Collector, Problem, RunData
 from fedbcgd.report.groups import IGNORED_OPTIONS, group
@@ -66,7 +66,7 @@ def content(runs: Sequence[RunData], problems: Sequence[Problem]) -> dict[str, A
         "ignored_options": sorted(IGNORED_OPTIONS),
         "tasks": list(grouped.tasks),
         "groups": [
-            {"task": g.task, "name": g.name, "algorithm": g.algorithm, "look": _look(g.look), "runs": list(g.runs)}
+            {"task": g.task, "name": g.name, "algorithm": g.algorithm, "look": _style(g.style), "runs": list(g.runs)}
             for g in grouped.groups
         ],
         "runs": shown,
@@ -120,8 +120,8 @@ def _digest(text: str) -> str:
     return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
 
 
-def _look(look: Look) -> dict[str, Any]:
-    return {"colour": look.colour, "dark": look.dark, "dash": list(look.dash), "marker": look.marker}
+def _style(style: LineStyle) -> dict[str, Any]:
+    return {"colour": style.colour, "dark": style.dark, "dash": list(style.dash), "marker": style.marker}
 
 
 def _run(run: RunData) -> dict[str, Any]:

@@ -10,17 +10,17 @@ from typing import Any
 from rich.table import Table
 
 from fedbcgd.display.progress import printable
-from fedbcgd.display.tables import text_table
-from fedbcgd.engine.loop import Outcome
+from fedbcgd.display.tables import client_tables, text_table
 from fedbcgd.engine.run_folder import RunFolder
 from fedbcgd.errors import UserError
+from fedbcgd.files import as_csv, write_text
 from fedbcgd.network.profiles import PROFILES
-from fedbcgd.report.network import aim_of, format_hours
+from fedbcgd.report.network import format_hours, target_metric_of
+from fedbcgd.runs import compare as comparison
+from fedbcgd.runs.compare import Outcomes
 from fedbcgd.runs.retiming import hours
 
 log = logging.getLogger("fedbcgd")
-
-Outcomes = Mapping[str, dict[int, Outcome]]  # by algorithm and seed
 
 
 def rows(
@@ -36,12 +36,12 @@ def rows(
     """
     run_folders = [folder / name / f"seed-{seed}" for name, group in outcomes.items() for seed in group]
     columns = [list(o.rows[0]) for group in outcomes.values() for o in group.values() if o.rows]
-    aim = aim_of(run_folders[0], [c for c in columns[0] if all(c in own for own in columns)]) if columns else None
+    metric = target_metric_of(run_folders[0], columns)
     runs = [o for group in outcomes.values() for o in group.values() if o.rows and not o.diverged]
-    if aim is None or not runs:
+    if metric is None or not runs:
         return []
-    aim.check(target)
-    goal = aim.common([o.rows for o in runs]) if target is None else target
+    metric.check(target)
+    goal = metric.common([o.rows for o in runs]) if target is None else target
     if goal is None:
         return []
     out = []
@@ -49,21 +49,45 @@ def rows(
         for seed, o in group.items():
             run = folder / name / f"seed-{seed}"
             cost: dict[str, Any] = {
-                name: aim.to_reach(o.rows, [row.get(column, math.nan) for row in o.rows], goal)
+                name: metric.to_reach(o.rows, [row.get(column, math.nan) for row in o.rows], goal)
                 for name, column in (("rounds", "round"), ("upload_d", "upload_d"), ("upload_bytes", "upload_bytes"))
             }
             if RunFolder(run).traffic.exists():  # runs of earlier versions have none
                 try:
                     times = {profile: hours(run, profile) for profile in PROFILES}
-                    cost |= {f"hours_{p}": aim.to_reach(o.rows, at, goal) for p, at in times.items()}
+                    cost |= {f"hours_{p}": metric.to_reach(o.rows, at, goal) for p, at in times.items()}
                 except UserError as why:
                     say(str(why))
             if o.rows and "hours" in o.rows[0]:
-                cost["hours_own"] = aim.to_reach(o.rows, [row.get("hours", math.nan) for row in o.rows], goal)
+                cost["hours_own"] = metric.to_reach(o.rows, [row.get("hours", math.nan) for row in o.rows], goal)
             if o.diverged:
                 cost = dict.fromkeys(cost)
-            out.append({"algorithm": name, "seed": seed, "metric": aim.metric, "target": goal, **cost})
+            out.append({"algorithm": name, "seed": seed, "metric": metric.column, "target": goal, **cost})
     return out
+
+
+def write_comparison(
+    outcomes: Outcomes, folder: Path, target: float | None, say: Callable[[str], None] = log.warning
+) -> tuple[list[dict[str, Any]], list[Table]]:
+    """Write compare.csv, compare.png and, if there is a metric to reach, reach.csv.
+
+    Args:
+        outcomes: as for `rows`.
+        folder: as for `rows`.
+        target: as for `rows`.
+        say: as for `rows`.
+
+    Returns:
+        The rows of reach.csv, and the tables for the terminal.
+    """
+    comparison.write(outcomes, folder)
+    reached = rows(outcomes, folder, target, say)
+    tables = [comparison.table(outcomes)]
+    tables += client_tables({name: [*group.values()] for name, group in outcomes.items()})
+    if reached:
+        write_text(folder / "reach.csv", as_csv(reached))
+        tables.append(table(reached))
+    return reached, tables
 
 
 def table(reached: Sequence[Mapping[str, Any]]) -> Table:

@@ -18,7 +18,7 @@ from fedbcgd.runs.prepare import prepare
 
 
 @dataclass(frozen=True)
-class Planned:
+class PlannedRun:
     """A run that is to be done.
 
     Attributes:
@@ -36,7 +36,7 @@ class Planned:
     prepare: Prepare = field(default=prepare, repr=False, compare=False)
 
 
-def run_all(runs: Sequence[Planned], folder: Path, shown: Any, figures: bool = True) -> dict[str, Outcome]:
+def run_all(runs: Sequence[PlannedRun], folder: Path, shown: Any, figures: bool = True) -> dict[str, Outcome]:
     """Do several runs. All are checked before the first begins.
 
     Args:

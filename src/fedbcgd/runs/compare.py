@@ -15,14 +15,14 @@ from fedbcgd.display.tables import text_table
 from fedbcgd.engine.loop import Outcome
 from fedbcgd.errors import UserError, unknown
 from fedbcgd.files import as_csv, write_text
-from fedbcgd.runs.batch import Planned, run_all
+from fedbcgd.runs.batch import PlannedRun, run_all
 from fedbcgd.runs.config import Config, check
-from fedbcgd.runs.own import own_option_names
+from fedbcgd.runs.user_code import own_option_names
 
 Outcomes = Mapping[str, dict[int, Outcome]]  # by algorithm and seed
 
 
-def plan(config: Config, names: Sequence[str], seeds: int) -> list[Planned]:
+def plan(config: Config, names: Sequence[str], seeds: int) -> list[PlannedRun]:
     """Plan a run for each algorithm and seed.
 
     Options of `[algorithm]` go to all algorithms that have them, those of `[compare.NAME]` to one.
@@ -64,7 +64,7 @@ def plan(config: Config, names: Sequence[str], seeds: int) -> list[Planned]:
             raw |= {"algorithm": algorithm, "compare": {}}
             raw["run"] |= {"seed": seed}
             label = group if seeds == 1 else f"{group}, seed {seed}"
-            runs.append(Planned(label, group, f"{group}/seed-{seed}", check(raw, f"compare {name}")))
+            runs.append(PlannedRun(label, group, f"{group}/seed-{seed}", check(raw, f"compare {name}")))
     return runs
 
 
@@ -74,7 +74,7 @@ def options_of(name: str, common: Mapping[str, Any], own: Mapping[str, Any]) -> 
     return {"name": name, **{k: v for k, v in common.items() if k != "name" and k in known}, **own}
 
 
-def run(runs: Sequence[Planned], folder: Path, shown: Any) -> dict[str, dict[int, Outcome]]:
+def run(runs: Sequence[PlannedRun], folder: Path, shown: Any) -> dict[str, dict[int, Outcome]]:
     """Do the runs; see `run_all` for the arguments.
 
     Returns:

@@ -5,7 +5,7 @@ import logging
 import math
 import re
 import tomllib
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any, Literal
@@ -20,7 +20,7 @@ from fedbcgd.core.parts import Section, explain_error
 from fedbcgd.data.names import EMBEDDED, PYTHON, QUADRATICS
 from fedbcgd.display.metrics import make_target
 from fedbcgd.errors import ALIASES, UserError, other_name
-from fedbcgd.files import read_regular, verify_checksum
+from fedbcgd.files import read_regular, read_text, verify_checksum
 from fedbcgd.network.links import COLUMNS
 from fedbcgd.network.profiles import Distribution
 from fedbcgd.network.settings import Network
@@ -295,18 +295,9 @@ def load(path: Path, overrides: Sequence[str] = (), run: Mapping[str, Any] | Non
     Raises:
         UserError: the file cannot be read, or a value is wrong.
     """
+    text = read_text(path, "a configuration file", f"; `fedbcgd init {path}` writes one to start from")
     try:
-        raw = tomllib.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise UserError(
-            f"{path}: expected a configuration file, got none; `fedbcgd init {path}` writes one to start from"
-        ) from None
-    except IsADirectoryError:
-        raise UserError(f"{path}: expected a TOML file, got a folder") from None
-    except OSError as error:
-        raise UserError(f"{path} cannot be read: {error.strerror}") from None
-    except UnicodeDecodeError as error:
-        raise UserError(f"{path}: expected UTF-8 text, got {error.reason} at byte {error.start}") from None
+        raw = tomllib.loads(text)
     except (ValueError, RecursionError) as error:
         raise UserError(f"{path}: expected TOML, got: {error}") from None
     for item in overrides:
@@ -390,7 +381,7 @@ def algorithm_of(config: Config, where: str) -> Any:
         UserError: an option is wrong.
     """
     from fedbcgd.algorithms.registry import make_algorithm
-    from fedbcgd.runs.own import make_own_algorithm
+    from fedbcgd.runs.user_code import make_own_algorithm
 
     options = dict(config.algorithm)
     try:
@@ -513,37 +504,36 @@ def _misplaced(config: Config) -> list[str]:
     return [f"algorithm.{key}: {hint}" for key, hint in hints.items() if hint]
 
 
-def _contradictions(config: Config) -> list[str]:
-    """List the values that do not go together."""
+def _contradictions(config: Config) -> Iterator[str]:
+    """Yield a message about all values that do not go together."""
     run, data, chosen = config.run, config.data, config.quadratics
-    out = [f"run.{problem}" for problem in config.placement.problems()]
+    yield from (f"run.{problem}" for problem in config.placement.problems())
     if run.rounds is None and run.budget is None and run.target is None:
-        out.append("run: expected rounds, budget or target, which say when to stop, got none of them")
+        yield "run: expected rounds, budget or target, which say when to stop, got none of them"
     if data.name != PYTHON and (data.name == QUADRATICS) != (config.model.name == "point"):
-        out.append(
+        yield (
             f"model.name: expected point with data.name = 'quadratics' and only then, got model {config.model.name!r} "
             f"with data {data.name!r}"
         )
     if chosen is not None and data.name != QUADRATICS:
-        out.append(f"quadratics: expected this section only with data.name = 'quadratics', got {data.name!r}")
+        yield f"quadratics: expected this section only with data.name = 'quadratics', got {data.name!r}"
     if chosen is not None and chosen.mu > chosen.beta:
-        out.append(f"quadratics.mu: expected at most beta = {chosen.beta:g}, got {chosen.mu:g}")
+        yield f"quadratics.mu: expected at most beta = {chosen.beta:g}, got {chosen.mu:g}"
     if data.name == QUADRATICS and data.validation:
-        out.append(
+        yield (
             f"data.validation: expected 0 with quadratics, whose metric is the gap to the optimum, got {data.validation:g}"
         )
     if data.name == QUADRATICS and data.held_out is not None:
-        out.append(f"data.held_out: expected none with quadratics, got {data.held_out:g}")
+        yield f"data.held_out: expected none with quadratics, got {data.held_out:g}"
     if data.name == QUADRATICS and isinstance(run.target, float) and run.metric is None:
-        out.append(
+        yield (
             f"run.target: expected {{ gap = … }} with quadratics, whose metric is the gap to the optimum, got "
             f"{run.target:g}"
         )
     if config.network is not None and config.network.crash and (problem := config.placement.crash_problem()):
-        out.append(f"network.{problem}")
+        yield f"network.{problem}"
     if run.cohort > data.clients and data.clients_from is None:
-        out.append(f"run.cohort: expected at most data.clients = {data.clients}, got {run.cohort}")
-    return out
+        yield f"run.cohort: expected at most data.clients = {data.clients}, got {run.cohort}"
 
 
 def _explain(error: Any) -> str:

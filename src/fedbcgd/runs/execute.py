@@ -20,27 +20,19 @@ from fedbcgd.engine.loop import DIVERGED, Callback, Loop, Outcome, RoundInfo, St
 from fedbcgd.engine.run_folder import JsonlFile, RunFolder, exclusive_lock, remove_temporary_files
 from fedbcgd.engine.signals import uninterrupted
 from fedbcgd.errors import Diverged, UserError
-from fedbcgd.files import (
-    add_checksum,
-    as_json,
-    make_folder,
-    refuse_link,
-    remove,
-    write_tensors,
-    write_text,
-)
+from fedbcgd.files import add_checksum, as_json, make_folder, refuse_link, remove, write_tensors, write_text
 from fedbcgd.runs import config as configuration
 from fedbcgd.runs.config import Config
 from fedbcgd.runs.experiment import Experiment
 from fedbcgd.runs.folder import read_configuration
-from fedbcgd.runs.prepare import Prepared, prepare
+from fedbcgd.runs.prepare import PreparedRun, prepare
 from fedbcgd.runs.secrets import mask_command, mask_config
 from fedbcgd.version import __version__
 
 log = logging.getLogger("fedbcgd")
 
 
-Prepare = Callable[[Config], Prepared]
+Prepare = Callable[[Config], PreparedRun]
 
 
 def examine(config: Config, path: Path, prepare: Prepare = prepare) -> None:
@@ -107,7 +99,7 @@ def execute(
 class _FolderRun:
     """A run that is written to its folder."""
 
-    def __init__(self, config: Config, prepared: Prepared, folder: RunFolder):
+    def __init__(self, config: Config, prepared: PreparedRun, folder: RunFolder):
         assert prepared.network is not None
         self.config, self.prepared, self.folder = config, prepared, folder
         self.run, self.experiment, self.network = prepared.run, prepared.experiment, prepared.network
@@ -185,7 +177,7 @@ class _FolderRun:
             folder=self.folder.path,
             metadata=self.experiment.info.metadata(),
         )
-        loop.backend.clock.add(before["clock"] if before else {})
+        loop.backend.timings.add(before["clock"] if before else {})
         return loop
 
     def _record_traffic(self) -> None:
@@ -202,13 +194,13 @@ class _FolderRun:
             self._save(in_background=True)
 
     def _save(self, in_background: bool = False) -> None:
-        store, clock = self.run.store, self.loop.backend.clock
+        store, timings = self.run.store, self.loop.backend.timings
         assert store is not None
-        with clock.timing("checkpoint"):
+        with timings.measure("checkpoint"):
             self.checkpoints.finish(store)  # the last one may still be flushing metrics and traffic
             more: dict[str, Any] = {
                 "seconds": self.loop.update_seconds(),
-                "clock": dict(clock),
+                "clock": dict(timings),
                 "config": self.text,
                 "data": self.experiment.digest,
                 "network": self.network.snapshot(),
@@ -219,8 +211,8 @@ class _FolderRun:
                 self.checkpoints.finish(store)
 
     def _write_summary(self, outcome: Outcome) -> None:
-        clock = dict(self.loop.backend.clock)
-        summary = outcome.summary() | _origin_of_result(self.config, self.run.server.layout, clock)
+        timings = dict(self.loop.backend.timings)
+        summary = outcome.summary() | _origin_of_result(self.config, self.run.server.layout, timings)
         summary["notes"] = list(self.experiment.notes)
         if self.network.links is not None:
             summary["links"] = self.network.links.digest()
@@ -297,12 +289,12 @@ def _tensorboard(config: Config, folder: RunFolder) -> list[Callback]:
     return [TensorBoard(folder.path / "tensorboard")]
 
 
-def _origin_of_result(config: Config, layout: Any, clock: dict[str, float]) -> dict[str, Any]:
+def _origin_of_result(config: Config, layout: Any, timings: dict[str, float]) -> dict[str, Any]:
     """Return what is recorded with a result: seed, time, blocks, versions, machine, configuration, command."""
     return {
         "seed": config.run.seed,
         "finished": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
-        "time": {name: round(seconds, 3) for name, seconds in sorted(clock.items())},
+        "time": {name: round(seconds, 3) for name, seconds in sorted(timings.items())},
         "blocks": [layout.bounds[j + 1] - layout.bounds[j] for j in range(layout.blocks)],
         "shared": layout.dim - layout.bounds[-1],
         "divider": layout.divider,

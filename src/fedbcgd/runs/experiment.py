@@ -70,7 +70,7 @@ class Experiment:
 
 
 @dataclass
-class Loaded:
+class LoadedData:
     """A data set before it is split over clients; labels and groups are those of the training examples."""
 
     train: Splittable
@@ -137,7 +137,7 @@ def make_experiment(config: Config) -> Experiment:
     )
 
 
-def _model_info(config: Config, module: nn.Module, loaded: Loaded, options: dict[str, Any]) -> ModelInfo:
+def _model_info(config: Config, module: nn.Module, loaded: LoadedData, options: dict[str, Any]) -> ModelInfo:
     is_transformers = config.model.name.startswith(HF)
     return ModelInfo(
         name=HF + type(module).__name__ if is_transformers else config.model.name,
@@ -163,7 +163,7 @@ class PartitionedData:
         counts: examples of each label at each client; None if there are no labels.
     """
 
-    loaded: Loaded
+    loaded: LoadedData
     parts: list[np.ndarray]
     held_out: list[np.ndarray] | None
     validation: np.ndarray | None
@@ -203,7 +203,7 @@ def partition_data(config: Config) -> PartitionedData | None:
     return PartitionedData(loaded, parts, tests, validation, counts)
 
 
-def load_data(data: Data) -> Loaded:
+def load_data(data: Data) -> LoadedData:
     """Load the data set that a configuration names, and prepare it as the configuration says.
 
     Raises:
@@ -217,7 +217,7 @@ def load_data(data: Data) -> Loaded:
     return loaded
 
 
-def _make_parts(loaded: Loaded, data: Data, rows: np.ndarray, seed: int) -> list[np.ndarray]:
+def _make_parts(loaded: LoadedData, data: Data, rows: np.ndarray, seed: int) -> list[np.ndarray]:
     """Split these rows of the training set; return positions in `rows` for each client."""
     labels = np.empty(0) if loaded.labels is None else loaded.labels[rows]
     if loaded.labels is None and data.partition in ("dirichlet", "dirichlet-unequal", "shards"):
@@ -244,7 +244,7 @@ def _make_parts(loaded: Loaded, data: Data, rows: np.ndarray, seed: int) -> list
             return partition.by_group(loaded.groups[rows], data.clients, seed)
 
 
-def _from_store(data: Data) -> Loaded:
+def _from_store(data: Data) -> LoadedData:
     if data.options:
         raise UserError(
             f"data.options: expected none with data.name = {data.name!r}, got {', '.join(data.options)}; they are for a "
@@ -256,10 +256,10 @@ def _from_store(data: Data) -> Loaded:
         raise UserError(f"data.crop: expected at most {side} pixels, the side of an image, got {data.crop}")
     train = stored.train.shown_as(data.augment, data.resize, data.crop)
     test = stored.test.shown_as(False, data.resize, data.crop)
-    return Loaded(train, test, train.labels.numpy(), stored.groups, stored.classes, train.shape, stored.digest)
+    return LoadedData(train, test, train.labels.numpy(), stored.groups, stored.classes, train.shape, stored.digest)
 
 
-def _from_user(data: Data) -> Loaded:
+def _from_user(data: Data) -> LoadedData:
     """Call a user's loader. It returns (train, test), each a pair (x, y) or a dictionary of tensors with `labels`."""
     for option in ("augment", "resize", "crop"):
         if getattr(data, option):
@@ -287,7 +287,7 @@ def _from_user(data: Data) -> Loaded:
     if groups is not None and len(groups) != len(train):
         raise UserError(f"data: {data.name}: expected a group for each of {len(train)} examples, got {len(groups)}")
     classes = () if labels is None else tuple(str(c) for c in range(int(labels.max()) + 1))
-    return Loaded(train, test, labels, groups, classes, shape_of(train), "")
+    return LoadedData(train, test, labels, groups, classes, shape_of(train), "")
 
 
 def labels_of(source: Source) -> np.ndarray | None:
@@ -314,7 +314,7 @@ def shape_of(source: Splittable) -> tuple[int, int, int]:
     return shape if len(shape) == 3 else (1, 1, int(np.prod(shape)) if shape else 1)
 
 
-def _make_binary(loaded: Loaded, positive: int) -> None:
+def _make_binary(loaded: LoadedData, positive: int) -> None:
     """Relabel one class as 1 and all others as 0."""
     if not isinstance(loaded.train, Images) or not isinstance(loaded.test, Images):
         raise UserError(f"data.positive: expected none with data that are no images, got {positive}; leave it out")

@@ -21,12 +21,12 @@ from fedbcgd.network.simulator import NetworkSimulator, fit_to_links
 from fedbcgd.runs import config as configuration
 from fedbcgd.runs.config import Config, RunSection
 from fedbcgd.runs.experiment import Experiment, make_experiment
-from fedbcgd.runs.given import from_loader
-from fedbcgd.runs.own import make_callbacks
+from fedbcgd.runs.from_python import from_loader
 from fedbcgd.runs.secrets import refuse_masked
+from fedbcgd.runs.user_code import make_callbacks
 
 
-class Prepared:
+class PreparedRun:
     """The objects of a run. Making them writes no file, and finds every mistake in what was asked for.
 
     Args:
@@ -136,7 +136,7 @@ class Prepared:
             warn_if_slower(self.run.job, objective(self.experiment.loss, self.experiment.metrics))
 
 
-def prepare(config: Config) -> Prepared:
+def prepare(config: Config) -> PreparedRun:
     """Make the objects that a complete configuration describes.
 
     Raises:
@@ -150,4 +150,4 @@ def prepare(config: Config) -> Prepared:
     callbacks += [KeepBest()] if run.keep_best else []  # after what may stop the run, so that it sees the last row
     experiment = replace(experiment, callbacks=[*callbacks, *make_callbacks(run.callbacks)])
     algorithm = configuration.algorithm_of(config, "configuration")
-    return Prepared(experiment, algorithm, config.run, config.network)
+    return PreparedRun(experiment, algorithm, config.run, config.network)

@@ -14,11 +14,11 @@ from fedbcgd.display.tables import text_table
 from fedbcgd.engine.loop import Outcome
 from fedbcgd.errors import UserError
 from fedbcgd.files import as_csv, write_text
-from fedbcgd.runs.batch import Planned, run_all
+from fedbcgd.runs.batch import PlannedRun
 from fedbcgd.runs.config import Config, check, parse_value
 
 
-def plan(config: Config, grid: Sequence[str]) -> list[Planned]:
+def plan(config: Config, grid: Sequence[str]) -> list[PlannedRun]:
     """Plan a run for each combination of the values of a grid.
 
     Args:
@@ -45,7 +45,7 @@ def plan(config: Config, grid: Sequence[str]) -> list[Planned]:
     runs = []
     for chosen, label, folder in points(axes):
         raw = config.model_dump() | {"algorithm": {**config.algorithm, **chosen}}
-        runs.append(Planned(label, label, folder, check(raw, f"sweep {label}")))
+        runs.append(PlannedRun(label, label, folder, check(raw, f"sweep {label}")))
     return runs
 
 
@@ -57,12 +57,7 @@ def points(axes: Mapping[str, Sequence[Any]]) -> Iterator[tuple[dict[str, Any], 
         yield chosen, label, "_".join(f"{k}={v}" for k, v in chosen.items()).replace("/", "-")
 
 
-def run(runs: Sequence[Planned], folder: Path, shown: Any) -> dict[str, Outcome]:
-    """Do the runs; see `run_all`."""
-    return run_all(runs, folder, shown)
-
-
-def rows(runs: Sequence[Planned], outcomes: Mapping[str, Outcome]) -> list[dict[str, Any]]:
+def rows(runs: Sequence[PlannedRun], outcomes: Mapping[str, Outcome]) -> list[dict[str, Any]]:
     """Make a row for each run, with its last metrics."""
     return [
         {"run": planned.label, **{k: v for k, v in outcomes[planned.label].final.items() if k != "round"}}
@@ -70,7 +65,7 @@ def rows(runs: Sequence[Planned], outcomes: Mapping[str, Outcome]) -> list[dict[
     ]
 
 
-def write(runs: Sequence[Planned], outcomes: Mapping[str, Outcome], folder: Path) -> Planned:
+def write(runs: Sequence[PlannedRun], outcomes: Mapping[str, Outcome], folder: Path) -> PlannedRun:
     """Write sweep.csv and best.toml to a folder.
 
     Args:
@@ -97,7 +92,7 @@ def write(runs: Sequence[Planned], outcomes: Mapping[str, Outcome], folder: Path
     return best
 
 
-def table(runs: Sequence[Planned], outcomes: Mapping[str, Outcome]) -> Table:
+def table(runs: Sequence[PlannedRun], outcomes: Mapping[str, Outcome]) -> Table:
     """Make the table of all runs, the best first."""
     metric, ranked = _ranked(runs, outcomes)
     metrics = [name for name in dict.fromkeys((metric, "validation_loss")) if name is not None]
@@ -113,7 +108,7 @@ def table(runs: Sequence[Planned], outcomes: Mapping[str, Outcome]) -> Table:
     return text_table("on data held out of the training set", head, rows)
 
 
-def _ranked(runs: Sequence[Planned], outcomes: Mapping[str, Outcome]) -> tuple[str | None, list[Planned]]:
+def _ranked(runs: Sequence[PlannedRun], outcomes: Mapping[str, Outcome]) -> tuple[str | None, list[PlannedRun]]:
     """Return the metric of the runs, and those that did not diverge and have it, the best first."""
     metric = metric_of(outcomes.values())
     if metric is None:

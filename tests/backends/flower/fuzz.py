@@ -153,7 +153,7 @@ class Measured:
 def fuzz(federation, grid, mutator, messages, hostile, clients):
     """Rounds in which the hostile clients' replies are damaged; the model is put back after each. Returns the costs."""
     cost = Measured()
-    federation.roster._enter = cost(federation.roster._enter)
+    federation.roster._read_answer = cost(federation.roster._read_answer)
     grid.lose = lambda message, reply: reply
     server = federation._open(grid, None).server
     take, aggregate = cost(federation.rounds.take), cost(federation.aggregate_evaluate)

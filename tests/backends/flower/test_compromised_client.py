@@ -201,7 +201,7 @@ def test_a_node_that_cannot_say_who_it_is_is_asked_less_and_less(caplog, monkeyp
         attempts.append(caplog.text.count("cannot take part"))
     assert attempts[0] == 1
     assert attempts[-1] == 9  # after 2, 4, 8 … 256 s
-    assert sorted(book.node) == [0, 1, 3, 4, 5]
+    assert sorted(book.nodes) == [0, 1, 3, 4, 5]
 
 
 # -- it cannot be somebody else ----------------------------------------------------------------------------------------
@@ -252,10 +252,10 @@ def keyed():
 def test_it_cannot_take_the_index_of_a_node_that_is_connected(caplog):
     grid = keyed()
     federation, _ = start("fedavg", grid, rounds=1)
-    honest = federation.roster.node[0]
+    honest = federation.roster.nodes[0]
     two_nodes_one_index(grid)
     federation.start(grid, num_rounds=2, timeout=1)
-    assert federation.roster.node[0] == honest
+    assert federation.roster.nodes[0] == honest
     assert "that one is connected with another key" in caplog.text
 
 
@@ -273,12 +273,12 @@ def test_an_index_whose_node_is_gone_is_free_unless_nodes_are_authenticated(auth
     thief = two_nodes_one_index(grid)
     federation, _ = start("fedavg", grid, rounds=2, **options)
     assert federation.server.clients == M
-    assert federation.roster.node.get(0) == (None if authenticated else thief)
+    assert federation.roster.nodes.get(0) == (None if authenticated else thief)
     assert ("comes back as node" in caplog.text) != authenticated
     without(grid, 0)
     grid.join(0, M, key=b"key 0")  # the honest node, restarted with its key
     federation, _ = start("fedavg", grid, rounds=3, **options)
-    assert (0 in federation.roster.node) is True
+    assert (0 in federation.roster.nodes) is True
     assert federation.server.last.accepted == M
 
 
@@ -290,7 +290,7 @@ def test_a_node_cannot_have_two_indices(caplog):
     node = grid.join(0, M, key=b"key 0")
     grid.nodes[node].node_config["partition-id"] = 1
     federation.start(grid, num_rounds=2, timeout=1)
-    assert 1 not in federation.roster.node
+    assert 1 not in federation.roster.nodes
     assert "its key is that of client 0" in caplog.text
 
 
@@ -321,7 +321,7 @@ def test_with_a_roster_only_the_named_keys_take_part_each_as_its_index(tmp_path,
     without(grid, 5)
     federation, _ = start("fedavg", grid, rounds=1, cohort=None, roster=write_roster(tmp_path))
     assert federation.server.clients == M
-    assert sorted(federation.roster.node) == [2, 3, 4]
+    assert sorted(federation.roster.nodes) == [2, 3, 4]
     assert "it is not in the roster" in caplog.text
     assert (
         f"node {swapped} cannot take part: it says that it is client 1, but its key is that of client 5" in caplog.text
@@ -332,10 +332,10 @@ def test_rosters_by_node_id_and_in_json(tmp_path):
     entries = {str(k): {"node": 100 + k, "examples": 5} for k in range(2)}
     (tmp_path / "roster.json").write_text(json.dumps({"clients": entries}))
     found = read_roster(tmp_path / "roster.json")
-    assert Roster(found).ties == {0: "node 100", 1: "node 101"}
+    assert Roster(found).owners == {0: "node 100", 1: "node 101"}
     text = public_key(1)[0].decode()
     (tmp_path / "r.toml").write_text(f'[clients.0]\nkey = "{text}"\n[clients.1]\nnode = 7\n')
-    assert Roster(read_roster(tmp_path / "r.toml")).ties[0] == roster.identity_of_key(public_key(1)[1])
+    assert Roster(read_roster(tmp_path / "r.toml")).owners[0] == roster.identity_of_key(public_key(1)[1])
 
 
 @pytest.mark.parametrize(
@@ -391,13 +391,13 @@ def test_it_names_its_weight_once(tmp_path):
     grid.lose = lambda m, r: edit(r, examples=10**6) if kind(m) == wire.HELLO and index(grid, m) == BAD else r
     grid.join(BAD, M)
     federation, _ = start("fedavg", grid, rounds=2, **options)
-    assert federation.roster.most["examples"][BAD] == 12
+    assert federation.roster.limits["examples"][BAD] == 12
 
 
 def test_the_operator_limits_weights(tmp_path):
     grid = attacked(wire.HELLO, lambda m, r: edit(r, examples=10**6))
     federation, _ = start("fedavg", grid, rounds=1, weighting="examples", max_examples=20)
-    assert federation.roster.most["examples"] == {client: 20 if client == BAD else 12 for client in range(M)}
+    assert federation.roster.limits["examples"] == {client: 20 if client == BAD else 12 for client in range(M)}
     grid = LocalGrid(app(), 0)
     for client in range(M):
         grid.join(client, M, key=public_key(client)[1])
@@ -405,7 +405,7 @@ def test_the_operator_limits_weights(tmp_path):
     federation, _ = start(
         "fedavg", grid, rounds=1, weighting="examples", roster=path, evaluate_clients=1.0, cohort=None
     )
-    assert set(federation.roster.most["examples"].values()) == {7}
+    assert set(federation.roster.limits["examples"].values()) == {7}
     assert set(federation.server.examples.values()) == {7}
 
 
@@ -568,7 +568,7 @@ def test_it_can_take_an_index_that_is_free():
     without(grid, 0)
     thief = two_nodes_one_index(grid)
     federation, _ = start("fedavg", grid, rounds=1)
-    assert federation.roster.node[0] == thief
+    assert federation.roster.nodes[0] == thief
 
 
 def test_it_sees_every_model_that_is_broadcast_to_it():

@@ -88,7 +88,7 @@ def key_of(path):
     """The key of a public key's file, as a roster reads it."""
     from fedbcgd.backends.flower.roster import Entry, Roster
 
-    return Roster({0: Entry(key=path.read_text())}).ties[0]
+    return Roster({0: Entry(key=path.read_text())}).owners[0]
 
 
 def check_same(out, reference):

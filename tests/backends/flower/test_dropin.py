@@ -38,7 +38,7 @@ import fedbcgd.flower
 from fedbcgd import UserError, simulate
 from fedbcgd.backends.flower import plain, wire
 from fedbcgd.backends.flower.exchange import exchange
-from fedbcgd.backends.flower.memory import InContext
+from fedbcgd.backends.flower.memory import ContextStorage
 from fedbcgd.backends.flower.options import Options
 
 from .fuzz import Mutator, fuzz, through_protobuf
@@ -470,12 +470,12 @@ def test_a_residual_is_kept_until_it_is_accepted():
     grid = LocalGrid(dropin(), M, lose=lose)
     federation, _ = run("topk", grid, rounds=2, fraction=0.2)
     assert federation.server.ledger.lost == 1
-    memory = InContext(grid.nodes[lost[0]].state, torch.float32).load()
+    memory = ContextStorage(grid.nodes[lost[0]].state, torch.float32).load()
     client = grid.nodes[lost[0]].node_config["partition-id"]
     assert (memory.version, federation.rounds.accepted[client]) == (0, 0)  # the first round; the second was lost
     assert memory.pending_round == 1
     federation.start(grid, num_rounds=3)
-    memory = InContext(grid.nodes[lost[0]].state, torch.float32).load()
+    memory = ContextStorage(grid.nodes[lost[0]].state, torch.float32).load()
     assert (memory.version, memory.pending_round) == (0, 2)
 
 
@@ -640,7 +640,7 @@ def test_an_evaluation_cannot_raise_its_weight_later():
         return Message(RecordDict({"m": MetricRecord({"accuracy": accuracy, "num-examples": count})}), reply_to=message)
 
     federation, _ = run("fedavg", attacked("evaluate", change), rounds=2, fraction_evaluate=1.0)
-    assert federation.roster.most["test_examples"][BAD] == 12
+    assert federation.roster.limits["test_examples"][BAD] == 12
     assert federation.rows[-1]["clients_accuracy"] < 1
 
 

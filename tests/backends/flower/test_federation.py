@@ -21,7 +21,7 @@ import fedbcgd
 import fedbcgd.flower
 from fedbcgd import UserError, algorithm_names, simulate
 from fedbcgd.backends.flower import folder, wire
-from fedbcgd.backends.flower.memory import InContext
+from fedbcgd.backends.flower.memory import ContextStorage
 from fedbcgd.backends.flower.options import Options
 from fedbcgd.engine.run_folder import exclusive_lock
 from fedbcgd.models import LeNet5
@@ -147,9 +147,9 @@ def test_a_server_that_does_not_name_a_precision_means_fp32():
     (message,) = federation.rounds.questions(
         [task], federation.server.plan().broadcast, "train", federation.settings
     ).messages
-    assert wire.Order.read(message.content).precision == "bf16"
+    assert wire.TaskRequest.read(message.content).precision == "bf16"
     del message.content[wire.TASK]["precision"]
-    assert wire.Order.read(message.content).precision == "fp32"
+    assert wire.TaskRequest.read(message.content).precision == "fp32"
 
 
 def test_nodes_come_back_under_other_ids_with_a_folder_for_their_state(tmp_path):
@@ -172,12 +172,12 @@ def controls(federation, grid, name="c"):
     rows = torch.zeros(server.clients, server.layout.dim)
     for context in grid.nodes.values():
         client = context.node_config["partition-id"]
-        memory = InContext(context.state, server.layout.dtype).load()
-        order = wire.Order(
+        memory = ContextStorage(context.state, server.layout.dtype).load()
+        request = wire.TaskRequest(
             fedbcgd.core.messages.Task(server.round, client, 0), server.epoch, federation.rounds.accepted.get(client, -1),
             federation.rounds.run_id, 0, "", False, federation.algorithm,
         )  # fmt: skip
-        assert memory.settle(order, server.layout.dim, server.layout.dtype)
+        assert memory.settle(request, server.layout.dim, server.layout.dtype)
         if name in memory.vectors:
             rows[client] = memory.vectors[name]
     return rows

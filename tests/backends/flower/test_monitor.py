@@ -190,7 +190,7 @@ def test_a_node_that_fails_its_hello_has_few_lines(caplog, monkeypatch):
     for _ in range(1800 * 5):  # five looks a second
         book.refresh(nodes)
         now[0] += 0.2
-    assert sorted(book.node) == [0, 1, 2]
+    assert sorted(book.nodes) == [0, 1, 2]
     assert 8 <= len([r for r in caplog.records if "cannot take part" in r.getMessage()]) <= 11
 
 

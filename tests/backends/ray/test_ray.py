@@ -20,7 +20,7 @@ from fedbcgd import UserError, make_algorithm, simulate
 from fedbcgd.backends.inprocess import InProcess
 from fedbcgd.backends.ray import cluster
 from fedbcgd.backends.ray.actor import begin
-from fedbcgd.backends.ray.backend import Ray, _freeze_job
+from fedbcgd.backends.ray.backend import Ray, _pickle_job
 from fedbcgd.backends.ray.protocol import ZERO, FitReply, FitRequest, InitialState, NotPublished, Ready, as_bytes
 from fedbcgd.backends.workers.protocol import Failed
 from fedbcgd.core.messages import Task
@@ -242,7 +242,7 @@ def test_an_actor_does_not_work_with_the_model_of_another_round(net, toys):
     algorithm = make_algorithm("fedavg", batch_size=3)
     job = make_job(net(), toys(), algorithm, None, 1)
     with threads(1):
-        actor, first = begin(*_freeze_job(job), "cpu")
+        actor, first = begin(*_pickle_job(job), "cpu")
     assert first == Ready(os.getpid(), os.uname().nodename)
     x = as_bytes(make_server(job, 4, Stop(rounds=1)).x)
 

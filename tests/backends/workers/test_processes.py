@@ -63,7 +63,7 @@ def test_how_a_worker_ended_is_known(monkeypatch, forks):
     killed, left = processes.start(), processes.start()
     os.kill(killed.pid, signal.SIGKILL)
     assert killed.exit_reason() == "was killed by SIGKILL"
-    left.line.close()  # it hears nothing more
+    left.connection.close()  # it hears nothing more
     assert left.exit_reason() == "exited with code 0"
     for worker in (killed, left):
         worker.end()
@@ -135,7 +135,7 @@ def test_a_forkserver_that_cannot_fork_is_one_message_too(fresh, monkeypatch, tm
     with pytest.raises(WorkerLost, match=r"expected worker processes to start, got: too many processes .*workers=0"):
         processes.start()
     forkserver = processes._of_this_thread.forkserver
-    assert len(os.listdir("/proc/self/fd")) <= before + 2, "the line to the forkserver"
+    assert len(os.listdir("/proc/self/fd")) <= before + 2, "the connection to the forkserver"
     (tmp_path / "full").unlink()
     worker = processes.start()
     assert worker.forkserver is forkserver
@@ -168,9 +168,9 @@ def impatient():
 def test_a_timeout_for_sockets_is_not_for_ours(fresh, impatient, monkeypatch, forks):
     monkeypatch.setattr(processes, "FORKS", forks)
     worker = processes.start()
-    assert os.get_blocking(worker.line.fileno())
+    assert os.get_blocking(worker.connection.fileno())
     time.sleep(0.3)  # it waits for its job
-    worker.line.close()
+    worker.connection.close()
     assert worker.exit_reason() == "exited with code 0"
 
 

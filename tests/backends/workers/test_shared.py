@@ -6,12 +6,12 @@ import numpy as np
 import torch
 from torch import nn
 
-from fedbcgd.backends.workers.shared import freeze, thaw
+from fedbcgd.backends.workers.shared import pickle_to_memory, unpickle_from_memory
 
 
 def through(obj):
-    fd, size, length = freeze(obj)
-    out = thaw(fd, size, length)
+    fd, size, length = pickle_to_memory(obj)
+    out = unpickle_from_memory(fd, size, length)
     os.close(fd)
     return out, size
 
@@ -76,8 +76,8 @@ def test_a_module_keeps_its_ties_and_buffers():
 
 
 def test_writing_to_one_copy_is_not_seen_in_another():
-    fd, size, length = freeze([torch.zeros(4), np.zeros(4)])
-    one, two = thaw(fd, size, length), thaw(fd, size, length)
+    fd, size, length = pickle_to_memory([torch.zeros(4), np.zeros(4)])
+    one, two = unpickle_from_memory(fd, size, length), unpickle_from_memory(fd, size, length)
     one[0].fill_(1)
     one[1][:] = 1
     assert two[0].sum() == 0

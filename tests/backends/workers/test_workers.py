@@ -364,7 +364,7 @@ def test_answers_of_a_round_that_was_broken_off_do_not_count(net, toys):
                 queue = workers_module._Round(backend, server, plan, 8)
                 for worker in backend._workers:
                     while not worker.ready:
-                        worker.line.recv()
+                        worker.connection.recv()
                         worker.ready = True
                     worker.send(queue.next(2))
             for _ in range(3):
@@ -459,19 +459,19 @@ def test_a_limit_that_is_no_number_of_seconds(net, toys, monkeypatch, text):
 
 def test_time_in_which_nobody_looked_is_no_silence(monkeypatch):
     """Ctrl-Z stops the parent with its workers: when all go on, nobody was silent."""
-    pulse = processes.Pulse(os.getpid())
+    liveness = processes.LivenessMonitor(os.getpid())
     monkeypatch.setattr(processes, "_processor_time", lambda pid: 1.0)
     monkeypatch.setattr(processes, "_is_stopped", lambda pid: True)
     clock = [0.0]
     monkeypatch.setattr(processes.time, "monotonic", lambda: clock[0])
-    pulse._due = 0.0
+    liveness._due = 0.0
     for clock[0] in (0.0, 10_000.0, 10_001.0, 10_005.0, 30_000.0):
-        assert pulse.lost() == ""
+        assert liveness.lost() == ""
     for k in range(20):
         clock[0] = 40_000.0 + 6 * k
-        pulse.lost()
+        liveness.lost()
     clock[0] = 50_000.0
-    assert pulse.lost().startswith("has been stopped")
+    assert liveness.lost().startswith("has been stopped")
 
 
 def test_what_was_sent_is_recorded_in_the_order_of_the_plan(net, toys):

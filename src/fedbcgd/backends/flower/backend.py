@@ -16,7 +16,7 @@ from fedbcgd.core.own_training import LIKELY_CAUSE
 from fedbcgd.core.reading import RULE
 from fedbcgd.core.server import Conditions, Server
 from fedbcgd.core.vector import Layout
-from fedbcgd.engine.backend import Clock, Inbox
+from fedbcgd.engine.backend import Inbox, Timings
 from fedbcgd.engine.client_state import StateStore
 from fedbcgd.engine.closing import share_of
 from fedbcgd.engine.hooks import RoundHooks
@@ -64,7 +64,7 @@ class GridBackend:
     """
 
     def __init__(self, federation: "Federation", grid: Grid, central: CentralEvaluation, job: Job, store: StateStore):
-        self.clock = Clock()
+        self.timings = Timings()
         self.store = store
         self._federation = federation
         self._grid = grid
@@ -74,7 +74,7 @@ class GridBackend:
     def run_round(self, inbox: Inbox, plan: Plan) -> None:
         """Ask the clients of the plan, and wait for their uploads."""
         rounds, settings = self._federation.rounds, self._federation.settings
-        rounds.wait(self._grid, rounds.ask(plan, settings), settings.timeout, self.clock)
+        rounds.wait(self._grid, rounds.ask(plan, settings), settings.timeout, self.timings)
 
     def evaluate(self, x: Tensor) -> dict[str, float]:
         """Return the metrics on the test data, the numbers of `evaluate_fn`, and those of the clients as `clients_…`."""

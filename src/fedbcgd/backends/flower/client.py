@@ -15,7 +15,7 @@ from fedbcgd.backends.flower import wire
 from fedbcgd.backends.flower.definition import as_on_server
 from fedbcgd.backends.flower.node import Node, serving
 from fedbcgd.backends.flower.privacy import refuse_mods
-from fedbcgd.backends.flower.wire import Order
+from fedbcgd.backends.flower.wire import TaskRequest
 from fedbcgd.core.client import Client
 from fedbcgd.core.objective import Loss, Metrics, objective
 from fedbcgd.core.own_training import Train
@@ -79,11 +79,11 @@ def client_app(
         raise UserError(f"train: expected a function of (model, data, config), got {train!r}")
     refuse_mods(mods, sees_whole_models=False)
     how = RULE if train is None else FUNCTION
-    site = _Site(index, folder, how, make_model, load_data, load_test, loss, metrics, threads, device, train)
+    node = _ModelNode(index, folder, how, make_model, load_data, load_test, loss, metrics, threads, device, train)
     app = ClientApp(mods=list(mods))
-    app.train()(serving(site.train))
-    app.evaluate()(serving(site.evaluate))
-    app.query(wire.HELLO_ACTION)(serving(site.hello))
+    app.train()(serving(node.train))
+    app.evaluate()(serving(node.evaluate))
+    app.query(wire.HELLO_ACTION)(serving(node.hello))
     return app
 
 
@@ -104,7 +104,7 @@ class _Loaded:
 
 
 @dataclass
-class _Site(Node):
+class _ModelNode(Node):
     """Trains and evaluates the user's model; the fields are the arguments of `client_app`."""
 
     make_model: Callable[..., nn.Module]
@@ -134,48 +134,56 @@ class _Site(Node):
 
     def train(self, message: Message, context: Context) -> RecordDict:
         """Train, and return the upload. New state is kept until the next task says whether it counts."""
-        order = Order.read(message.content)
-        client = self._client(order, context)
+        request = TaskRequest.read(message.content)
+        client = self._client(request, context)
         data = self._load("train", self.load_data, context)
         config = message.content.get(wire.CONFIG)
         values = dict(config) if isinstance(config, ConfigRecord) else {}
-        broadcast = wire.read_broadcast(message.content, order, client.layout)
-        with self.memory(order, context, client.layout) as memory, threads_used(self.threads):
-            upload, update = client.fit(broadcast, order.task, data, memory.vectors, values=values)
-            memory.wait_for(order.task.round, update)
+        broadcast = wire.read_broadcast(message.content, request, client.layout)
+        with self.memory(request, context, client.layout) as memory, threads_used(self.threads):
+            upload, update = client.fit(broadcast, request.task, data, memory.vectors, values=values)
+            memory.keep_pending(request.task.round, update)
         return wire.reply(upload)
 
     def evaluate(self, message: Message, context: Context) -> RecordDict:
         """Return the model's metrics on this client's test data."""
-        order = Order.read(message.content)
+        request = TaskRequest.read(message.content)
         if self.load_test is None:
             raise UserError(
                 "load_test: expected a function that returns this client's test data, got none, while the server asks for "
                 "an evaluation; pass client_app(load_test=…)"
             )
-        client = self._client(order, context)
+        client = self._client(request, context)
         data: Source = self._load("test", self.load_test, context)
-        client.model.load(wire.read_broadcast(message.content, order, client.layout).x)
+        client.model.load(wire.read_broadcast(message.content, request, client.layout).x)
         with threads_used(self.threads):
             batches = [evaluate_span(client.model.module, client.objective, data, *span) for span in spans(len(data))]
         return wire.evaluation(len(data), combine(batches))
 
-    def _client(self, order: Order, context: Context) -> Client:
+    def _client(self, request: TaskRequest, context: Context) -> Client:
         """Return the client for this task; make a new one if model, algorithm, seed or node have changed."""
         node = context.node_id if _takes_context(self.make_model) else 0  # one process may serve several nodes
-        key = (node, order.layout, order.model, order.channels_last, order.precision, order.seed, repr(order.algorithm))
+        key = (
+            node,
+            request.layout,
+            request.model,
+            request.channels_last,
+            request.precision,
+            request.seed,
+            repr(request.algorithm),
+        )
         if self._made is None or self._made.key != key:
-            if self.own_train is not None and order.precision != "fp32":
+            if self.own_train is not None and request.precision != "fp32":
                 raise UserError(
-                    f"precision: expected 'fp32' with train, got {order.precision!r}; use torch.autocast in the function "
+                    f"precision: expected 'fp32' with train, got {request.precision!r}; use torch.autocast in the function "
                     "instead"
                 )
             module = _call(self.make_model, context)
             if not isinstance(module, nn.Module):
                 raise UserError(f"make_model: expected it to return an nn.Module, got {type(module).__name__}")
-            module, layout = as_on_server(module.to(torch.device(self.device)), order)
-            goal = objective(self.loss, self.metrics, order.precision)
-            self._made = _Made(key, Client(order.algorithm, layout, module, goal, order.seed, self.own_train))
+            module, layout = as_on_server(module.to(torch.device(self.device)), request)
+            goal = objective(self.loss, self.metrics, request.precision)
+            self._made = _Made(key, Client(request.algorithm, layout, module, goal, request.seed, self.own_train))
         return self._made.client
 
     def _load(self, what: str, load: Callable[..., Any], context: Context) -> Any:

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fedbcgd.backends.flower.wire import Order
+from fedbcgd.backends.flower.wire import TaskRequest
 from fedbcgd.core.torch_private import is_saved
 from fedbcgd.core.vector import Layout
 from fedbcgd.errors import UserError
@@ -92,24 +92,24 @@ class Definition:
                 yield f"{here.kind} {name!r} has other values than on the server"
 
 
-def as_on_server(module: nn.Module, order: Order) -> tuple[nn.Module, Layout]:
+def as_on_server(module: nn.Module, request: TaskRequest) -> tuple[nn.Module, Layout]:
     """Check that a client's model is the server's, and return it in the server's memory format, with its layout.
 
     Args:
         module: the client's model.
-        order: the server's order.
+        request: the server's request.
 
     Raises:
         UserError: the models differ in more than the weights that are sent; the message names the differences.
     """
-    if differences := Definition.of(module).differences(Definition.unpacked(order.model)):
+    if differences := Definition.of(module).differences(Definition.unpacked(request.model)):
         raise UserError(
             f"make_model: expected the server's model, got another one: {differences}; install the same app on both"
         )
-    if order.channels_last:
+    if request.channels_last:
         module = module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-    layout = order.algorithm.uplink.layout(module)
-    if layout.digest != order.layout:  # the same tensors in another order
+    layout = request.algorithm.uplink.layout(module)
+    if layout.digest != request.layout:  # the same tensors in another order
         raise UserError(
             f"make_model: expected a model whose blocks lie where the server's do, got {type(module).__name__} with "
             f"d = {layout.dim:,}; install the same app on both"

@@ -21,9 +21,9 @@ from torch import Tensor
 from fedbcgd.backends.flower import plain, wire
 from fedbcgd.backends.flower.log import log
 from fedbcgd.backends.flower.node import Node, serving
-from fedbcgd.backends.flower.plain import Form
+from fedbcgd.backends.flower.plain import RecordNames
 from fedbcgd.backends.flower.privacy import refuse_mods
-from fedbcgd.backends.flower.wire import Order
+from fedbcgd.backends.flower.wire import TaskRequest
 from fedbcgd.core.algorithm import RESIDUAL, Algorithm
 from fedbcgd.core.corrections import needs
 from fedbcgd.core.encoding import encode
@@ -38,11 +38,7 @@ from fedbcgd.errors import UserError, call_users
 TrainFunction = Callable[[Message, Context], Message]
 Mod = Callable[[Message, Context, TrainFunction], Message]
 
-LOSS_NAMES = (
-    "train_loss",
-    "train-loss",
-    "loss",
-)  # the metrics that may be an app's training loss; the first one counts
+LOSS_NAMES = ("train_loss", "train-loss", "loss")  # metrics that may be an app's training loss; the first one counts
 
 
 def train(
@@ -78,13 +74,13 @@ def train(
     """
     refuse_mods(getattr(app, "_mods", ()), sees_whole_models=False)
     refuse_mods(mods, sees_whole_models=True)
-    site = _Site(index, folder, APP)
+    node = _AppNode(index, folder, APP)
 
     def register(function: TrainFunction) -> TrainFunction:
         trainer = _MessageApp(_with_mods(function, mods))
 
-        app.train()(serving(partial(site.train, app=trainer)))
-        app.query(wire.HELLO_ACTION)(serving(site.hello))
+        app.train()(serving(partial(node.train, app=trainer)))
+        app.query(wire.HELLO_ACTION)(serving(node.hello))
         return function
 
     return register
@@ -115,11 +111,11 @@ def wrap(
             "instead"
         )
     refuse_mods(getattr(app, "_mods", ()), sees_whole_models=True)
-    outer, site, inner = ClientApp(), _Site(index, folder, APP), _NumPyApp(app)
+    outer, node, inner = ClientApp(), _AppNode(index, folder, APP), _NumPyApp(app)
 
-    outer.train()(serving(partial(site.train, app=inner)))
+    outer.train()(serving(partial(node.train, app=inner)))
     outer.evaluate()(inner.evaluate)
-    outer.query(wire.HELLO_ACTION)(serving(site.hello))
+    outer.query(wire.HELLO_ACTION)(serving(node.hello))
     return outer
 
 
@@ -164,7 +160,7 @@ class _MessageApp:
     def __init__(self, function: TrainFunction):
         self._function = function
 
-    def train(self, message: Message, context: Context, form: Form) -> _Trained:
+    def train(self, message: Message, context: Context, names: RecordNames) -> _Trained:
         reply = call_users(self._function, message, context)
         if not isinstance(reply, Message):
             raise UserError(
@@ -180,7 +176,7 @@ class _MessageApp:
                 f"{len(arrays)} and {len(measured)}"
             )
         metrics: dict[str, Any] = dict(next(iter(measured.values()), {}))
-        examples = plain.whole(metrics.pop(form.weighted_by, None))
+        examples = plain.whole(metrics.pop(names.weighted_by, None))
         return _Trained(next(iter(arrays.values())).to_torch_state_dict(), examples, metrics)
 
 
@@ -190,8 +186,8 @@ class _NumPyApp:
     def __init__(self, app: ClientApp):
         self._app = app
 
-    def train(self, message: Message, context: Context, form: Form) -> _Trained:
-        arrays, config = _model_and_settings(message.content, form)
+    def train(self, message: Message, context: Context, names: RecordNames) -> _Trained:
+        arrays, config = _model_and_settings(message.content, names)
         reply = self._call("fit", arrays, config, message, context)
         returned: Any = reply["fitres.parameters"]
         values = [np.load(io.BytesIO(a.data), allow_pickle=False) for a in returned.values()]
@@ -205,11 +201,11 @@ class _NumPyApp:
         return _Trained(state, count["num_examples"], reply["fitres.metrics"])
 
     def evaluate(self, message: Message, context: Context) -> Message:
-        form = Form.read(message.content)
-        reply: Any = self._call("evaluate", *_model_and_settings(message.content, form), message, context)
+        names = RecordNames.read(message.content)
+        reply: Any = self._call("evaluate", *_model_and_settings(message.content, names), message, context)
         metrics = _numbers(reply["evaluateres.metrics"], MOST_TRAIN_METRICS)
         metrics |= {"loss": reply["evaluateres.loss"]["loss"]}
-        metrics |= {form.weighted_by: reply["evaluateres.num_examples"]["num_examples"]}
+        metrics |= {names.weighted_by: reply["evaluateres.num_examples"]["num_examples"]}
         return Message(RecordDict({wire.METRICS: MetricRecord(metrics)}), reply_to=message)
 
     def _call(
@@ -227,54 +223,54 @@ class _NumPyApp:
         return reply.content
 
 
-def _model_and_settings(content: RecordDict, form: Form) -> tuple[ArrayRecord, ConfigRecord]:
-    return content[form.arrays], content[form.config]  # type: ignore[return-value]
+def _model_and_settings(content: RecordDict, names: RecordNames) -> tuple[ArrayRecord, ConfigRecord]:
+    return content[names.arrays], content[names.config]  # type: ignore[return-value]
 
 
-class _Site(Node):
+class _AppNode(Node):
     """Has an app train, and uploads the task's block of what came out."""
 
     def train(self, message: Message, context: Context, app: _MessageApp | _NumPyApp) -> RecordDict:
         """Have the app train, and return the upload of the task's block."""
-        order, form = Order.read(message.content), Form.read(message.content)
-        if why := unfit_reason(order.algorithm):
+        request, names = TaskRequest.read(message.content), RecordNames.read(message.content)
+        if why := unfit_reason(request.algorithm):
             raise UserError(why)
-        layout = plain.read_layout(message.content, order.layout)
-        arrays, config = _model_and_settings(message.content, form)
+        layout = plain.read_layout(message.content, request.layout)
+        arrays, config = _model_and_settings(message.content, names)
         x = _vector(layout, arrays.to_torch_state_dict(), "message")
         # The function sees what Flower's own strategies would send.
-        message.content = RecordDict({form.arrays: arrays, form.config: config})
-        with self.memory(order, context, layout) as memory:
+        message.content = RecordDict({names.arrays: arrays, names.config: config})
+        with self.memory(request, context, layout) as memory:
             with generators_restored():
-                seed_generators(training_seed(order.seed, order.task), None)
-                trained = app.train(message, context, form)
+                seed_generators(training_seed(request.seed, request.task), None)
+                trained = app.train(message, context, names)
             y = _vector(layout, trained.state, "training function")
-            if trained.examples is None and order.algorithm.weighting == "examples":
+            if trained.examples is None and request.algorithm.weighting == "examples":
                 raise UserError(
-                    f"training function: expected {form.weighted_by!r} among its metrics, by which clients are weighted, "
+                    f"training function: expected {names.weighted_by!r} among its metrics, by which clients are weighted, "
                     f"got {', '.join(trained.metrics) or 'none'}"
                 )
-            upload, update = _upload(order, layout, x, y, trained, memory.vectors)
-            memory.wait_for(order.task.round, update)
+            upload, update = _upload(request, layout, x, y, trained, memory.vectors)
+            memory.keep_pending(request.task.round, update)
         return wire.reply(upload)
 
 
 def _upload(
-    order: Order, layout: Layout, x: Tensor, y: Tensor, trained: _Trained, state: Mapping[str, Tensor]
+    request: TaskRequest, layout: Layout, x: Tensor, y: Tensor, trained: _Trained, state: Mapping[str, Tensor]
 ) -> tuple[Upload, StateUpdate]:
     """Encode the task's block of what the training changed; return the upload and the state update."""
-    task, algorithm, dim = order.task, order.algorithm, layout.dim
+    task, algorithm, dim = request.task, request.algorithm, layout.dim
     own = {RESIDUAL: torch.zeros(dim, dtype=layout.dtype)} if algorithm.codec.residual else {}
     rate = algorithm.local.rate(task.round)
     work = Progress(x[:dim], y[:dim], {}, own | dict(state), layout.slices(task.block), rate, torch.zeros(()))
     work.steps = 1  # the number of steps is not known here
-    broadcast, new_memory = Broadcast(task.round, order.epoch, x, {}), partial(torch.empty, dtype=torch.uint8)
-    payload, values = encode(algorithm, layout, order.seed, work, broadcast, task, y[layout.buffer_slice], new_memory)
+    broadcast, new_memory = Broadcast(task.round, request.epoch, x, {}), partial(torch.empty, dtype=torch.uint8)
+    payload, values = encode(algorithm, layout, request.seed, work, broadcast, task, y[layout.buffer_slice], new_memory)
     metrics = _numbers(trained.metrics, MOST_TRAIN_METRICS)
     loss = next((float(metrics[name]) for name in LOSS_NAMES if name in metrics), None)
     examples = 1 if trained.examples is None else trained.examples
     upload = Upload(task.round, task.client, task.block, payload, examples, work.steps, work.evaluations, loss, metrics)
-    return upload, StateUpdate(task.client, order.epoch, values)
+    return upload, StateUpdate(task.client, request.epoch, values)
 
 
 def _vector(layout: Layout, state: Mapping[str, Tensor], where: str) -> Tensor:

@@ -61,7 +61,7 @@ class ClientEvaluation:
     def ask(self, settings: Settings) -> list[Message]:
         """Return the messages that ask clients for an evaluation; empty if none evaluates."""
         server = self._server
-        connected = sorted(client for client in self._roster.node if client < server.clients)
+        connected = sorted(client for client in self._roster.nodes if client < server.clients)
         count = self._options.evaluating(len(connected))
         if not count:
             return []
@@ -97,11 +97,11 @@ class ClientEvaluation:
         if failure is not None:
             raise Malformed(failure.failed)
         if of_app:
-            evaluation = plain.read_evaluation(reply.content, self._options.form().weighted_by)
+            evaluation = plain.read_evaluation(reply.content, self._options.record_names().weighted_by)
             self._roster.limit("test_examples", client, evaluation.examples)  # an app of its own is not asked before
         else:
             evaluation = wire.read_evaluation(reply.content)
-        most = self._roster.most["test_examples"].get(client)
+        most = self._roster.limits["test_examples"].get(client)
         if most is None:
             raise Malformed("it did not say how many test examples it has when it first came")
         return evaluation.model_copy(update={"examples": min(evaluation.examples, most)})

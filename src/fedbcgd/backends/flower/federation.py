@@ -18,7 +18,7 @@ from fedbcgd.backends.flower.backend import GridBackend, GridHooks
 from fedbcgd.backends.flower.definition import Definition
 from fedbcgd.backends.flower.dropin import unfit_reason
 from fedbcgd.backends.flower.evaluations import CentralEvaluation, ClientEvaluation
-from fedbcgd.backends.flower.folder import Begun, Restored, ServerFolder
+from fedbcgd.backends.flower.folder import EarlierRun, ResumedState, ServerFolder
 from fedbcgd.backends.flower.legacy import LegacyRounds
 from fedbcgd.backends.flower.log import log
 from fedbcgd.backends.flower.monitor import Monitor
@@ -182,7 +182,7 @@ class Federation(LegacyRounds, Strategy):
         self.outcome: Outcome | None = None
         self.grid: Grid | None = None  # of the last call
         self._resets = ControlResets()
-        self._begun_blocks: int | None = None  # N of the run in the folder
+        self._earlier_blocks: int | None = None  # N of the run in the folder
         self._returned: ArrayRecord | None = None  # what the last call of `aggregate_train` returned
         # Made when the run begins.
         self._run: Run | None = None
@@ -225,8 +225,8 @@ class Federation(LegacyRounds, Strategy):
         options = self.options
         folder = None if options.folder is None else ServerFolder(Path(options.folder), options.checkpoint_every)
         with folder or contextlib.nullcontext():
-            if folder is not None and (begun := folder.peek()) is not None:
-                self._expect(begun)
+            if folder is not None and (earlier := folder.peek()) is not None:
+                self._expect(earlier)
             stop = Stop(num_rounds, options.budget, self.target)
             run = self._open(grid, initial_arrays, stop)
             seconds, callbacks = 0.0, list(options.callbacks)
@@ -252,14 +252,14 @@ class Federation(LegacyRounds, Strategy):
             result.arrays = self.arrays()
             return result
 
-    def _expect(self, begun: Begun) -> None:
+    def _expect(self, earlier: EarlierRun) -> None:
         """Restore who the clients are, from the run in the folder."""
-        self._clients = self._clients or begun.clients
-        self._begun_blocks = begun.blocks
-        self.roster.restore(begun.roster)
-        self._resets.restore(begun.resets)
+        self._clients = self._clients or earlier.clients
+        self._earlier_blocks = earlier.blocks
+        self.roster.restore(earlier.roster)
+        self._resets.restore(earlier.resets)
 
-    def _go_on(self, restored: Restored) -> None:
+    def _go_on(self, restored: ResumedState) -> None:
         """Restore metrics, run id and accepted rounds, from the run in the folder."""
         self.rows = list(restored.rows)
         if restored.run_id is not None:
@@ -282,7 +282,7 @@ class Federation(LegacyRounds, Strategy):
             values = central.values()
             record_round(result, info, values)
             log.info("round %d: %s", info.server.round, log_line(info.row, values, info.report, info.server))
-            self.monitor.write(info, len(self.roster.node))
+            self.monitor.write(info, len(self.roster.nodes))
 
         return record
 
@@ -295,14 +295,14 @@ class Federation(LegacyRounds, Strategy):
                 roster.expect(self._clients)
             roster.wait(grid, min(options.min_clients, self._clients or options.min_clients), options.patience)
             self._check_clients()
-            count = self._clients or len(roster.node)
+            count = self._clients or len(roster.nodes)
             roster.settle(count)
             state = None if arrays is None else arrays.to_torch_state_dict()
             if state is not None:
                 self.job.module.load_state_dict(state, strict=False)  # also values that are not trained
             self.definition = Definition.of(self.job.module)
             cohort = options.cohort_of(count)
-            self._settle_blocks(self._begun_blocks or cohort)
+            self._settle_blocks(self._earlier_blocks or cohort)
             self._run = Run(
                 self.job,
                 stop or Stop(),
@@ -325,7 +325,7 @@ class Federation(LegacyRounds, Strategy):
 
     def most_train(self, how: Trains) -> bool:
         """Return whether more than half of the connected clients train in this way."""
-        trains = [self.roster.trains[client] for client in self.roster.node]
+        trains = [self.roster.trains[client] for client in self.roster.nodes]
         return 2 * trains.count(how) > len(trains)
 
     def _settle_blocks(self, cohort: int) -> None:

@@ -26,7 +26,7 @@ LOCK_SECONDS = 60.0  # a ServerApp whose SuperLink was killed holds the lock unt
 
 
 @dataclass(frozen=True)
-class Begun:
+class EarlierRun:
     """What must be known about the run in a folder before its clients are counted.
 
     Attributes:
@@ -43,7 +43,7 @@ class Begun:
 
 
 @dataclass(frozen=True)
-class Restored:
+class ResumedState:
     """What a resumed run takes over from the run in a folder.
 
     Attributes:
@@ -101,16 +101,16 @@ class ServerFolder:
                 waiting = True
             time.sleep(0.2)
 
-    def peek(self) -> Begun | None:
+    def peek(self) -> EarlierRun | None:
         """Return what the last checkpoint says about the run, without restoring it; None if there is no checkpoint."""
         saved = self._checkpoints.load()
         if saved is None:
             return None
         values = saved[1]
         blocks = json.loads(values["algorithm"]).get("blocks")
-        return Begun(int(values["clients_in_all"]), blocks, values.get("roster", {}), values.get("claims", {}))
+        return EarlierRun(int(values["clients_in_all"]), blocks, values.get("roster", {}), values.get("claims", {}))
 
-    def restore(self, run: Run, model_digest: str, close_at: float) -> Restored:
+    def restore(self, run: Run, model_digest: str, close_at: float) -> ResumedState:
         """Restore the last checkpoint, if there is one, into a run, and open the files of metrics and traffic.
 
         Args:
@@ -132,14 +132,14 @@ class ServerFolder:
         self._write_conditions(close_at)
         remove(self._folder.summary)  # a summary says that a run is finished
         if saved is None:
-            return Restored(self._metrics.rows)
+            return ResumedState(self._metrics.rows)
         log.info("going on after round %d, from %s", server.round, self._folder.path)
         accepted = {int(client): round for client, round in saved["accepted"].items()}
         if (saved["every"] > 1 or self._checkpoints.fallen_back) and server.controls:
             # Rounds after the checkpoint may have changed the clients' c_i, so that c may no longer be their mean.
             server.reset_controls()
             accepted = {}
-        return Restored(self._metrics.rows, float(saved["seconds"]), saved["run"], accepted)
+        return ResumedState(self._metrics.rows, float(saved["seconds"]), saved["run"], accepted)
 
     def _refuse_another(self, values: Mapping[str, Any], model_digest: str) -> None:
         """Raise a UserError if the run in the folder was begun with other options or another model."""

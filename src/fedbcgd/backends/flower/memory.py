@@ -15,7 +15,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 from torch import Tensor
 
 from fedbcgd.backends.flower.log import log
-from fedbcgd.backends.flower.wire import Order, array, tensor
+from fedbcgd.backends.flower.wire import TaskRequest, array, tensor
 from fedbcgd.core.messages import StateUpdate
 from fedbcgd.files import make_folder, read_tensors, write_tensors
 
@@ -45,35 +45,35 @@ class ClientMemory:
     pending_round: int = NEVER
     pending: dict[str, Pieces] = field(default_factory=dict)
 
-    def settle(self, order: Order, dim: int, dtype: torch.dtype) -> bool:
-        """Apply or drop the pending state, as the server's order says.
+    def settle(self, request: TaskRequest, dim: int, dtype: torch.dtype) -> bool:
+        """Apply or drop the pending state, as the server's request says.
 
         Args:
-            order: the order of the client's next task.
+            request: the request of the client's next task.
             dim: the length of a vector.
             dtype: the type of its values.
 
         Returns:
             Whether the state then has the version that the server expects.
         """
-        if self.run != order.run:
-            self.run, self.vectors, self.version = order.run, {}, NEVER
-        elif self.epoch == order.epoch and self.pending and self.pending_round == order.accepted:
+        if self.run != request.run:
+            self.run, self.vectors, self.version = request.run, {}, NEVER
+        elif self.epoch == request.epoch and self.pending and self.pending_round == request.accepted:
             for name, pieces in self.pending.items():
                 vector = self.vectors.setdefault(name, torch.zeros(dim, dtype=dtype))
                 for s, values in pieces:
                     vector[s] = values
             self.version = self.pending_round
-        if self.epoch != order.epoch:
-            self.epoch, self.vectors, self.version = order.epoch, {}, NEVER
+        if self.epoch != request.epoch:
+            self.epoch, self.vectors, self.version = request.epoch, {}, NEVER
         self.pending, self.pending_round = {}, NEVER
-        return self.version == order.accepted
+        return self.version == request.accepted
 
-    def begin_anew(self, order: Order) -> None:
+    def reset_to(self, request: TaskRequest) -> None:
         """Go on with zero vectors, as if they were the state of the server's version."""
-        self.vectors, self.version = {}, order.accepted
+        self.vectors, self.version = {}, request.accepted
 
-    def wait_for(self, round: int, update: StateUpdate) -> None:
+    def keep_pending(self, round: int, update: StateUpdate) -> None:
         """Keep new state as pending, until it is known whether the upload of this round was accepted."""
         self.pending_round, self.pending = round, dict(update.values)
 
@@ -85,13 +85,8 @@ class ClientMemory:
         for name, pieces in self.pending.items():
             for s, t in pieces:
                 tensors[f"{name}@{s.start}"] = t
-        values: dict[str, Any] = {
-            "run": self.run,
-            "epoch": self.epoch,
-            "version": self.version,
-            "pending": self.pending_round,
-        }
-        return tensors, values
+        names = {"run": "run", "epoch": "epoch", "version": "version", "pending": "pending_round"}
+        return tensors, {key: getattr(self, name) for key, name in names.items()}
 
     @classmethod
     def parse(cls, tensors: Mapping[str, Tensor], values: Mapping[str, Any]) -> "ClientMemory":
@@ -109,7 +104,7 @@ class ClientMemory:
         return memory
 
 
-class InContext:
+class ContextStorage:
     """Keeps a client's state in Flower's context, until the SuperNode or the run ends.
 
     Args:
@@ -136,7 +131,7 @@ class InContext:
         self._state[f"{RECORD}-values"] = ConfigRecord(values)
 
 
-class InFolder:
+class FolderStorage:
     """Keeps a client's state in a file, where a restarted SuperNode finds it.
 
     Args:

@@ -11,8 +11,8 @@ from flwr.app import ConfigRecord, Context, Message, RecordDict
 
 from fedbcgd.backends.flower import wire
 from fedbcgd.backends.flower.log import log
-from fedbcgd.backends.flower.memory import ClientMemory, InContext, InFolder
-from fedbcgd.backends.flower.wire import Order
+from fedbcgd.backends.flower.memory import ClientMemory, ContextStorage, FolderStorage
+from fedbcgd.backends.flower.wire import TaskRequest
 from fedbcgd.core.reading import Trains
 from fedbcgd.core.vector import Layout
 from fedbcgd.errors import UserError, users_frames, with_line
@@ -87,37 +87,31 @@ class Node:
 
     def hello(self, message: Message, context: Context) -> RecordDict:
         """Say which client this is, and how it trains."""
-        of = int(context.node_config.get("num-partitions", 0))
-        values: dict[str, Any] = {
-            "client": self.client_index(context),
-            "of": of,
-            "trains": self.trains,
-            **wire.versions(),
-        }
-        return RecordDict({wire.VALUES: ConfigRecord(values)})
+        values = {"client": self.client_index(context), "of": int(context.node_config.get("num-partitions", 0))}
+        return RecordDict({wire.VALUES: ConfigRecord({**values, "trains": self.trains, **wire.versions()})})
 
     @contextlib.contextmanager
-    def memory(self, order: Order, context: Context, layout: Layout) -> Iterator[ClientMemory]:
-        """Load the client's state, as the order says which of it counts; keep it when the task is done.
+    def memory(self, request: TaskRequest, context: Context, layout: Layout) -> Iterator[ClientMemory]:
+        """Load the client's state, as the request says which of it counts; keep it when the task is done.
 
         Raises:
-            StateLost: the algorithm has control variates, and the state is not that of the server's order.
+            StateLost: the algorithm has control variates, and the state is not that of the server's request.
         """
-        if not order.algorithm.state_names:
+        if not request.algorithm.state_names:
             yield ClientMemory()
             return
-        keeper: InContext | InFolder = InContext(context.state, layout.dtype)
+        keeper: ContextStorage | FolderStorage = ContextStorage(context.state, layout.dtype)
         if self.folder is not None:
-            keeper = InFolder(Path(self.folder), order.task.client)
+            keeper = FolderStorage(Path(self.folder), request.task.client)
         memory = keeper.load()
-        if not memory.settle(order, layout.dim, layout.dtype):
-            if order.algorithm.local.controls:  # c is no longer the mean of the c_i, so the server must reset it
+        if not memory.settle(request, layout.dim, layout.dtype):
+            if request.algorithm.local.controls:  # c is no longer the mean of the c_i, so the server must reset it
                 keeper.save(memory)
                 raise StateLost(
-                    f"state: expected the client's state of {_version(order.accepted)}, got that of "
+                    f"state: expected the client's state of {_version(request.accepted)}, got that of "
                     f"{_version(memory.version)}; client_app(folder=…) keeps it over restarts"
                 )
-            memory.begin_anew(order)
+            memory.reset_to(request)
         yield memory
         keeper.save(memory)
 

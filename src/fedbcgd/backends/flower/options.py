@@ -9,7 +9,7 @@ from flwr.app import ArrayRecord, MetricRecord
 from torch import nn
 
 from fedbcgd.backends.flower.log import log
-from fedbcgd.backends.flower.plain import ROUND, Form
+from fedbcgd.backends.flower.plain import ROUND, RecordNames
 from fedbcgd.core.algorithm import Algorithm
 from fedbcgd.core.objective import Loss, Metrics, Precision
 from fedbcgd.engine.loop import Callback
@@ -65,14 +65,8 @@ _EXPECTED: dict[str, tuple[Callable[[Any], bool], str]] = {
     "oversample": (lambda value: _is_number(value) and 1 <= value <= 100, "a number from 1 to 100"),
     **dict.fromkeys(("weighted_by_key", "arrayrecord_key", "configrecord_key"), _NAME),
 }
-_NEEDED = {
-    "min_clients",
-    "evaluate_every",
-    "checkpoint_every",
-    "evaluate_clients",
-    "close_at",
-    "oversample",
-}  # never None
+# Options that are never None.
+_NEEDED = {"min_clients", "evaluate_every", "checkpoint_every", "evaluate_clients", "close_at", "oversample"}
 
 
 def _check(name: str, value: Any) -> None:
@@ -128,7 +122,7 @@ class Options:
             value = getattr(self, option.name)
             if value is not None or option.name in _NEEDED:
                 _check(option.name, value)
-        self.form()
+        self.record_names()
 
     @classmethod
     def read(cls, given: Mapping[str, Any]) -> tuple["Options", dict[str, Any]]:
@@ -156,10 +150,10 @@ class Options:
         names = {option.name for option in fields(cls)}
         return cls(**{n: v for n, v in rest.items() if n in names}), {n: v for n, v in rest.items() if n not in names}
 
-    def form(self) -> Form:
+    def record_names(self) -> RecordNames:
         """Return the names in messages to clients that train in an app of their own."""
-        default = Form()
-        return Form(
+        default = RecordNames()
+        return RecordNames(
             self.arrayrecord_key or default.arrays,
             self.configrecord_key or default.config,
             self.weighted_by_key or default.weighted_by,

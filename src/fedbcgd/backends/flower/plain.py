@@ -27,7 +27,7 @@ _MOST_RECORDS = 8  # in a client's evaluation
 
 
 @dataclass(frozen=True)
-class Form:
+class RecordNames:
     """Names in the messages to an app.
 
     Attributes:
@@ -69,7 +69,7 @@ class Form:
         return RecordDict({self.arrays: arrays, self.config: config, FORM: ConfigRecord(values)})
 
     @classmethod
-    def read(cls, content: RecordDict) -> "Form":
+    def read(cls, content: RecordDict) -> "RecordNames":
         """Read the form of a message that the server sent."""
         values: Any = content[FORM]
         return cls(values["arrays"], values["config"], values["weighted_by"])
@@ -128,10 +128,7 @@ def read_evaluation(content: Any, weighted_by: str) -> Evaluation:
     Raises:
         Malformed: it has another form.
     """
-    if not isinstance(content, RecordDict):
-        raise Malformed(f"expected records, got {type(content).__name__}")
-    if len(content) > _MOST_RECORDS:
-        raise Malformed(f"expected at most {_MOST_RECORDS} records, got {len(content):,}")
+    wire.record_names(content, _MOST_RECORDS)
     records = [record for record in content.values() if isinstance(record, MetricRecord)]
     if len(records) != 1:
         raise Malformed(f"expected one MetricRecord, got {len(records)}")

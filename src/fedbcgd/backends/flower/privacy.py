@@ -9,9 +9,11 @@ from flwr.app import ArrayRecord
 from fedbcgd.errors import UserError
 
 # By name: Flower has each of them twice, for the Message API and for client_fn.
-_CENTRAL = {"fixedclipping_mod", "adaptiveclipping_mod"}
 _LOCAL = "LocalDpMod"
-_SECURE = {"secagg_mod", "secaggplus_mod"}
+_CENTRAL = "central differential privacy, got {}, which clips for a strategy that adds noise, while fedbcgd's adds none"
+_SECURE = "secure aggregation, got {}, which masks whole models, while clients upload encoded blocks"
+_UNFIT = {name: _CENTRAL.format(name) for name in ("fixedclipping_mod", "adaptiveclipping_mod")}
+_UNFIT |= {name: _SECURE.format(name) for name in ("secagg_mod", "secaggplus_mod")}
 
 
 def refuse_wrapper(strategy: Any, caller: FrameType | None) -> None:
@@ -84,16 +86,8 @@ def refuse_mods(mods: Iterable[Any], *, sees_whole_models: bool) -> None:
     """
     for mod in mods:
         name = getattr(mod, "__name__", type(mod).__name__)
-        if name in _SECURE:
-            raise UserError(
-                f"mods: expected none for secure aggregation, got {name}, which masks whole models, while clients upload "
-                "encoded blocks; leave it out"
-            )
-        if name in _CENTRAL:
-            raise UserError(
-                f"mods: expected none for central differential privacy, got {name}, which clips for a strategy that adds "
-                "noise, while fedbcgd's adds none; leave it out"
-            )
+        if name in _UNFIT:
+            raise UserError(f"mods: expected none for {_UNFIT[name]}; leave it out")
         if name == _LOCAL and not sees_whole_models:
             raise UserError(
                 "mods: expected none here that changes whole models, got LocalDpMod, while these messages hold encoded "

@@ -14,11 +14,12 @@ from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives import serialization
 from flwr.app import ConfigRecord, Message, RecordDict
 from flwr.serverapp import Grid
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic import Field, TypeAdapter, ValidationError
 
 from fedbcgd.backends.flower import wire
 from fedbcgd.backends.flower.exchange import LONGEST, SHORTEST, pull, push
 from fedbcgd.backends.flower.log import log
+from fedbcgd.core.parts import Section
 from fedbcgd.core.reading import MOST_STEPS, Hello, Malformed, Trains, shorten
 from fedbcgd.errors import UserError
 
@@ -26,7 +27,7 @@ HELLO_SECONDS = 120.0  # a node that has not answered by then is asked again lat
 FIRST_WAIT, LONGEST_WAIT = 2.0, 600.0  # seconds before a node is asked again; they double each time
 
 
-class Entry(BaseModel):
+class Entry(Section):
     """The roster's entry of one client.
 
     Attributes:
@@ -35,8 +36,6 @@ class Entry(BaseModel):
         examples: the most examples that the client counts for in a mean.
         test_examples: the same in evaluations.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
     key: str | None = None
     node: int | None = Field(None, ge=1)
@@ -108,7 +107,7 @@ class _Retry:
 
 
 @dataclass(frozen=True)
-class _Asked:
+class _HelloQuestion:
     """A node that was asked who it is."""
 
     question: Message
@@ -131,31 +130,33 @@ class Roster:
         given: the operator's entry for each client; empty: nodes report which client they are.
         fixed: whether nodes keep their keys, so that an index never passes to another node.
         max_examples: the most examples that a client counts for in a mean; None: its own first report is the limit.
-        asks: which of `examples` and `test_examples` the nodes are asked for.
+        questions: which of `examples` and `test_examples` the nodes are asked for.
         size: M; None until it is known.
     """
 
     given: Mapping[int, Entry] = field(default_factory=dict)
     fixed: bool = False
     max_examples: int | None = None
-    asks: Sequence[str] = ()
+    questions: Sequence[str] = ()
     size: int | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
-        self.node: dict[int, int] = {}  # client → id of its node, if that is connected
+        self.nodes: dict[int, int] = {}  # client → id of its node, if that is connected
         # Client → identity (key or node id) of the node that its index belongs to.
-        self.ties: dict[int, str] = {c: _identity_of_entry(e) for c, e in self.given.items()}
+        self.owners: dict[int, str] = {c: _identity_of_entry(e) for c, e in self.given.items()}
         self.trains: dict[int, Trains] = {}  # client → how it trains, as it reports
-        self.of: dict[int, int] = {}  # client → the total number of clients that it reports; 0: it does not know
+        self.reported_sizes: dict[
+            int, int
+        ] = {}  # client → the total number of clients that it reports; 0: it does not know
         # Upper limit of the examples that a client is weighted by: its first report, or the operator's value.
-        self.most: dict[str, dict[int, int]] = {"examples": {}, "test_examples": {}}
+        self.limits: dict[str, dict[int, int]] = {"examples": {}, "test_examples": {}}
         for client, entry in self.given.items():
-            for what, most in self.most.items():
+            for what, most in self.limits.items():
                 if (count := getattr(entry, what)) is not None:
                     most[client] = count
         self._identity: dict[int, str] = {}  # id of a connected node → its identity
         self._retries: dict[int, _Retry] = {}  # by node
-        self._asked: dict[str, _Asked] = {}  # by message id
+        self._asked: dict[str, _HelloQuestion] = {}  # by message id
         self._begun = False  # whether the first wait is over
 
     # -- who is online ------------------------------------------------------------------------------------------------
@@ -164,7 +165,7 @@ class Roster:
         """Ask new nodes which client they are, without waiting for the answers; forget nodes that are gone."""
         identity = {info.node_id: self._identify(info) for info in grid.get_nodes()}
         self._identity = identity
-        self.node = {client: node for client, node in self.node.items() if node in identity}
+        self.nodes = {client: node for client, node in self.nodes.items() if node in identity}
         self._retries = {node: retry for node, retry in self._retries.items() if node in identity}
         self._ask(grid)
         now = time.monotonic()
@@ -174,7 +175,7 @@ class Roster:
                 continue
             del self._asked[key]
             if asked.node in identity:
-                self._enter(asked, reply)
+                self._read_answer(asked, reply)
 
     @staticmethod
     def _identify(info: Any) -> str:
@@ -184,22 +185,22 @@ class Roster:
         now = time.monotonic()
         waiting = {asked.node for asked in self._asked.values()}
         questions = []
-        for node in sorted(set(self._identity) - set(self.node.values()) - waiting):
+        for node in sorted(set(self._identity) - set(self.nodes.values()) - waiting):
             if self._retries.get(node, _Retry()).at > now:
                 continue
-            if self.given and self._identity[node] not in self.ties.values():
+            if self.given and self._identity[node] not in self.owners.values():
                 self._refuse(node, "it is not in the roster")
                 continue
-            values: dict[str, Any] = {"ask": list(self.asks) or "who", wire.TOKEN: secrets.token_hex(16)}
+            values: dict[str, Any] = {"ask": list(self.questions) or "who", wire.TOKEN: secrets.token_hex(16)}
             values |= wire.versions()
             content = RecordDict({wire.TASK: ConfigRecord(values)})
             questions.append(Message(content, node, wire.HELLO, ttl=HELLO_SECONDS))
         if questions:
             self._asked |= {
-                key: _Asked(question, now + HELLO_SECONDS) for key, question in push(grid, questions).items()
+                key: _HelloQuestion(question, now + HELLO_SECONDS) for key, question in push(grid, questions).items()
             }
 
-    def _enter(self, asked: _Asked, reply: Message | None) -> None:
+    def _read_answer(self, asked: _HelloQuestion, reply: Message | None) -> None:
         """Read a node's answer, and record which client it is."""
         try:
             if reply is None:
@@ -214,7 +215,7 @@ class Roster:
                 if (failure := wire.read_failure(reply.content)) is not None:
                     raise Malformed(failure.failed) from None
                 raise
-            self._tie(asked.node, hello)
+            self._register(asked.node, hello)
         except Malformed as error:
             self._refuse(asked.node, str(error))
 
@@ -224,7 +225,7 @@ class Roster:
         log.warning("node %d cannot take part: %s; it is asked again in %.0f s", node, why, retry.wait)
         retry.wait = min(LONGEST_WAIT, retry.wait * 2)
 
-    def _tie(self, node: int, hello: Hello) -> None:
+    def _register(self, node: int, hello: Hello) -> None:
         client, mine = hello.client, self._identity[node]
         if problem := wire.format_problem(hello.wire_format, hello.version, f"client {client}"):
             raise Malformed(problem)
@@ -232,8 +233,8 @@ class Roster:
             raise Malformed(
                 f"it says that it is client {client}, but the federation has {self.size} clients, 0 to {self.size - 1}"
             )
-        owner = self.ties.get(client)
-        other = next((c for c, identity in self.ties.items() if identity == mine and c != client), None)
+        owner = self.owners.get(client)
+        other = next((c for c, identity in self.owners.items() if identity == mine and c != client), None)
         if other is not None:
             raise Malformed(f"it says that it is client {client}, but its key is that of client {other}")
         if owner is not None and owner != mine:
@@ -242,14 +243,14 @@ class Roster:
                 why = "connected" if connected else "known"
                 raise Malformed(f"it says that it is client {client}, but that one is {why} with another key")
             log.warning("client %d comes back as node %d with another key", client, node)
-        for what in self.most:
+        for what in self.limits:
             count = getattr(hello, what)
-            if what in self.asks and count is not None:
+            if what in self.questions and count is not None:
                 self.limit(what, client, count)
-        self.ties[client] = mine
+        self.owners[client] = mine
         self.trains[client] = hello.trains
-        self.of[client] = hello.of
-        self.node[client] = node
+        self.reported_sizes[client] = hello.of
+        self.nodes[client] = node
         self._retries.pop(node, None)
 
     def limit(self, what: str, client: int, count: int) -> None:
@@ -260,7 +261,7 @@ class Roster:
             client: the client's index.
             count: the number that it reports.
         """
-        self.most[what].setdefault(client, min(count, self.max_examples or count))
+        self.limits[what].setdefault(client, min(count, self.max_examples or count))
 
     def wait(self, grid: Grid, least: int, patience: float) -> Sequence[int]:
         """Wait for enough clients; the first time also until all nodes that were asked have answered or timed out.
@@ -281,17 +282,17 @@ class Roster:
         while True:
             self.refresh(grid)
             passed = time.monotonic() - start
-            enough = len(self.node) >= least
+            enough = len(self.nodes) >= least
             if enough and (self._begun or not self._asked or passed > min(patience, HELLO_SECONDS)):
                 self._begun = True
-                return sorted(self.node)
+                return sorted(self.nodes)
             if passed > patience:
                 raise UserError(
                     f"min_clients: expected at least {least} clients online within {patience:g} s (patience), got "
-                    f"{len(self.node)}; start more nodes, or see in the log why others cannot take part"
+                    f"{len(self.nodes)}; start more nodes, or see in the log why others cannot take part"
                 )
-            if not enough and len(self.node) != logged:
-                logged = len(self.node)
+            if not enough and len(self.nodes) != logged:
+                logged = len(self.nodes)
                 log.warning("waiting for clients: %d online, %d needed", logged, least)
             time.sleep(pause)
             pause = min(LONGEST, pause * 1.5)
@@ -305,11 +306,11 @@ class Roster:
     def settle(self, size: int) -> None:
         """Fix M, the number of clients. Forget clients beyond it; warn if nodes report another number."""
         self.expect(size)
-        for client in sorted(client for client in self.ties if client >= size):
+        for client in sorted(client for client in self.owners if client >= size):
             log.warning("client %d is beyond the federation's %d clients and is not asked", client, size)
-            for table in (self.node, self.ties, self.of, self.trains, *self.most.values()):
+            for table in (self.nodes, self.owners, self.reported_sizes, self.trains, *self.limits.values()):
                 table.pop(client, None)  # type: ignore[attr-defined]
-        if others := sorted({of for of in self.of.values() if of and of != size}):
+        if others := sorted({reported for reported in self.reported_sizes.values() if reported not in (0, size)}):
             log.warning(
                 "clients: %d here, but nodes report %s (num-partitions); set clients=… if %d is wrong",
                 size, ", ".join(map(str, others[:5])), size
@@ -319,15 +320,15 @@ class Roster:
 
     def snapshot(self) -> dict[str, Any]:
         """Return what `restore` needs, in a form that JSON can hold."""
-        return {"ties": _as_text(self.ties), **{what: _as_text(most) for what, most in self.most.items()}}
+        return {"ties": _as_text(self.owners), **{what: _as_text(limits) for what, limits in self.limits.items()}}
 
     def restore(self, kept: Mapping[str, Any]) -> None:
         """Load a snapshot; the operator's roster takes precedence over it."""
         if not self.given:
-            self.ties = {int(client): identity for client, identity in kept.get("ties", {}).items()}
-        for what, most in self.most.items():
+            self.owners = {int(client): identity for client, identity in kept.get("ties", {}).items()}
+        for what, most in self.limits.items():
             kept_most = {int(client): count for client, count in kept.get(what, {}).items()}
-            self.most[what] = kept_most | {c: n for c, n in most.items() if c in self.given}
+            self.limits[what] = kept_most | {c: n for c, n in most.items() if c in self.given}
 
 
 def _advice(reason: str) -> str:

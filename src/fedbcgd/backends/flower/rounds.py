@@ -3,7 +3,7 @@
 import secrets
 import uuid
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cache
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, RecordDict
@@ -21,11 +21,12 @@ from fedbcgd.backends.flower.roster import Roster
 from fedbcgd.core.messages import Broadcast, Plan, Task
 from fedbcgd.core.reading import APP, FUNCTION, MOST_STEPS, Malformed, shorten
 from fedbcgd.engine.assemble import Run
-from fedbcgd.engine.backend import Clock
+from fedbcgd.engine.backend import Timings
 from fedbcgd.engine.closing import Quorum
 from fedbcgd.engine.traffic import Round
 
 
+@dataclass(eq=False)
 class Rounds:
     """The rounds of a run.
 
@@ -46,28 +47,20 @@ class Rounds:
         traffic: what was sent in the last round.
     """
 
-    def __init__(
-        self,
-        run: Run,
-        definition: Definition,
-        options: Options,
-        roster: Roster,
-        monitor: Monitor,
-        resets: ControlResets,
-        initial: ArrayRecord | None,
-    ):
+    run: Run
+    definition: Definition
+    options: Options
+    roster: Roster
+    monitor: Monitor
+    resets: ControlResets
+    initial: ArrayRecord | None
+
+    def __post_init__(self) -> None:
         self.run_id = uuid.uuid4().hex
         self.accepted: dict[int, int] = {}
         self.late = LateReplies()
         self.traffic: Round | None = None
-        self._run = run
-        self._server = run.server
-        self._definition = definition
-        self._options = options
-        self._roster = roster
-        self._monitor = monitor
-        self._resets = resets
-        self._initial = initial
+        self._server = self.run.server
         self._forget()
 
     def _forget(self) -> None:
@@ -86,10 +79,10 @@ class Rounds:
         Raises:
             UserError: fewer than `min_clients` are connected within `patience` seconds.
         """
-        least = min(self._options.min_clients, self._server.clients)
-        connected = self._roster.wait(grid, least, self._options.patience)
+        least = min(self.options.min_clients, self._server.clients)
+        connected = self.roster.wait(grid, least, self.options.patience)
         self.late.drop_arrived(grid)
-        busy = self.late.busy(self._roster.node)
+        busy = self.late.busy(self.roster.nodes)
         return [client for client in connected if client not in busy] or connected
 
     def ask(self, plan: Plan, settings: Settings) -> list[Message]:
@@ -98,7 +91,7 @@ class Rounds:
         self._plan = plan
         asked = filter(self._server.expects, plan.tasks)
         self._questions = self.questions(asked, plan.broadcast, MessageType.TRAIN, settings)
-        self._monitor.opened(plan.broadcast.round + 1, len(self._questions.messages))
+        self.monitor.opened(plan.broadcast.round + 1, len(self._questions.messages))
         return self._questions.messages
 
     def questions(self, tasks: Iterable[Task], broadcast: Broadcast, kind: str, settings: Settings) -> OpenQuestions:
@@ -112,30 +105,30 @@ class Rounds:
         """
         questions = OpenQuestions()
         vectors, arrays = cache(lambda: wire.vectors(broadcast)), cache(self._app_arrays)
-        definition = ConfigRecord({"definition": self._definition.packed})
-        form, trains = self._options.form(), kind == MessageType.TRAIN
+        definition = ConfigRecord({"definition": self.definition.packed})
+        names, trains = self.options.record_names(), kind == MessageType.TRAIN
         for task in tasks:
             token, group = secrets.token_hex(16), str(task.round)
-            how = self._roster.trains[task.client]
+            how = self.roster.trains[task.client]
             if how != APP:
                 content = RecordDict({wire.BROADCAST: vectors(), wire.MODEL: definition})
                 if how == FUNCTION and trains:
                     content[wire.CONFIG] = ConfigRecord({**settings.train, plain.ROUND: task.round + 1})
                 content[wire.TASK] = self._task(task, token)
             elif trains:
-                content = form.content(arrays(), settings.train, task.round + 1, self._server.layout)
+                content = names.content(arrays(), settings.train, task.round + 1, self._server.layout)
                 content[wire.TASK] = self._task(task, token)
             else:
                 # An app's own evaluation does not return our token, but Flower returns the group id of a message.
-                content, group = form.content(arrays(), settings.evaluate, task.round), token
-            message = Message(content, self._roster.node[task.client], kind, ttl=settings.timeout, group_id=group)
+                content, group = names.content(arrays(), settings.evaluate, task.round), token
+            message = Message(content, self.roster.nodes[task.client], kind, ttl=settings.timeout, group_id=group)
             questions.add(token, message, task)
         return questions
 
     def _task(self, task: Task, token: str) -> ConfigRecord:
-        """Return the record that has all but the vectors: the order, our versions, and the token."""
-        server, job = self._server, self._run.job
-        order = wire.Order(
+        """Return the record that has all but the vectors: the request, our versions, and the token."""
+        server, job = self._server, self.run.job
+        request = wire.TaskRequest(
             task,
             server.epoch,
             self.accepted.get(task.client, -1),
@@ -146,29 +139,29 @@ class Rounds:
             server.algorithm,
             job.objective.precision,
         )
-        return ConfigRecord({**order.record(), **wire.versions(), wire.TOKEN: token})
+        return ConfigRecord({**request.record(), **wire.versions(), wire.TOKEN: token})
 
     def _app_arrays(self) -> ArrayRecord:
         """Return the model under the names that the clients' own apps use."""
-        ours = plain.arrays(self._run.state_dict())
-        return ours if self._initial is None else ArrayRecord({n: ours.get(n, a) for n, a in self._initial.items()})
+        ours = plain.arrays(self.run.state_dict())
+        return ours if self.initial is None else ArrayRecord({n: ours.get(n, a) for n, a in self.initial.items()})
 
     # -- wait ---------------------------------------------------------------------------------------------------------
 
-    def wait(self, grid: Grid, messages: Sequence[Message], timeout: float, clock: Clock) -> None:
+    def wait(self, grid: Grid, messages: Sequence[Message], timeout: float, timings: Timings) -> None:
         """Send the messages of the open round, and read replies until each block has enough uploads or the time is up.
 
         Clients that have not answered by then are reported as lost.
         """
         assert self._plan is not None
-        quorum = Quorum((task.block for task in self._plan.tasks), close_at=self._options.close_at)
-        replies = exchange(grid, messages, timeout, self._monitor.waiting, lambda: quorum.complete)
+        quorum = Quorum((task.block for task in self._plan.tasks), close_at=self.options.close_at)
+        replies = exchange(grid, messages, timeout, self.monitor.waiting, lambda: quorum.complete)
         while True:
-            with clock.timing("waiting"):
+            with timings.measure("waiting"):
                 reply = next(replies, None)
             if reply is None:
                 break
-            with clock.timing("sums"):
+            with timings.measure("sums"):
                 if (task := self.take(reply)) is not None:
                     quorum.answered(task.block, valid=task.client in self._accepted_now)
         self.give_up_missing(closed_early=quorum.complete)
@@ -184,7 +177,7 @@ class Rounds:
             log.warning("a reply is ignored: it answers no open question")
             return None
         nbytes = 0 if reply.has_error() else wire.counted(reply)
-        self._monitor.answered(nbytes)
+        self.monitor.answered(nbytes)
         try:
             why = self._take(reply, task, nbytes)
         except Malformed as error:
@@ -202,11 +195,11 @@ class Rounds:
             return f"Flower reports: {shorten(reply.error.reason)}"
         failure = wire.read_failure(reply.content)
         if failure is not None:
-            if failure.state_lost and self._resets.allow(task.client, task.round):
+            if failure.state_lost and self.resets.allow(task.client, task.round):
                 server.forget_controls(f"client {task.client}: {failure.failed}")
             return failure.failed
         upload = wire.read_upload(reply.content, server.algorithm.lengths(server.layout, task.block))
-        most = self._roster.most["examples"].get(task.client, self._roster.max_examples)
+        most = self.roster.limits["examples"].get(task.client, self.roster.max_examples)
         if most is not None and isinstance(upload.examples, int) and most < upload.examples <= MOST_STEPS:
             upload = replace(upload, examples=most)
         server.ledger.wire_bytes += nbytes
@@ -222,7 +215,7 @@ class Rounds:
         Args:
             closed_early: whether the round closed because enough had answered.
         """
-        seconds = self._monitor.elapsed
+        seconds = self.monitor.elapsed
         for question in self._questions.close():
             if closed_early:
                 self.late.add(question, seconds)
@@ -232,13 +225,13 @@ class Rounds:
 
     def _give_up(self, task: Task, why: str) -> None:
         """Count a client as lost for this round."""
-        self._monitor.lost(task, why)
+        self.monitor.lost(task, why)
         self._server.lost(task, why)
 
     def committed(self) -> None:
         """Record which uploads of the round count; none does if the controls were reset in this round."""
         assert self._server.last is not None
-        self._monitor.closed(self._server.last)
+        self.monitor.closed(self._server.last)
         if self._plan is not None:
             self.traffic = Round.of(self._server, self._plan.tasks, waited=0.0)
             same = self._server.epoch == self._plan.broadcast.epoch

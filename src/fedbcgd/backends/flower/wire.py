@@ -47,7 +47,7 @@ MOST_RECORDS, MOST_VALUES = 3, 16  # records in a client's message, and plain va
 
 
 @dataclass(frozen=True)
-class Order:
+class TaskRequest:
     """All that a client must know to do a task, beside the vectors.
 
     Attributes:
@@ -75,34 +75,25 @@ class Order:
     model: bytes = b""
 
     def record(self) -> ConfigRecord:
-        """Return the values of the order, without the model's definition, as a record of a message."""
-        t = self.task
-        return ConfigRecord(
-            {
-                "round": t.round, "client": t.client, "block": t.block, "epoch": self.epoch, "accepted": self.accepted,
-                "run": self.run, "seed": self.seed, "layout": self.layout, "channels_last": self.channels_last,
-                "precision": self.precision,
-                "algorithm": json.dumps(self.algorithm.options()),
-            }
-        )  # fmt: skip
+        """Return the request, without the model's definition, as a record of a message."""
+        values = {name: getattr(self, name) for name in _PLAIN}
+        return ConfigRecord({**vars(self.task), **values, "algorithm": json.dumps(self.algorithm.options())})
 
     @classmethod
-    def read(cls, content: RecordDict) -> "Order":
-        """Read the order in a message of the server."""
-        r: Any = content[TASK]
+    def read(cls, content: RecordDict) -> "TaskRequest":
+        """Read the request in a message of the server."""
+        values: Any = content[TASK]
         model: Any = content.get(MODEL, {"definition": b""})  # clients' own apps get the whole model instead
         return cls(
-            Task(r["round"], r["client"], r["block"]),
-            r["epoch"],
-            r["accepted"],
-            r["run"],
-            r["seed"],
-            r["layout"],
-            r["channels_last"],
-            make_algorithm(**json.loads(r["algorithm"])),
-            r.get("precision", "fp32"),
-            model["definition"],
+            Task(values["round"], values["client"], values["block"]),
+            algorithm=make_algorithm(**json.loads(values["algorithm"])),
+            model=model["definition"],
+            **{name: values[name] for name in _PLAIN if name in values},
         )
+
+
+# Fields of a TaskRequest that are plain values; earlier versions did not send the precision.
+_PLAIN = ("epoch", "accepted", "run", "seed", "layout", "channels_last", "precision")
 
 
 def versions() -> dict[str, int | str]:
@@ -154,12 +145,12 @@ def vectors(broadcast: Broadcast) -> ArrayRecord:
     return ArrayRecord({X: array(broadcast.x), **{name: array(t) for name, t in broadcast.controls.items()}})
 
 
-def read_broadcast(content: RecordDict, order: Order, layout: Layout) -> Broadcast:
+def read_broadcast(content: RecordDict, request: TaskRequest, layout: Layout) -> Broadcast:
     """Read the vectors in a message of the server.
 
     Args:
         content: the content of the message.
-        order: the order in the same message.
+        request: the request in the same message.
         layout: the layout of the client's model.
 
     Raises:
@@ -170,7 +161,7 @@ def read_broadcast(content: RecordDict, order: Order, layout: Layout) -> Broadca
     x = controls.pop(X)
     if x.numel() != layout.size or any(c.numel() != layout.dim for c in controls.values()):
         raise ValueError(f"broadcast: expected a model of {layout.size:,} values, got {x.numel():,}")
-    return Broadcast(order.task.round, order.epoch, x, controls)
+    return Broadcast(request.task.round, request.epoch, x, controls)
 
 
 def reply(upload: Upload) -> RecordDict:
@@ -213,7 +204,7 @@ def token(message: Message) -> str | None:
 
 def read_failure(content: RecordDict) -> Failure | None:
     """Read why a client could not do its task, cut to a bounded length; None if the reply is no failure."""
-    if set(_record_names(content)) != {VALUES}:
+    if set(record_names(content)) != {VALUES}:
         return None
     failure = read(Failure, _values(content))
     return failure.model_copy(update={"failed": shorten(failure.failed)})
@@ -245,7 +236,7 @@ def read_upload(content: RecordDict, lengths: Mapping[str, Sequence[int]]) -> Up
     Raises:
         Malformed: the content is no upload of these lengths.
     """
-    measured = {METRICS: MetricRecord} if METRICS in _record_names(content) else {}
+    measured = {METRICS: MetricRecord} if METRICS in record_names(content) else {}
     _expect(content, {VALUES: ConfigRecord, UPLOAD: ArrayRecord, **measured})
     metrics = _bounded(content[METRICS], MOST_TRAIN_METRICS) if measured else {}
     values = _values(content)
@@ -270,18 +261,18 @@ def read_upload(content: RecordDict, lengths: Mapping[str, Sequence[int]]) -> Up
     return Upload(payload=payload, **({TRAIN_LOSS: None} | values), metrics=metrics)
 
 
-def _record_names(content: Any) -> list[str]:
+def record_names(content: Any, most: int = MOST_RECORDS) -> list[str]:
     """Return the names of the records; raise Malformed if there are too many."""
     if not isinstance(content, RecordDict):
         raise Malformed(f"expected records, got {type(content).__name__}")
-    if len(content) > MOST_RECORDS:
-        raise Malformed(f"expected at most {MOST_RECORDS} records, got {len(content):,}")
+    if len(content) > most:
+        raise Malformed(f"expected at most {most} records, got {len(content):,}")
     return list(content)
 
 
 def _expect(content: Any, kinds: Mapping[str, type]) -> None:
     """Raise Malformed unless the content has exactly these records."""
-    names = _record_names(content)
+    names = record_names(content)
     if set(names) != set(kinds):
         given = ", ".join(shorten(name, 60) for name in names) or "none"
         raise Malformed(f"expected the records {', '.join(kinds)}, got {given}")

@@ -7,18 +7,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedbcgd.backends.ray.protocol import (
-    FitReply,
-    FitRequest,
-    NotPublished,
-    Ready,
-    Reply,
-    Request,
-    as_tensor,
-)
+from fedbcgd.backends.ray.protocol import FitReply, FitRequest, NotPublished, Ready, Reply, Request, as_tensor
 from fedbcgd.backends.ray.state_cache import StateCache
 from fedbcgd.backends.workers.protocol import EvaluateReply, Failed
-from fedbcgd.backends.workers.shared import anonymous_memory, thaw
+from fedbcgd.backends.workers.shared import anonymous_memory, unpickle_from_memory
 from fedbcgd.core.messages import Broadcast
 from fedbcgd.engine.job import Job
 
@@ -26,10 +18,10 @@ from fedbcgd.engine.job import Job
 class Actor:
     """Answers requests, with the job and its cache of client state. An error is a reply as well."""
 
-    def __init__(self, frozen: np.ndarray, size: int, device: str):
+    def __init__(self, pickled: np.ndarray, size: int, device: str):
         torch.set_num_threads(1)
         self._device = torch.device(device)
-        self._job = _thaw(frozen, size)
+        self._job = _unpickle_job(pickled, size)
         self._job.move_to(self._device)
         self._job.client  # noqa: B018  (build the flat model now, not within the first task)
         layout = self._job.layout
@@ -64,22 +56,22 @@ class Actor:
         return FitReply.of(upload, update, dict(self._job.client.seconds))
 
 
-def begin(frozen: np.ndarray, size: int, device: str) -> tuple[Actor | None, Ready | Failed]:
+def begin(pickled: np.ndarray, size: int, device: str) -> tuple[Actor | None, Ready | Failed]:
     """Make an actor, and return it with its first message: where it runs, or why it cannot be made."""
     try:
-        return Actor(frozen, size, device), Ready(os.getpid(), os.uname().nodename)
+        return Actor(pickled, size, device), Ready(os.getpid(), os.uname().nodename)
     except BaseException as error:
         return None, Failed.of(error)
 
 
-def _thaw(frozen: np.ndarray, size: int) -> Job:
+def _unpickle_job(pickled: np.ndarray, size: int) -> Job:
     """Return the job in memory of this process: Ray's store is shared, and data sets may write into their arrays."""
-    fd = anonymous_memory(len(frozen))
+    fd = anonymous_memory(len(pickled))
     try:
-        view = frozen.data
+        view = pickled.data
         while view:
             view = view[os.write(fd, view) :]
-        job: Job = thaw(fd, size, len(frozen) - size)
+        job: Job = unpickle_from_memory(fd, size, len(pickled) - size)
     finally:
         os.close(fd)
     return job

@@ -35,11 +35,11 @@ from fedbcgd.backends.ray.protocol import (
 )
 from fedbcgd.backends.ray.state_cache import CacheIndex
 from fedbcgd.backends.workers.backend import MAX_ATTEMPTS
-from fedbcgd.backends.workers.processes import ENVIRONMENT, Pulse, cores
+from fedbcgd.backends.workers.processes import ENVIRONMENT, LivenessMonitor, cores
 from fedbcgd.backends.workers.protocol import EvaluateReply, Failed
-from fedbcgd.backends.workers.shared import freeze
+from fedbcgd.backends.workers.shared import pickle_to_memory
 from fedbcgd.core.messages import Plan
-from fedbcgd.engine.backend import Clock, Inbox, NewState
+from fedbcgd.engine.backend import Inbox, NewState, Timings
 from fedbcgd.engine.client_state import StateStore
 from fedbcgd.engine.evaluation import Batch, combine, spans
 from fedbcgd.engine.job import Job
@@ -63,7 +63,7 @@ class _Actor:
     publication: int = 0  # the last one sent to it
     place: str = "not started"
     pid: int = 0
-    pulse: Pulse | None = None  # only if Ray was started by this process, so that the actor is on this machine
+    liveness: LivenessMonitor | None = None  # only if Ray was started here, so that the actor is on this machine
 
 
 class Ray:
@@ -95,7 +95,7 @@ class Ray:
         """
         self.job = job
         self.store = store
-        self.clock = Clock()
+        self.timings = Timings()
         self._ray = cluster.package()
         self._gpus = gpus if gpus is not None else float(device.startswith("cuda"))
         self._device = device
@@ -104,13 +104,13 @@ class Ray:
         self._caches = CacheIndex(store)
         self._publication = 0  # number of the vectors that all actors need
         self._vectors: Any = None  # Ray's reference to them
-        frozen, self._size = _freeze_job(job)
+        pickled, self._size = _pickle_job(job)
         cluster.join(address, min(workers or cores(), cohort))
         self._joined = True
         try:
             count = min(workers or self._capacity(), cohort)
             self._window = 4 * count  # how many tasks after the last settled upload may be handed out
-            self._job = self._ray.put(frozen)
+            self._job = self._ray.put(pickled)
             self._actor_class = _actor_class(self._ray, self._gpus)
             self._actors = [self._start(number) for number in range(count)]
             self._began = time.monotonic()
@@ -158,11 +158,11 @@ class Ray:
         def done(actor: _Actor, position: int, reply: Reply) -> None:
             assert isinstance(reply, FitReply)
             client = tasks[position].client
-            with self.clock.timing("sums"):
+            with self.timings.measure("sums"):
                 state = NewState(self.store, client, broadcast.epoch)
                 if state.hand_in(inbox, reply.as_upload(), reply.as_update(self.job.layout.dtype)):
                     self._caches.accepted(actor.number, client, state.new)
-            self.clock.add(reply.seconds)
+            self.timings.add(reply.seconds)
 
         self._work(todo, choose, request, done, lambda position: f"client {tasks[position].client} trained", "waiting")
 
@@ -221,7 +221,7 @@ class Ray:
             request: makes the request for a task.
             done: takes the reply to a task.
             describe: says what an actor does with a task, for messages.
-            waiting: the name in `clock` for the time spent waiting; None: it is not counted.
+            waiting: the name in `timings` for the time spent waiting; None: it is not counted.
         """
         self._losses.clear()
         for actor in self._actors:  # ignore replies to tasks of a round that was interrupted
@@ -230,8 +230,8 @@ class Ray:
         while left:
             self._hand_out(todo, choose, request)
             calls = {ref: actor for actor in self._actors for ref in actor.calls}
-            with self.clock.timing(waiting) if waiting else contextlib.nullcontext():
-                every = min((actor.pulse.every for actor in self._actors if actor.pulse), default=PATIENCE)
+            with self.timings.measure(waiting) if waiting else contextlib.nullcontext():
+                every = min((actor.liveness.every for actor in self._actors if actor.liveness), default=PATIENCE)
                 ready, _ = self._ray.wait(list(calls), num_returns=1, timeout=every)
             self._warn_if_actors_are_missing()
             for ref in ready:
@@ -258,17 +258,14 @@ class Ray:
                 elif isinstance(reply, Ready):
                     actor.ready = True
                     actor.pid, actor.place = reply.pid, reply.host
-                    actor.pulse = Pulse(actor.pid) if cluster.started_here() else None
+                    actor.liveness = LivenessMonitor(actor.pid) if cluster.started_here() else None
                 else:
                     done(actor, position, reply)
                     left -= 1
             self._replace_silent(todo, describe)
 
     def _hand_out(
-        self,
-        todo: list[int],
-        choose: Callable[[_Actor], int | None],
-        request: Callable[[_Actor, int], Request],
+        self, todo: list[int], choose: Callable[[_Actor], int | None], request: Callable[[_Actor, int], Request]
     ) -> None:
         for depth in range(1, BACKLOG + 1):
             for actor in self._actors:
@@ -303,11 +300,11 @@ class Ray:
     def _replace_silent(self, todo: list[int], describe: Callable[[int], str]) -> None:
         """Replace actors that are stopped or hang: Ray only notices machines and processes that have ended."""
         for actor in list(self._actors):
-            if actor.pulse is None:
+            if actor.liveness is None:
                 continue
             if not actor.calls:
-                actor.pulse.clear()
-            elif reason := actor.pulse.lost():
+                actor.liveness.clear()
+            elif reason := actor.liveness.lost():
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(actor.pid, signal.SIGKILL)  # a stopped process would not react to Ray's request to end
                 self._replace(actor, RuntimeError(f"it {reason}"), todo, describe)
@@ -369,9 +366,9 @@ def _actor_class(ray: Any, gpus: float) -> Any:
     return ray.remote(num_cpus=1, num_gpus=gpus, max_restarts=0, runtime_env={"env_vars": ENVIRONMENT})(FedBCGD)
 
 
-def _freeze_job(job: Job) -> tuple[np.ndarray, int]:
+def _pickle_job(job: Job) -> tuple[np.ndarray, int]:
     """Return the job as bytes, and how many of the first bytes are the memory of its tensors and arrays."""
-    fd, size, length = freeze(job)
+    fd, size, length = pickle_to_memory(job)
     try:
         return np.frombuffer(mmap.mmap(fd, size + length), np.uint8), size
     finally:

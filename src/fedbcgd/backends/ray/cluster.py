@@ -16,6 +16,8 @@ from fedbcgd.backends.placement import Placement
 from fedbcgd.backends.workers.processes import cores
 from fedbcgd.errors import UserError
 
+_SILENT: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}  # for ray.init
+
 _users = 0
 _initialised = False  # whether this module called ray.init
 _started = False  # whether this module started Ray on this machine
@@ -96,7 +98,7 @@ def _start(ray: Any, cpus: int) -> None:
     try:
         with _quiet(), _environment(settings), _loopback(ray):
             _read_settings(ray)
-            _init(ray, address="local", num_cpus=cpus, include_dashboard=False, _node_ip_address="127.0.0.1")
+            ray.init(**_SILENT, address="local", num_cpus=cpus, include_dashboard=False, _node_ip_address="127.0.0.1")
     except Exception as error:
         raise UserError(f"backend 'ray': Ray could not be started on this machine: {first_line(error)}") from error
 
@@ -128,14 +130,10 @@ def _connect(ray: Any, address: str) -> None:
     _check_reachable(where, address)
     try:
         with _quiet():
-            _init(ray, address=address)
+            ray.init(**_SILENT, address=address)
     except Exception as error:
         reason = " ".join(str(error).split()) or type(error).__name__  # a message about versions has several lines
         raise UserError(f"run.address: cannot connect to Ray at {address!r}: {reason}") from error
-
-
-def _init(ray: Any, **arguments: Any) -> None:
-    ray.init(log_to_driver=False, logging_level=logging.ERROR, **arguments)
 
 
 def _check_reachable(where: str, address: str) -> None:

@@ -33,9 +33,9 @@ from fedbcgd.backends.workers.protocol import (
     Reply,
     Request,
 )
-from fedbcgd.backends.workers.shared import anonymous_memory, freeze
+from fedbcgd.backends.workers.shared import anonymous_memory, pickle_to_memory
 from fedbcgd.core.messages import Plan
-from fedbcgd.engine.backend import Clock, Inbox, NewState
+from fedbcgd.engine.backend import Inbox, NewState, Timings
 from fedbcgd.engine.client_state import StateStore
 from fedbcgd.engine.evaluation import Batch, combine, spans
 from fedbcgd.engine.job import Job
@@ -156,14 +156,14 @@ class _Round:
 
     def done(self, request: FitRequest, reply: FitReply) -> None:
         backend, inbox = self._backend, self._inbox
-        with backend.clock.timing("sums"):
+        with backend.timings.measure("sums"):
             for assignment, stored in zip(request.assignments, reply.uploads, strict=True):
                 self._new_states[assignment.position].hand_in(inbox, backend.memory.get(stored))
                 self._used_slots[assignment.position] = assignment.upload_slot
         self._free_slots.extend(self._used_slots.pop(p) for p in list(self._used_slots) if p < inbox.settled)
         self._left -= len(request.units)
         backend.last_seconds = sum(reply.seconds.values()) / len(request.units)
-        backend.clock.add(reply.seconds)
+        backend.timings.add(reply.seconds)
 
 
 class _Evaluation:
@@ -213,7 +213,7 @@ class Workers:
             raise UserError(f"workers: expected 0 on this system, since worker processes need POSIX, got {workers}")
         self.job = job
         self.store = store
-        self.clock = Clock()
+        self.timings = Timings()
         self.last_seconds = math.inf  # of the last unit of tasks
         self._slots = max(4 * workers * (job.batch_clients or 1), min(cohort, MAX_WAITING_BYTES // _waiting_bytes(job)))
         self._fds: list[int] = []
@@ -226,7 +226,7 @@ class Workers:
                 size = RoundMemory.size(job.algorithm, job.layout, self._slots)
                 self._fds.append(anonymous_memory(size))
                 self.memory = RoundMemory(mmap.mmap(self._fds[0], size), job.algorithm, job.layout)
-                job_fd, job_size, job_length = freeze(job)
+                job_fd, job_size, job_length = pickle_to_memory(job)
             except OSError as error:
                 reason = shortage(error) or error.strerror
                 raise UserError(
@@ -288,28 +288,28 @@ class Workers:
         Args:
             round: the queue of fit requests; None: only the evaluation, if one was begun.
             finished: asked before each wait.
-            waiting: the name in `clock` for the time spent waiting; None: it is not counted.
+            waiting: the name in `timings` for the time spent waiting; None: it is not counted.
         """
         self._deaths.clear()
         self._lost_forkservers.clear()
         queues: _Queues = {FitRequest: round, EvaluateRequest: self._evaluation}
         self._poll = select.poll()
         for worker in self._workers:
-            self._poll.register(worker.line.fileno(), select.POLLIN)
+            self._poll.register(worker.connection.fileno(), select.POLLIN)
         while not finished():
             if not all(worker.pending for worker in self._workers):
                 self._hand_out(queues)
-            with self.clock.timing(waiting) if waiting else contextlib.nullcontext():
-                readable = self._poll.poll(1000 * min((worker.pulse.every for worker in self._workers), default=1.0))
-            by_descriptor = {worker.line.fileno(): worker for worker in self._workers}
+            with self.timings.measure(waiting) if waiting else contextlib.nullcontext():
+                readable = self._poll.poll(1000 * min((worker.liveness.every for worker in self._workers), default=1.0))
+            by_descriptor = {worker.connection.fileno(): worker for worker in self._workers}
             replies: list[tuple[Request, Reply]] = []
             for worker in [by_descriptor[fd] for fd, _ in readable]:
                 try:
-                    reply: Ready | Reply | Failed = worker.line.recv()
+                    reply: Ready | Reply | Failed = worker.connection.recv()
                 except (EOFError, OSError):
                     self._replace(worker, queues, worker.exit_reason())
                     continue
-                worker.pulse.clear()
+                worker.liveness.clear()
                 if isinstance(reply, Failed):
                     reply.reraise()
                 if isinstance(reply, Ready):
@@ -323,8 +323,8 @@ class Workers:
                     queue.done(request, reply)
             for worker in list(self._workers):
                 if worker.ready and not worker.pending:
-                    worker.pulse.clear()
-                elif reason := worker.pulse.lost():
+                    worker.liveness.clear()
+                elif reason := worker.liveness.lost():
                     self._replace(worker, queues, reason)
 
     def _hand_out(self, queues: _Queues) -> None:
@@ -359,7 +359,7 @@ class Workers:
             self._lost_forkservers.add(worker.forkserver)
             self._deaths[cause] = len(self._lost_forkservers) - 1
         self._deaths[cause] += 1
-        self._poll.unregister(worker.line.fileno())
+        self._poll.unregister(worker.connection.fileno())
         worker.end()
         if self._deaths[cause] >= MAX_ATTEMPTS:
             raise WorkerLost(
@@ -370,7 +370,7 @@ class Workers:
         k = self._workers.index(worker)
         log.warning("worker %d (pid %d) %s %s; it is replaced%s", k, worker.pid, reason, activity, again)
         self._workers[k] = self._start()
-        self._poll.register(self._workers[k].line.fileno(), select.POLLIN)
+        self._poll.register(self._workers[k].connection.fileno(), select.POLLIN)
 
     def close(self) -> None:
         """End the workers and release the shared memory; safe to call twice."""

@@ -57,8 +57,8 @@ def cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-class Pulse:
-    """Watch whether a process still uses processor time.
+class LivenessMonitor:
+    """Watches whether a process still uses processor time.
 
     Time is counted in checks, not on a clock: if this process is stopped as well (Ctrl-Z, a suspended machine), it makes no
     checks, and no process counts as lost.
@@ -122,7 +122,7 @@ def _is_stopped(pid: int) -> bool:
         return False
 
 
-class Line:
+class MessageConnection:
     """A connection for messages (see `protocol`) that also carries descriptors."""
 
     def __init__(self, end: socket.socket):
@@ -156,7 +156,7 @@ class Line:
 
 
 class Worker:
-    """One process and the line to it.
+    """One process and the connection to it.
 
     Attributes:
         pending: the requests that it has not answered yet, in order.
@@ -165,11 +165,11 @@ class Worker:
 
     def __init__(self, pid: int, end: socket.socket, wait: Callable[[], int | None], forkserver: "Forkserver | None"):
         self.pid = pid
-        self.line = Line(end)
+        self.connection = MessageConnection(end)
         self.pending: deque[Request] = deque()
         self.ready = False
         self.forkserver = forkserver
-        self.pulse = Pulse(pid)
+        self.liveness = LivenessMonitor(pid)
         self._wait = wait
         self._code: int | None = None
 
@@ -177,18 +177,18 @@ class Worker:
         """Send the job. The worker replies when it is ready.
 
         Args:
-            buffer_bytes: the bytes of the frozen job's buffers, see `shared.freeze`.
+            buffer_bytes: the bytes of the pickled job's buffers, see `shared.pickle_to_memory`.
             pickle_bytes: the bytes of its pickle.
             descriptors: those of the job, of the memory of a round and, if clients keep state, of the slots of state.
         """
         # A dead worker is noticed when its reply is read.
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
-            self.line.send(JobRequest(sys.path, buffer_bytes, pickle_bytes, len(descriptors)), descriptors)
+            self.connection.send(JobRequest(sys.path, buffer_bytes, pickle_bytes, len(descriptors)), descriptors)
 
     def send(self, request: Request) -> None:
         self.pending.append(request)
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
-            self.line.send(request)
+            self.connection.send(request)
 
     @property
     def orphaned(self) -> bool:
@@ -196,8 +196,8 @@ class Worker:
         return self.forkserver is not None and not self.forkserver.alive
 
     def end(self) -> None:
-        """Kill the process and close the line; safe to call twice."""
-        self.line.close()
+        """Kill the process and close the connection; safe to call twice."""
+        self.connection.close()
         if self._code is None and not self.orphaned:  # until it is waited for, the system does not reuse its pid
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.pid, signal.SIGKILL)
@@ -267,7 +267,7 @@ class Forkserver:
             self._process = _spawn(theirs, "forkserver", str(IDLE_SECONDS), streams=subprocess.DEVNULL)
         self._owner = os.getpid()
         self.inherited = _inherited()
-        self._line = Line(ours)
+        self._connection = MessageConnection(ours)
         self._lock = threading.Lock()
 
     @property
@@ -303,13 +303,13 @@ class Forkserver:
     ) -> ForkReply | ForkRefused | ExitCodeReply:
         with self._lock:
             try:
-                self._line.send(request, descriptors)
-                pulse = Pulse(self._process.pid)
-                while not self._line.poll(pulse.every):
-                    if reason := pulse.lost():
+                self._connection.send(request, descriptors)
+                liveness = LivenessMonitor(self._process.pid)
+                while not self._connection.poll(liveness.every):
+                    if reason := liveness.lost():
                         self.end()
                         raise ForkserverGone(f"the forkserver {reason}")
-                reply: ForkReply | ForkRefused | ExitCodeReply = self._line.recv()
+                reply: ForkReply | ForkRefused | ExitCodeReply = self._connection.recv()
                 return reply
             except (EOFError, OSError) as error:
                 with contextlib.suppress(subprocess.TimeoutExpired):
@@ -322,9 +322,9 @@ class Forkserver:
                 raise
 
     def end(self) -> None:
-        """Kill the process and close the line; safe to call twice."""
+        """Kill the process and close the connection; safe to call twice."""
         if self._owner == os.getpid():
-            self._line.close()
+            self._connection.close()
             self._process.kill()
             self._process.wait()
 
@@ -395,9 +395,9 @@ def begin() -> None:
         prepare()
     except Exception as error:
         if sys.argv[3] == "forkserver":
-            line = Line(socket.socket(fileno=int(sys.argv[2])))
-            line.recv()
-            line.send(ForkRefused(shortage(error) or f"{type(error).__name__}: {error}"))
+            connection = MessageConnection(socket.socket(fileno=int(sys.argv[2])))
+            connection.recv()
+            connection.send(ForkRefused(shortage(error) or f"{type(error).__name__}: {error}"))
         raise
     main()
 

@@ -66,12 +66,12 @@ class ExitCodeReply:
 class JobRequest:
     """Prepare a job: the first message to a worker.
 
-    After it file descriptors are sent: the frozen job, the memory of a round, and the slots of client state if the
+    After it file descriptors are sent: the pickled job, the memory of a round, and the slots of client state if the
     algorithm has any.
     """
 
     path: list[str]  # sys.path, so that the user's modules are found
-    buffer_bytes: int  # of the tensors and arrays of the frozen job
+    buffer_bytes: int  # of the tensors and arrays of the pickled job
     pickle_bytes: int  # of its pickle
     descriptors: int  # how many file descriptors follow
 

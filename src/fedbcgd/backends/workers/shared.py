@@ -1,6 +1,7 @@
 """Memory shared between processes: a file without a name, which is gone when the last process closes it.
 
-`freeze` pickles an object into such memory, `thaw` makes it again with tensors that are views of the memory.
+`pickle_to_memory` writes an object into such memory, `unpickle_from_memory` makes it again, with tensors that are views of
+the memory.
 """
 
 import copyreg
@@ -41,7 +42,7 @@ def aligned(n: int) -> int:
     return -(-n // ALIGN) * ALIGN
 
 
-class _Freeze(cloudpickle.Pickler):
+class _MemoryPickler(cloudpickle.Pickler):
     """Pickle any object; the memory of tensors and arrays goes to a list of buffers, each storage once."""
 
     def __init__(self, file: Any):
@@ -83,7 +84,7 @@ class _Freeze(cloudpickle.Pickler):
         return (*place, storage.nbytes(), id(obj))
 
 
-class _Thaw(pickle.Unpickler):
+class _MemoryUnpickler(pickle.Unpickler):
     """Unpickle an object; its tensors and arrays become views of the memory."""
 
     def __init__(self, file: Any, memory: mmap.mmap, buffers: list[Any]):
@@ -99,7 +100,7 @@ class _Thaw(pickle.Unpickler):
         return self._known[pid]
 
 
-def freeze(obj: Any) -> tuple[int, int, int]:
+def pickle_to_memory(obj: Any) -> tuple[int, int, int]:
     """Write an object into new shared memory.
 
     Returns:
@@ -109,7 +110,7 @@ def freeze(obj: Any) -> tuple[int, int, int]:
         UserError: it cannot be pickled.
     """
     text = io.BytesIO()
-    pickler = _Freeze(text)
+    pickler = _MemoryPickler(text)
     try:
         pickler.dump(obj)
     except (pickle.PicklingError, TypeError, AttributeError) as error:
@@ -128,8 +129,8 @@ def freeze(obj: Any) -> tuple[int, int, int]:
     return fd, pickler.size, len(body)
 
 
-def thaw(fd: int, size: int, length: int) -> Any:
-    """Return the object that `freeze` wrote, with its tensors as copy-on-write views of the memory.
+def unpickle_from_memory(fd: int, size: int, length: int) -> Any:
+    """Return the object that `pickle_to_memory` wrote, with its tensors as copy-on-write views of the memory.
 
     Args:
         fd: the file descriptor of the memory.
@@ -141,7 +142,7 @@ def thaw(fd: int, size: int, length: int) -> Any:
     head = int.from_bytes(body[:8], "little")
     view = memoryview(memory)
     buffers = [view[at : at + n] for at, n in pickle.loads(body[8 : 8 + head])]
-    return _Thaw(io.BytesIO(body[8 + head :]), memory, buffers).load()
+    return _MemoryUnpickler(io.BytesIO(body[8 + head :]), memory, buffers).load()
 
 
 def _write(fd: int, view: memoryview, at: int) -> None:

@@ -1,6 +1,6 @@
 """A worker process: it answers one request at a time, with one thread. The forkserver runs this module too.
 
-`processes.py` starts a worker as a fork of the forkserver or as a new interpreter. It gets as descriptors: the frozen job,
+`processes.py` starts a worker as a fork of the forkserver or as a new interpreter. It gets as descriptors: the pickled job,
 the memory shared with the main process (broadcast and upload slots), and the slots of client state.
 """
 
@@ -15,7 +15,7 @@ import time
 from collections import Counter
 from typing import TYPE_CHECKING
 
-from fedbcgd.backends.workers.processes import Line
+from fedbcgd.backends.workers.processes import MessageConnection
 from fedbcgd.backends.workers.protocol import (
     EvaluateReply,
     ExitCodeReply,
@@ -47,9 +47,9 @@ def main() -> None:
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     parent, descriptor, how = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3:]
     _exit_with_parent(parent)
-    line = Line(socket.socket(fileno=descriptor))
+    connection = MessageConnection(socket.socket(fileno=descriptor))
     with contextlib.suppress(EOFError, BrokenPipeError, ConnectionResetError):  # the parent ended
-        serve(line if how == ["standalone"] else serve_forks(line, float(how[1])))
+        serve(connection if how == ["standalone"] else serve_forks(connection, float(how[1])))
 
 
 def prepare() -> None:
@@ -62,45 +62,45 @@ def prepare() -> None:
     import fedbcgd.engine.client_state  # noqa: F401
 
 
-def serve_forks(line: Line, idle: float) -> Line:
+def serve_forks(connection: MessageConnection, idle: float) -> MessageConnection:
     """Fork this process on request; end it after `idle` seconds without forks and requests.
 
     Returns:
-        Only in a fork: the line on which it gets its messages.
+        Only in a fork: the connection on which it gets its messages.
     """
     gc.collect()
     gc.freeze()  # so that collections in the forks do not touch, and copy, the shared memory
     mine = os.getpid()
     forks: set[int] = set()
     while True:
-        if not line.poll(idle):
+        if not connection.poll(idle):
             if forks:
                 continue
             sys.exit()
-        request = line.recv()
+        request = connection.recv()
         if isinstance(request, ExitCodeRequest):
             forks.discard(request.pid)
-            line.send(ExitCodeReply(_wait_for(request.pid)))
+            connection.send(ExitCodeReply(_wait_for(request.pid)))
             continue
-        descriptor, *outputs = line.recv_descriptors(1 + len(request.streams))
+        descriptor, *outputs = connection.recv_descriptors(1 + len(request.streams))
         try:
             fork = os.fork()
         except OSError as error:
             fork = -1
-            line.send(ForkRefused(shortage(error) or f"cannot fork: {error.strerror}"))
+            connection.send(ForkRefused(shortage(error) or f"cannot fork: {error.strerror}"))
         if not fork:
             _exit_with_parent(mine)
-            line.close()
+            connection.close()
             for stream, output in zip(request.streams, outputs, strict=True):
                 os.dup2(output, stream)
                 os.close(output)
             _adopt_environment(request.environment, request.folder)
-            return Line(socket.socket(fileno=descriptor))
+            return MessageConnection(socket.socket(fileno=descriptor))
         for received in (descriptor, *outputs):
             os.close(received)
         if fork > 0:
             forks.add(fork)
-            line.send(ForkReply(fork))
+            connection.send(ForkReply(fork))
 
 
 def _wait_for(fork: int, seconds: float = 10) -> int | None:
@@ -124,26 +124,26 @@ def _adopt_environment(environment: dict[str, str], folder: str) -> None:
     np.random.seed()  # noqa: NPY002  (for users' code: otherwise all forks would draw the same)
 
 
-def serve(line: Line) -> None:
-    """Prepare the job, then answer requests until the line is closed."""
-    request: JobRequest = line.recv()
-    descriptors = line.recv_descriptors(request.descriptors)
+def serve(connection: MessageConnection) -> None:
+    """Prepare the job, then answer requests until the connection is closed."""
+    request: JobRequest = connection.recv()
+    descriptors = connection.recv_descriptors(request.descriptors)
     try:
-        server = JobServer(request, *descriptors)
-        line.send(Ready())
+        handler = RequestHandler(request, *descriptors)
+        connection.send(Ready())
     except BaseException as error:
-        line.send(Failed.of(error))
+        connection.send(Failed.of(error))
         return
     while True:
-        line.send(server.reply(line.recv()))
+        connection.send(handler.reply(connection.recv()))
 
 
-class JobServer:
+class RequestHandler:
     """Answers FitRequest and EvaluateRequest in a worker, with the job and the shared memory.
 
     Args:
-        request: describes the frozen job.
-        job_fd: the descriptor of the frozen job.
+        request: describes the pickled job.
+        job_fd: the descriptor of the pickled job.
         shared_fd: the descriptor of the memory of a round (`RoundMemory`).
         state_fd: the descriptor of the slots of client state; None: clients keep no state.
     """
@@ -154,10 +154,10 @@ class JobServer:
 
         torch.set_num_threads(1)
         from fedbcgd.backends.workers.memory import RoundMemory
-        from fedbcgd.backends.workers.shared import thaw
+        from fedbcgd.backends.workers.shared import unpickle_from_memory
         from fedbcgd.engine.client_state import SlotFile
 
-        self.job = thaw(job_fd, request.buffer_bytes, request.pickle_bytes)
+        self.job = unpickle_from_memory(job_fd, request.buffer_bytes, request.pickle_bytes)
         layout, names = self.job.layout, self.job.algorithm.state_names
         self.memory = RoundMemory(mmap.mmap(shared_fd, 0), self.job.algorithm, layout)
         self.state = None if state_fd is None else SlotFile(state_fd, names, layout.dim, layout.dtype)
@@ -197,7 +197,7 @@ class JobServer:
 
 
 def _exit_with_parent(parent: int) -> None:
-    """Have Linux kill this process when its parent ends. On other systems it ends after its task, as the line is closed."""
+    """Have Linux kill this process when its parent ends. Elsewhere it ends after its task, as the connection is closed."""
     if sys.platform == "linux":
         import ctypes
 

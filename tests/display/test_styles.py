@@ -1,4 +1,4 @@
-"""One look for an algorithm everywhere; figures as PNG and SVG."""
+"""One style for an algorithm everywhere; figures as PNG and SVG."""
 
 import itertools
 import math
@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from matplotlib.figure import Figure
 
 from fedbcgd.algorithms.registry import algorithm_names
-from fedbcgd.display import looks, plots
+from fedbcgd.display import plots, styles
 
 LIGHT, DARK = "#ffffff", "#14171c"  # the grounds that lines are drawn on
 
@@ -33,9 +33,9 @@ def test_contrast_by_hand():
 
 
 def test_every_algorithm_has_a_look_that_needs_no_colour():
-    assert set(looks.LOOKS) == set(algorithm_names())
-    shapes = [(look.dash, look.marker) for look in [*looks.LOOKS.values(), *looks._OTHERS]]
-    assert len(set(shapes)) == len(shapes) == len(looks.LOOKS) + 32
+    assert set(styles.ALGORITHM_STYLES) == set(algorithm_names())
+    shapes = [(style.dash, style.marker) for style in [*styles.ALGORITHM_STYLES.values(), *styles._OTHERS]]
+    assert len(set(shapes)) == len(shapes) == len(styles.ALGORITHM_STYLES) + 32
 
 
 def oklab(colour):
@@ -58,70 +58,74 @@ def test_oklab_by_hand():
 
 
 @pytest.mark.parametrize("ground", ["colour", "dark"])
-@pytest.mark.parametrize("names", [[*looks.LOOKS, *(f"own-{k}" for k in range(8))], [f"own-{k}" for k in range(25)]])
+@pytest.mark.parametrize(
+    "names", [[*styles.ALGORITHM_STYLES, *(f"own-{k}" for k in range(8))], [f"own-{k}" for k in range(25)]]
+)
 def test_algorithms_that_occur_together_have_distinct_colours(ground, names):
-    given_looks = looks.families(names)
-    pairs = itertools.combinations([oklab(getattr(look, ground)) for look in given_looks], 2)
+    given_styles = styles.variant_styles(names)
+    pairs = itertools.combinations([oklab(getattr(style, ground)) for style in given_styles], 2)
     assert min(math.dist(a, b) for a, b in pairs) > 0.07
 
 
 def shades(own):
-    return [own, *(looks._shaded(own, turn) for turn in (1, 2, 3))]
+    return [own, *(styles._shaded(own, turn) for turn in (1, 2, 3))]
 
 
 def test_shades_by_hand():
     """0.3 of the way from vermilion (213, 94, 0) to black is (149, 66, 0)."""
-    assert looks._shaded(looks.LOOKS["fedbcgd"], 1).colour == "#954200"
-    assert len({shade.colour for shade in shades(looks.LOOKS["fedavg"])}) == 4
+    assert styles._shaded(styles.ALGORITHM_STYLES["fedbcgd"], 1).colour == "#954200"
+    assert len({shade.colour for shade in shades(styles.ALGORITHM_STYLES["fedavg"])}) == 4
 
 
 def test_every_colour_can_be_seen_on_its_ground():
-    for look in [shade for own in [*looks.LOOKS.values(), *looks._OTHERS] for shade in shades(own)]:
-        assert contrast(look.colour, LIGHT) >= 3
-        assert contrast(look.dark, DARK) >= 3
-        assert look.marker in matplotlib.lines.Line2D.markers
+    for style in [shade for own in [*styles.ALGORITHM_STYLES.values(), *styles._OTHERS] for shade in shades(own)]:
+        assert contrast(style.colour, LIGHT) >= 3
+        assert contrast(style.dark, DARK) >= 3
+        assert style.marker in matplotlib.lines.Line2D.markers
 
 
 def test_looks_of_what_is_no_algorithm_are_taken_in_turn():
-    given = looks.looks(["lr 0.1", "fedavg", "lr 0.3"])
-    assert given["fedavg"] == looks.LOOKS["fedavg"]
-    assert [given["lr 0.1"], given["lr 0.3"]] == looks._OTHERS[:2]
+    given = styles.line_styles(["lr 0.1", "fedavg", "lr 0.3"])
+    assert given["fedavg"] == styles.ALGORITHM_STYLES["fedavg"]
+    assert [given["lr 0.1"], given["lr 0.3"]] == styles._OTHERS[:2]
 
 
 LINES = st.lists(
-    st.sampled_from([*looks.LOOKS, *(f"own-{k}" for k in range(40))]), min_size=1, max_size=looks.MAX_SHAPES
+    st.sampled_from([*styles.ALGORITHM_STYLES, *(f"own-{k}" for k in range(40))]),
+    min_size=1,
+    max_size=styles.MAX_SHAPES,
 )
 
 
 @given(LINES)
 def test_no_two_lines_of_a_figure_have_the_same_shape(algorithms):
-    given_looks = looks.families(algorithms)
-    assert len({(look.dash, look.marker) for look in given_looks}) == len(algorithms)
-    by_name = looks.looks(algorithms)
-    assert len({(look.dash, look.marker) for look in by_name.values()}) == len(set(algorithms))
+    given_styles = styles.variant_styles(algorithms)
+    assert len({(style.dash, style.marker) for style in given_styles}) == len(algorithms)
+    by_name = styles.line_styles(algorithms)
+    assert len({(style.dash, style.marker) for style in by_name.values()}) == len(set(algorithms))
     if len(set(algorithms)) > 1:
-        for k, (name, look) in enumerate(zip(algorithms, given_looks, strict=True)):
-            assert look.colour in {shade.colour for shade in shades(by_name[name])}
-            assert look == by_name[name] or name in algorithms[:k]  # the first of an algorithm has its own look
+        for k, (name, style) in enumerate(zip(algorithms, given_styles, strict=True)):
+            assert style.colour in {shade.colour for shade in shades(by_name[name])}
+            assert style == by_name[name] or name in algorithms[:k]  # the first of an algorithm has its own style
 
 
 def test_a_figure_can_tell_as_many_lines_apart_as_there_are_shapes():
-    markers = {look.marker for look in [*looks.LOOKS.values(), *looks._OTHERS]}
-    assert looks.MAX_SHAPES == 60 == 4 * len(markers)
-    shapes = [(look.dash, look.marker) for look in looks.families(["fedavg", "feddc"] * 40)]
+    markers = {style.marker for style in [*styles.ALGORITHM_STYLES.values(), *styles._OTHERS]}
+    assert styles.MAX_SHAPES == 60 == 4 * len(markers)
+    shapes = [(style.dash, style.marker) for style in styles.variant_styles(["fedavg", "feddc"] * 40)]
     assert len(shapes) == 80
     assert len(set(shapes)) == 60
     assert len(set(shapes[:60])) == 60
 
 
 def test_pairs_of_the_drift_corrected_algorithms_differ():
-    pairs = looks.families(["feddc", "feddc", "scaffold", "scaffold", *["feddc", "scaffold"] * 4])
-    assert len({(look.dash, look.marker) for look in pairs}) == 12
+    pairs = styles.variant_styles(["feddc", "feddc", "scaffold", "scaffold", *["feddc", "scaffold"] * 4])
+    assert len({(style.dash, style.marker) for style in pairs}) == 12
 
 
 def figure():
     out = Figure(figsize=(2, 2))
-    out.subplots().plot([0, 1], [0, 1], label="eine Größe", **plots.line(looks.look("fedbcgd+")))
+    out.subplots().plot([0, 1], [0, 1], label="eine Größe", **plots.line(styles.line_style("fedbcgd+")))
     out.axes[0].legend()
     return out
 

@@ -16,7 +16,7 @@ from fedbcgd.runs import config as configuration
 from fedbcgd.runs.execute import execute
 from fedbcgd.runs.retiming import hours
 from tests.runs.test_execute import rows_of, stop_after
-from tests.runs.test_given import QUICK, regression, same_run
+from tests.runs.test_from_python import QUICK, regression, same_run
 
 CODE = """
 import torch

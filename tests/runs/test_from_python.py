@@ -107,8 +107,8 @@ def test_the_folder_says_where_things_came_from_and_every_command_reads_it(tmp_p
     assert values["algorithm"]["name"], values["algorithm"]["blocks"] == ("fedbcgd", 5)
     assert values["run"]["target"] == {"mae": 1e-9}
     assert values["network"]["dropout"] == 0.1
-    assert values["origin"]["loss"].endswith("test_given:absolute_error")
-    assert values["origin"]["metrics"].endswith("test_given:measured")
+    assert values["origin"]["loss"].endswith("test_from_python:absolute_error")
+    assert values["origin"]["metrics"].endswith("test_from_python:measured")
     assert {finding.state for finding in check(tmp_path)} == {"whole"}
     assert hours(tmp_path) == [row["hours"] for row in result.rows]
     runs, problems = Collector([tmp_path]).collect()

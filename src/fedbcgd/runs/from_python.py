@@ -15,7 +15,7 @@ from fedbcgd.core.algorithm import Algorithm
 from fedbcgd.data import partition
 from fedbcgd.data.images import Images
 from fedbcgd.data.names import PYTHON
-from fedbcgd.data.sources import Parts, Source, Tensors, as_source, once, pooled
+from fedbcgd.data.sources import ClientSubsets, Source, Tensors, as_source, once, pooled
 from fedbcgd.errors import UserError
 from fedbcgd.files import bytes_checksum
 from fedbcgd.models.make import call_factory, load_attribute, make_model
@@ -42,7 +42,7 @@ def described(experiment: Experiment, settings: RunSection, name: str | None = N
     info = ModelInfo.of_module(model, precision=settings.precision)
     if name is not None:
         info = info.model_copy(update={"name": name, "options": options})
-    own_data = experiment.train is not None or not isinstance(clients, (list, tuple, Parts))
+    own_data = experiment.train is not None or not isinstance(clients, (list, tuple, ClientSubsets))
     sources = [] if own_data else [as_source(data, f"client {k}") for k, data in enumerate(clients)]
     counts = _label_counts(sources)
     classes = () if counts is None else tuple(map(str, range(counts.shape[1])))

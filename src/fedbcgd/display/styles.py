@@ -1,6 +1,6 @@
-"""One look for each algorithm, the same in figures and on the HTML page.
+"""One style for each algorithm, the same in figures and on the HTML page.
 
-A look is a colour, a dash and a marker. Each algorithm has its own colour, with a contrast of at least 3 to 1 against its
+A style is a colour, a dash and a marker. Each algorithm has its own colour, with a contrast of at least 3 to 1 against its
 background and a distance of at least 0.07 from all others in OKLab, and its own pair of dash and marker, so that lines can
 be told apart without colours too. Relatives have the same marker.
 """
@@ -15,7 +15,7 @@ MIXED = (5.0, 1.4, 1.0, 1.4)
 
 
 @dataclass(frozen=True)
-class Look:
+class LineStyle:
     """How a line is drawn."""
 
     colour: str  # on white
@@ -27,24 +27,24 @@ class Look:
 _BLACK = ("#222222", "#e8e8e8")
 _GREY = ("#808080", "#a6a6a6")
 
-LOOKS = {
-    "fedavg": Look(*_BLACK, SOLID, "o"),
-    "fedavgm": Look("#73005c", "#bf1d9f", DASHED, "o"),
-    "fedprox": Look("#5a5a7c", "#8088b8", DOTTED, "o"),
-    "central": Look("#5c0a14", "#c25a5a", MIXED, "o"),
-    "fedadam": Look(*_GREY, SOLID, "v"),
-    "fedyogi": Look("#4a5200", "#8f9c36", DASHED, "v"),
-    "fedbcgd": Look("#d55e00", "#ff8a3d", SOLID, "s"),
-    "qsgd+fedbcgd": Look("#b38600", "#ffd84d", DASHED, "s"),
-    "fedbcgd-frozen": Look("#c00014", "#ff4d4d", DOTTED, "s"),
-    "fedbcgd-matched": Look("#ff2d7e", "#ff2d86", MIXED, "s"),
-    "fedbcgd+": Look("#aa3377", "#e884bd", SOLID, "D"),
-    "qsgd+fedbcgd+": Look("#b266ff", "#d27dff", DASHED, "D"),
-    "fedbcgd+derived": Look("#6f1aa8", "#9a3df0", DOTTED, "D"),
-    "scaffold": Look("#0072b2", "#56b4e9", SOLID, "^"),
-    "feddc": Look("#2a3cf0", "#6f86ff", DASHED, "^"),
-    "fedpaq": Look("#00886a", "#3cc49c", SOLID, "P"),
-    "topk": Look("#3a92c4", "#9ad4f5", SOLID, "X"),
+ALGORITHM_STYLES = {
+    "fedavg": LineStyle(*_BLACK, SOLID, "o"),
+    "fedavgm": LineStyle("#73005c", "#bf1d9f", DASHED, "o"),
+    "fedprox": LineStyle("#5a5a7c", "#8088b8", DOTTED, "o"),
+    "central": LineStyle("#5c0a14", "#c25a5a", MIXED, "o"),
+    "fedadam": LineStyle(*_GREY, SOLID, "v"),
+    "fedyogi": LineStyle("#4a5200", "#8f9c36", DASHED, "v"),
+    "fedbcgd": LineStyle("#d55e00", "#ff8a3d", SOLID, "s"),
+    "qsgd+fedbcgd": LineStyle("#b38600", "#ffd84d", DASHED, "s"),
+    "fedbcgd-frozen": LineStyle("#c00014", "#ff4d4d", DOTTED, "s"),
+    "fedbcgd-matched": LineStyle("#ff2d7e", "#ff2d86", MIXED, "s"),
+    "fedbcgd+": LineStyle("#aa3377", "#e884bd", SOLID, "D"),
+    "qsgd+fedbcgd+": LineStyle("#b266ff", "#d27dff", DASHED, "D"),
+    "fedbcgd+derived": LineStyle("#6f1aa8", "#9a3df0", DOTTED, "D"),
+    "scaffold": LineStyle("#0072b2", "#56b4e9", SOLID, "^"),
+    "feddc": LineStyle("#2a3cf0", "#6f86ff", DASHED, "^"),
+    "fedpaq": LineStyle("#00886a", "#3cc49c", SOLID, "P"),
+    "topk": LineStyle("#3a92c4", "#9ad4f5", SOLID, "X"),
 }
 _DASHES = (SOLID, DASHED, DOTTED, MIXED)
 _MARKERS = ("<", ">", "p", "h", "*", "d", "H", "8")  # markers that no algorithm has
@@ -59,14 +59,16 @@ _OTHER_COLOURS = (
     ("#9c3848", "#ffb199"),
 )
 _OTHERS = [
-    Look(*colours, dash, marker) for dash in _DASHES for colours, marker in zip(_OTHER_COLOURS, _MARKERS, strict=True)
+    LineStyle(*colours, dash, marker)
+    for dash in _DASHES
+    for colours, marker in zip(_OTHER_COLOURS, _MARKERS, strict=True)
 ]
 
 
 # A shape is a pair of dash and marker. Variants of an algorithm take, in this order: clearly different markers that no
 # algorithm has, unused pairs with an algorithm's marker, nearly round markers, and pairs of other algorithms.
 _CLEAR_SHAPES = [(dash, marker) for dash in _DASHES for marker in "<>*d"]
-_ALGORITHM_SHAPES = [(look.dash, look.marker) for look in LOOKS.values()]
+_ALGORITHM_SHAPES = [(style.dash, style.marker) for style in ALGORITHM_STYLES.values()]
 _ALGORITHM_MARKERS = [
     (dash, marker) for dash in _DASHES for marker in dict.fromkeys(marker for _, marker in _ALGORITHM_SHAPES)
 ]
@@ -79,16 +81,16 @@ _OTHER_SHAPES = [
 MAX_SHAPES = len(_CLEAR_SHAPES) + len(_OTHER_SHAPES)
 
 
-def look(name: str, position: int = 0) -> Look:
-    """Return the look of an algorithm; for another name, the one at `position` in the list of other looks."""
-    return LOOKS.get(name) or _OTHERS[position % len(_OTHERS)]
+def line_style(name: str, position: int = 0) -> LineStyle:
+    """Return the style of an algorithm; for another name, the one at `position` in the list of other styles."""
+    return ALGORITHM_STYLES.get(name) or _OTHERS[position % len(_OTHERS)]
 
 
-def families(algorithms: Sequence[str]) -> list[Look]:
-    """Return a look for each of several lines.
+def variant_styles(algorithms: Sequence[str]) -> list[LineStyle]:
+    """Return a style for each of several lines.
 
     If several algorithms are compared, variants of one have shades of its colour and differ in dash and marker. If all
-    lines are of one algorithm, the first has its look, and the others differ from it in everything. No two of the first
+    lines are of one algorithm, the first has its style, and the others differ from it in everything. No two of the first
     `MAX_SHAPES` lines have the same dash and marker.
 
     Args:
@@ -96,10 +98,10 @@ def families(algorithms: Sequence[str]) -> list[Look]:
     """
     if len(set(algorithms)) == 1 and len(algorithms) > 1:
         name = algorithms[0]
-        return list(looks([name, *(f"{name} {k}" for k in range(1, len(algorithms)))]).values())
-    first = looks(dict.fromkeys(algorithms))
+        return list(line_styles([name, *(f"{name} {k}" for k in range(1, len(algorithms)))]).values())
+    first = line_styles(dict.fromkeys(algorithms))
     used = {(own.dash, own.marker) for own in first.values()}
-    out: list[Look] = []
+    out: list[LineStyle] = []
     for k, algorithm in enumerate(algorithms):
         own, turn = first[algorithm], algorithms[:k].count(algorithm)
         if turn:
@@ -110,20 +112,20 @@ def families(algorithms: Sequence[str]) -> list[Look]:
     return out
 
 
-def looks(names: Iterable[str]) -> dict[str, Look]:
-    """Return a look for each name: an algorithm's own, or the next of the other looks.
+def line_styles(names: Iterable[str]) -> dict[str, LineStyle]:
+    """Return a style for each name: an algorithm's own, or the next of the other styles.
 
-    No two of the first `MAX_SHAPES` names have the same dash and marker, and no two of the first `len(LOOKS) +
+    No two of the first `MAX_SHAPES` names have the same dash and marker, and no two of the first `len(ALGORITHM_STYLES) +
     len(_OTHER_COLOURS)` the same colour.
     """
     names = list(dict.fromkeys(names))
-    spare = [own for name, own in LOOKS.items() if name not in names]
-    used = {(LOOKS[name].dash, LOOKS[name].marker) for name in names if name in LOOKS}
-    out: dict[str, Look] = {}
+    spare = [own for name, own in ALGORITHM_STYLES.items() if name not in names]
+    used = {(ALGORITHM_STYLES[name].dash, ALGORITHM_STYLES[name].marker) for name in names if name in ALGORITHM_STYLES}
+    out: dict[str, LineStyle] = {}
     others = 0
     for name in names:
-        out[name] = look(name, others)
-        if name not in LOOKS:
+        out[name] = line_style(name, others)
+        if name not in ALGORITHM_STYLES:
             if others >= len(_OTHERS):
                 out[name] = _reshaped(out[name], used, others)
             if others >= len(_OTHER_COLOURS) and spare:
@@ -134,16 +136,16 @@ def looks(names: Iterable[str]) -> dict[str, Look]:
     return out
 
 
-def _reshaped(base: Look, used: Collection[tuple[tuple[float, ...], str]], start: int) -> Look:
-    """Return this look with the first unused dash and marker from position `start` on, or those at `start`."""
+def _reshaped(base: LineStyle, used: Collection[tuple[tuple[float, ...], str]], start: int) -> LineStyle:
+    """Return this style with the first unused dash and marker from position `start` on, or those at `start`."""
     start %= len(_CLEAR_SHAPES)
     turned = [*_CLEAR_SHAPES[start:], *_CLEAR_SHAPES[:start], *_OTHER_SHAPES]
     dash, marker = next((shape for shape in turned if shape not in used), turned[0])
     return replace(base, dash=dash, marker=marker)
 
 
-def _shaded(base: Look, turn: int) -> Look:
-    """Return this look in a shade of its colour: farther from the background, or for black nearer to grey."""
+def _shaded(base: LineStyle, turn: int) -> LineStyle:
+    """Return this style in a shade of its colour: farther from the background, or for black nearer to grey."""
     share = _SHADES[(turn - 1) % len(_SHADES)]
     black = base.colour == _BLACK[0]
     colour = _mix(base.colour, _GREY[0] if black else "#000000", share)
