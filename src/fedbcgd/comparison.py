@@ -23,8 +23,8 @@ from fedbcgd.engine.loop import Outcome
 from fedbcgd.errors import UserError, unknown
 from fedbcgd.files import make_folder
 from fedbcgd.report import page, reach
-from fedbcgd.runs import compare as comparison
-from fedbcgd.runs import sweep as search
+from fedbcgd.runs import compare as runs_compare
+from fedbcgd.runs import sweep as runs_sweep
 from fedbcgd.runs.batch import PlannedRun, run_all
 from fedbcgd.runs.from_python import described, hold_out
 from fedbcgd.simulation import CheckedArguments, check_options, simulate
@@ -132,10 +132,14 @@ def compare(
     runs.sort(key=lambda planned: list(named).index(planned.group))
     folder = make_folder(Path(out))
     with _shown(runs, progress) as shown:
-        outcomes = comparison.run(runs, folder, shown)
+        outcomes = runs_compare.run(runs, folder, shown)
     _, tables = reach.write_comparison(outcomes, folder, reach_target)
-    by_folder = {f"{name}/seed-{seed}": o for name, group in outcomes.items() for seed, o in group.items()}
-    return Runs(folder, comparison.rows(outcomes), by_folder, tables=tables)
+    by_folder = {
+        f"{name.replace('/', '-')}/seed-{seed}": outcome
+        for name, group in outcomes.items()
+        for seed, outcome in group.items()
+    }
+    return Runs(folder, runs_compare.rows(outcomes), by_folder, tables=tables)
 
 
 def sweep(
@@ -185,12 +189,13 @@ def sweep(
         if isinstance(values, str) or not isinstance(values, Iterable):
             raise UserError(f"grid: expected a list of values of {option}, got {values!r}")
     arguments, common = _separate(settings)
+    check_integer("seed", arguments.get("seed", 0), 0)
     if isinstance(validation, float):
         if not 0 < validation < 1:
             raise UserError(f"validation: expected a share > 0 and < 1, or data, got {validation!r}")
         clients, validation = hold_out(clients, validation, arguments.get("seed", 0))
     module, known, runs, chosen_by = _made(model, arguments.get("seed", 0)), None, [], {}
-    for chosen, label, name in search.points({option: [*values] for option, values in grid.items()}):
+    for chosen, label, name in runs_sweep.points({option: [*values] for option, values in grid.items()}):
         checked = _checked(module, clients, algorithm, {**common, **chosen}, {**arguments, "test": validation})
         checked = replace(checked, experiment=replace(checked.experiment, prefix="validation"))
         known = known or described(checked.experiment, checked.settings)
@@ -200,10 +205,10 @@ def sweep(
     folder = make_folder(Path(out))
     with _shown(runs, progress) as shown:
         outcomes = run_all(runs, folder, shown)
-    best = search.write(runs, outcomes, folder)
+    best = runs_sweep.write(runs, outcomes, folder)
     by_folder = {planned.folder: outcomes[planned.label] for planned in runs}
-    tables = [search.table(runs, outcomes)]
-    return Runs(folder, search.rows(runs, outcomes), by_folder, {**common, **chosen_by[best.label]}, tables)
+    tables = [runs_sweep.table(runs, outcomes)]
+    return Runs(folder, runs_sweep.rows(runs, outcomes), by_folder, {**common, **chosen_by[best.label]}, tables)
 
 
 def _made(model: Any, seed: int) -> Any:
@@ -234,7 +239,7 @@ def _options(label: str, own: Any, common: Mapping[str, Any]) -> tuple[str | Alg
     name = own.get("name", label)
     if name not in algorithm_names():
         raise unknown("algorithm", name, algorithm_names())
-    options = comparison.options_of(name, common, {k: v for k, v in own.items() if k != "name"})
+    options = runs_compare.options_of(name, common, {k: v for k, v in own.items() if k != "name"})
     return options.pop("name"), options
 
 

@@ -33,7 +33,7 @@ from fedbcgd.network.settings import Network, as_network
 from fedbcgd.runs.config import EARLIER_NAMES, Config, RunSection
 from fedbcgd.runs.execute import Prepare, execute
 from fedbcgd.runs.experiment import Experiment
-from fedbcgd.runs.from_python import as_config, described, hold_out_own
+from fedbcgd.runs.from_python import as_config, described, hold_out_per_client
 from fedbcgd.runs.prepare import PreparedRun
 
 log = logging.getLogger("fedbcgd")
@@ -141,7 +141,7 @@ def simulate(
         test: data of the same kinds, for the metrics.
         client_tests: for each client held-out data of its own, or None; rows then tell how the metric is spread over the
             clients: clients_accuracy_mean, _std, _worst_tenth, _lowest_quarter (docs/runs.md).
-        held_out: instead, the share of each client's examples that is measured on so, and not trained on.
+        held_out: instead of client_tests, the share of each client's examples that is kept out of its training for this.
         loss: a callable (model, batch) → scalar, or a criterion module for (x, y) batches; default cross entropy.
         metrics: a callable (model, batch) → dictionary of means over the batch, or of boolean tensors (an entry for each
             example), which are counted exactly; default loss and accuracy.
@@ -175,7 +175,8 @@ def simulate(
 
     Where it is written:
         out: the folder of the run, as `fedbcgd run` writes it: configuration, metrics, checkpoints, model, label counts.
-            What a configuration cannot name is written as where it comes from. Default: nothing is written.
+            An object that a configuration cannot name, such as a function, is written as module:name. Default: nothing is
+            written.
         resume: whether to continue the run that is in `out`, if there is one, to the same bits as an uninterrupted run.
             rounds, budget and target may be extended then.
 
@@ -220,7 +221,7 @@ def simulate(
         try:
             return _run(checked, None if out is None else Path(out), resume, shown)
         except Exception as error:
-            if error.__traceback__ is not None:  # it goes from here to the user's own lines
+            if error.__traceback__ is not None:  # our own frames are cut out
                 error.__traceback__.tb_next = users_frames(error.__traceback__.tb_next)
             raise
 
@@ -254,7 +255,7 @@ class CheckedArguments:
         """Check the arguments of `simulate`.
 
         Args:
-            given: the arguments by name, with the options of the algorithm as `options`.
+            given: `locals()` of `simulate`: the arguments by name, with the options of the algorithm as `options`.
 
         Raises:
             UserError: one of them is wrong.
@@ -283,6 +284,7 @@ class CheckedArguments:
         values |= {"cohort": int(cohort), "target": dict(target) if isinstance(target, Mapping) else target}
         if transport is not None and values["workers"] is None:
             values["workers"] = 0
+        # Not validated again: all values were checked above, with messages about arguments instead of keys.
         settings = RunSection.model_construct(**values)
         _check_placement(settings.placement, network, transport)
         own = {name: given[name] for name in ("loss", "metrics", "weights", "callbacks", "held_out")}
@@ -299,8 +301,7 @@ class CheckedArguments:
         known = described(self.experiment, self.settings) if experiment is None else experiment
         settings = self.settings.model_copy(update=_written_target(self.settings))
         config = as_config(known, self.algorithm.for_cohort(settings.cohort), settings, self.network, where)
-
-        return config, lambda config: self.prepared(known, config.run)
+        return config, lambda complete: self.prepared(known, complete.run)
 
     def prepared(self, experiment: Experiment, settings: RunSection, in_folder: bool = True) -> PreparedRun:
         """Make the objects of the run; see `PreparedRun`."""
@@ -375,7 +376,11 @@ def _written_target(settings: RunSection) -> dict[str, Any]:
     if (how == "<=") == falls(name, settings.metric, settings.goal):
         return written
     if settings.metric not in (None, name, name.removeprefix("test_")):
-        raise UserError(f"target: expected a metric whose direction its name tells, or metric={name!r}, got {how!r}")
+        direction = "fall" if how == "<=" else "rise"
+        raise UserError(
+            f"target: expected the run's metric, {settings.metric!r}, with {how!r}, got {name!r}, whose name does not tell "
+            f"that it should {direction}; pass metric={name!r}"
+        )
     return {**written, "metric": settings.metric or name, "goal": "min" if how == "<=" else "max"}
 
 
@@ -403,7 +408,7 @@ def _algorithm(algorithm: str | Algorithm, options: dict[str, Any]) -> Algorithm
     return make_algorithm(algorithm, **options)
 
 
-_CALLBACKS = {  # keys of [run]; and what people try
+_CALLBACKS = {  # keys of [run], and other names that people try: in Python these are callbacks
     **dict.fromkeys(("patience", "early_stopping"), "fedbcgd.EarlyStopping(patience=…)"),
     "keep_best": "fedbcgd.KeepBest()",
     "wandb": "fedbcgd.WandB()",
@@ -468,9 +473,11 @@ def _with_tests(clients: Any, given: Mapping[str, Any]) -> tuple[Any, Any]:
     if not (_is_number(share) and 0 < share < 1):
         raise UserError(f"held_out: expected a share > 0 and < 1, got {share!r}")
     if tests is not None or given["train"] is not None:
-        other = "train, whose data may be of any kind; pass client_tests=…" if tests is None else "client_tests"
-        raise UserError(f"held_out: expected none with {other}, got {share:g}")
-    return hold_out_own(clients, share, given["seed"])
+        other, advice = "client_tests", "leave one of them out"
+        if tests is None:
+            other, advice = "train, whose data may be of any kind", "pass client_tests=…"
+        raise UserError(f"held_out: expected none with {other}, got {share:g}; {advice}")
+    return hold_out_per_client(clients, share, given["seed"])
 
 
 def _is_number(value: Any) -> bool:
@@ -480,9 +487,10 @@ def _is_number(value: Any) -> bool:
 def _check_metric(metric: Any, goal: Any) -> None:
     if metric is not None and not isinstance(metric, str):
         raise UserError(f"metric: expected the name of a metric, such as 'mae', got {metric!r}")
-    if goal not in (None, "min", "max") or (goal and metric is None):
-        expected = "metric=… with it" if goal in ("min", "max") else "'min' or 'max'"
-        raise UserError(f"goal: expected {expected}, got {goal!r}")
+    if goal not in (None, "min", "max"):
+        raise UserError(f"goal: expected 'min' or 'max', got {goal!r}")
+    if goal and metric is None:
+        raise UserError(f"metric: expected the name of the metric that goal={goal!r} is about, got none")
 
 
 def _check_placement(placement: Placement, network: Network | None, transport: Transport | None) -> None:

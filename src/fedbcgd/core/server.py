@@ -86,8 +86,8 @@ class Server:
     """Holds x and every vector of the server; moves x once a round.
 
     Uploads may arrive in any order. Each is checked and answered at once; they are added to the running sums in the
-    order of the plan, so that the sums do not depend on who was faster. An upload that arrives before its turn waits,
-    decoded, until `settled` has passed it: a backend may reuse the memory of the uploads of the first `settled` tasks only.
+    order of the plan, so that the sums do not depend on who was faster. An upload that arrives before its turn is kept, and
+    may still be read from the backend's memory. So a backend may reuse that memory only for the first `settled` tasks.
 
     Clients are not trusted: an upload is accepted, or refused with a reason. x and every state are finite after each
     commit, since a step whose result is not finite is rolled back.
@@ -133,8 +133,10 @@ class Server:
         self._sums = WeightedSums(self.x, layout)
         wide = torch.float32 if x.dtype in (torch.float16, torch.bfloat16) else x.dtype
         self._control_sums = {name: torch.zeros_like(params, dtype=wide) for name in self.controls}
-        self._control_weight = 0.0  # Σn over all M clients, if the means of the controls are weighted by examples
-        self._assigned: dict[str, int] = {}  # `Uplink.turn`'s sequences → their tasks in the committed rounds
+        self._examples_in_all = 0.0  # Σn over all M clients, if the means of the controls are weighted by examples
+        self._assigned: dict[
+            str, int
+        ] = {}  # sequence of rounds (see `Uplink.turn`) → its tasks in the committed rounds
         self._decoder = UploadDecoder(algorithm, layout)
         self._plan: Plan | None = None
         self._position: dict[int, int] = {}  # client → position in the open plan
@@ -158,7 +160,8 @@ class Server:
         self._counted: list[DecodedUpload] = []  # in the order of the plan, without their tensors
         self._norms_seen: dict[int, Norms] = {}  # by position, of every upload that could be decoded
         # While max_norm is a multiple ("20x") and a slice has no median yet, uploads are held and compared at the commit.
-        owners = {task.block for task in tasks} | ({self.layout.blocks} if len(self._decoder.slices(0)) > 1 else set())
+        has_shared = len(self._decoder.slices(0)) > 1
+        owners = {task.block for task in tasks} | ({self.layout.blocks} if has_shared else set())
         self._holds_uploads = not all(self._decoder.limit.knows("dx", owner) for owner in owners)
         self._held: list[DecodedUpload] = []
         self._lost: list[str] = []
@@ -259,27 +262,29 @@ class Server:
         # If the sender is known, its task counts as answered whatever the upload says; else only if the round is right.
         identified = sender is not None or (values is not None and values.round == self.round)
         position = self._position.get(client) if client is not None and identified else None
-        # A second upload of a client counts its bytes again, but neither the broadcast nor the gradients.
-        first = position if position is not None and position not in self._answers else None
+        # None if the client has answered already: its bytes count again, but neither the broadcast nor the gradients.
+        unanswered = position if position is not None and position not in self._answers else None
         block = -1 if values is None else values.block
-        sends = not self.algorithm.uplink.pooled
+        counted = not self.algorithm.uplink.pooled  # centralised training sends nothing
         self.ledger.record(
             LedgerEntry(
                 self.round,
                 -1 if client is None else client,
                 block,
-                self._decoder.floats(block) * sends,
-                (upload.nbytes if isinstance(upload, Upload) else 0) * sends,
-                plan.broadcast.nbytes * sends if first is not None else 0,
+                self._decoder.floats(block) if counted else 0,
+                upload.nbytes if counted and isinstance(upload, Upload) else 0,
+                plan.broadcast.nbytes if counted and unanswered is not None else 0,
                 accepted=accepted is not None,
-                gradient_evaluations=values.gradient_evaluations if values is not None and first is not None else 0,
+                gradient_evaluations=values.gradient_evaluations
+                if values is not None and unanswered is not None
+                else 0,
             )
         )
         if accepted is None:
             name = "unknown" if client is None else client
             reason = self.refusals.add(f"round {self.round + 1}, client {name}: {reason}", client)
-        if first is not None:  # a refused upload settles the client's position, too
-            self._answers[first] = accepted
+        if unanswered is not None:  # a refused upload settles the client's position, too
+            self._answers[unanswered] = accepted
             self._advance()
         return Receipt(accepted is not None, reason)
 
@@ -327,7 +332,10 @@ class Server:
             self._advance()
 
     def forget_controls(self, why: str) -> None:
-        """Set all controls to zero at the commit of this round: a client's state is lost, or newer than the server's."""
+        """Have the commit of this round set all controls to zero.
+
+        For backends, which learn that a client's state is lost or newer than the server's.
+        """
         self._open_plan()
         self._reset_reason = self._reset_reason or shorten(why)
 
@@ -430,14 +438,15 @@ class Server:
                 self._answers[self._position[task.client]] = None
                 self.ledger.download_bytes += plan.broadcast.nbytes
                 self._advance()
-            self.lost(task, "no answer before the round closed")  # ignored for tasks that were answered
+            elif self.expects(task):
+                self.lost(task, "no answer before the round closed")
 
     def _step(self, k: int) -> bool:
         """Move a slice of x and of the states, unless one of them would not be finite. Return whether it moved."""
         s = part_of(self.layout, k)
         delta = self._sums.mean(k)
         if not math.isfinite(norm(delta)):  # finite uploads may add up to infinity
-            self._roll_back(k, "the sum of the uploads is not finite")
+            self._refuse_step(k, "the sum of the uploads is not finite")
             return False
         delta = self.algorithm.local.server_change(delta, {n: c[s] for n, c in self.controls.items()})
         parts = {"x": self.x[s], **{n: v[s] for n, v in self.state.items()}}
@@ -447,10 +456,11 @@ class Server:
             return True
         for name, part in parts.items():
             part.copy_(before[name])
-        self._roll_back(k, "the step did not end in finite numbers")
+        self._refuse_step(k, "the step did not end in finite numbers")
         return False
 
-    def _roll_back(self, k: int, why: str) -> None:
+    def _refuse_step(self, k: int, why: str) -> None:
+        """Count no upload for this slice, and blame the far larger ones."""
         self._sums.weights[k] = 0
         norms = {u.values.client: u.norms["dx", k] for u in self._counted if ("dx", k) in u.norms}
         part = "the shared block" if k == self.layout.blocks else f"block {k + 1}"
@@ -463,15 +473,18 @@ class Server:
                 self.x[self.layout.buffer_slice] = mean
 
     def _move_controls(self) -> None:
-        """c += ΣΔc/M, or c = Σn_i·c_i/Σn. If c = mean(c_i) can no longer hold, all controls are set to zero."""
+        """c += ΣΔc/M, or c = Σn_i·c_i/Σn. If c = mean(c_i) can no longer hold, all controls are set to zero.
+
+        `kept` is the share of c that remains: the old Σn over the new one.
+        """
         weight, kept = float(self.clients), 1.0
         if self.algorithm.weighting == "examples":
             for upload in self._counted:
                 self.examples.setdefault(upload.values.client, upload.values.examples)
             if self.examples:  # clients that are not known yet count as the mean of the others
                 weight = sum(self.examples.values()) / len(self.examples) * self.clients
-            kept = self._control_weight / weight
-            self._control_weight = weight
+            kept = self._examples_in_all / weight
+            self._examples_in_all = weight
         moved = {}
         for name, total in self._control_sums.items():
             change, control = total.div_(weight).to(self.x.dtype), self.controls[name]
@@ -509,7 +522,7 @@ class Server:
             "entries": [astuple(entry) for entry in self.ledger.entries],
             "last": None if self.last is None else asdict(self.last),
             "examples": [[client, n] for client, n in sorted(self.examples.items())],
-            "examples_in_all": self._control_weight,
+            "examples_in_all": self._examples_in_all,
             "norms": self._decoder.limit.snapshot(),
             "dealt": dict(self._assigned),
             **self.refusals.snapshot(),
@@ -530,7 +543,7 @@ class Server:
         self.ledger.entries = [LedgerEntry(*entry) for entry in values.get("entries", [])]
         self.refusals.restore(values)
         self.examples = dict(values.get("examples", []))
-        self._control_weight = values.get("examples_in_all", 0.0)
+        self._examples_in_all = values.get("examples_in_all", 0.0)
         self._decoder.limit.restore(values.get("norms", {}))
         self._assigned = dict(values.get("dealt", {}))
         self._close()

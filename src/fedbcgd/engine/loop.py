@@ -27,11 +27,11 @@ class RoundInfo:
     """What a callback sees after each round."""
 
     report: RoundReport  # report.round counts from 0, row["round"] from 1
-    row: Row | None  # the newest row of metrics since the last call, of this round or the one before; None: no new row
+    row: Row | None  # the last of `rows`; with overlapping evaluation it is of an earlier round; None: no new row
     server: Server
     progress: float  # 0 to 1, by the stopping rule that is nearest to its end
     reason: str  # why the run ends with this round; empty if it continues
-    rows: Sequence[Row] = ()  # all rows of metrics since the last call; `row` is the last of them
+    rows: Sequence[Row] = ()  # all rows of metrics since the last call
     seconds: float = 0.0  # of the whole run so far
     metric: str | None = None  # the metric that the run names as its own, such as "mae"
     model: "Callable[[], nn.Module] | None" = None
@@ -49,8 +49,8 @@ class RoundInfo:
 
     @property
     def cohort(self) -> list[int]:
-        """The clients whose uploads arrived in this round, in ascending order."""
-        return sorted(entry.client for entry in self.ledger.entries)
+        """The clients whose uploads arrived in this round, refused ones included, in ascending order."""
+        return sorted({entry.client for entry in self.ledger.entries if entry.client >= 0})
 
     @property
     def ledger(self) -> Ledger:
@@ -91,8 +91,8 @@ class Stop:
         """Return how far the run is, 0 to 1, by the rule that is nearest to its end."""
         parts = [server.round / self.rounds] if self.rounds else []
         if self.budget and (per_round := mean_round_upload(server)):
-            affordable = math.floor(self.budget / per_round * (1 + 1e-9))
-            parts.append(server.ledger.upload_d / max(1, affordable) / per_round)
+            affordable = max(1, math.floor(self.budget / per_round * (1 + 1e-9)))  # rounds
+            parts.append(server.ledger.upload_d / (per_round * affordable))
         return min(1.0, max(parts, default=0.0))
 
 
@@ -185,7 +185,7 @@ class Loop:
             `ClientEvaluation`.
         folder: that of the run; None: it has none.
         metadata: of the files in which callbacks write the model.
-        ended: why the run has ended before it is continued, as a callback's `start` finds out; empty if it has not.
+        ended: set by a callback's `start` if the resumed run was over already: the reason, such as "patience"; else empty.
     """
 
     server: Server
@@ -263,7 +263,7 @@ class Loop:
         with uninterrupted():
             plan = self.hooks.plan(self.server)
         self.backend.run_round(self.hooks.inbox(self.server, self.backend), plan)
-        self._collect()  # before the commit, so that after an interrupt here x is still the model of the pending row
+        self._collect()  # before the commit: if this is interrupted, x has not moved yet and the row can be computed again
         with self.backend.timings.measure("sums"), uninterrupted():
             report = self.server.commit()
             self.backend.store.commit()

@@ -28,7 +28,7 @@ from fedbcgd.runs import config as configuration
 from fedbcgd.runs import folder as run_folder
 from fedbcgd.runs.batch import PlannedRun, run_all
 
-MAX_SEEDS = 5  # finished runs of seeds up to this one are shown, even if fewer seeds are requested
+SHOWN_SEEDS = 5  # finished runs of seeds up to this one are always looked for
 WAIT = 5.0  # seconds until a process that has nothing to do checks again
 KEEP_EVERY = 60.0  # seconds between two times that finished runs are packed and pages are written
 
@@ -72,7 +72,7 @@ class Engine:
         for step in self.steps:
             searches, runs = out.setdefault(step.group, ([], []))
             runs.append(run_cost(step.panel, step.contender, self.request.machine))
-            tuned = Step(step.group, step.item, step.panel, step.tuned, 0).key
+            tuned = Step(step.group, step.item, step.panel, step.tuned, 0).key  # of the search, which all seeds share
             if tuned not in counted and self._search(step).chosen is None:
                 searches.append(search_cost(step.panel, step.tuned, self.request.machine))
             counted.add(tuned)
@@ -94,6 +94,7 @@ class Engine:
         kept = time.monotonic()
         while self.steps:
             for step in list(self.steps):
+                # Do the first run that no other process does.
                 done = any(self._run(planned, display, say) for planned in self.due(step))
                 if not self.due(step):
                     self.steps.remove(step)  # this process has finished it, or another one
@@ -161,23 +162,23 @@ def gather(panels: Iterable[Panel], request: Request) -> list[PanelResult]:
 
 def _gather_panel(panel: Panel, request: Request) -> PanelResult:
     trials, chosen, searched = _gather_search(panel, request)
-    seeds = range(1, 1 + max(request.seeds_of(panel), panel.effort.seeds, MAX_SEEDS))
+    seeds = range(1, 1 + max(request.seeds_of(panel), panel.effort.seeds, SHOWN_SEEDS))
     planned_runs = [(seed, *each) for seed in seeds for each in plan.seed_runs(panel, chosen, seed, request.machine)]
     packs.restore(request.out, (planned.folder for _, _, planned in planned_runs))
     outcomes: dict[str, dict[int, Outcome]] = {}
-    repeated = set()
+    run_folders = set()
     for seed, contender, planned in planned_runs:
         outcome = finished(planned, request.runs)
         if outcome is not None:
             outcomes.setdefault(contender.key, {})[seed] = outcome
-            repeated.add(planned.folder)
+            run_folders.add(planned.folder)
     return PanelResult(
         panel,
         outcomes,
         chosen,
         tuple(trials),
-        commits=frozenset(commit_of_run(request.runs / folder) for folder in repeated),
-        folders=frozenset(searched | repeated),
+        commits=frozenset(commit_of_run(request.runs / folder) for folder in run_folders),
+        folders=frozenset(searched | run_folders),
         chance=100 / plan.data_facts(panel).classes if panel.metric == "accuracy" else None,
     )
 

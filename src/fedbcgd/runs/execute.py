@@ -77,7 +77,7 @@ def execute(
         KeyboardInterrupt: Ctrl-C; the run was saved.
     """
     config = configuration.complete(config)
-    if (path / "config.toml").exists():
+    if RunFolder(path).config.exists():
         _refuse_other_configuration(RunFolder(path), config, resume)  # before data and model are made, which takes time
     prepared = prepare(config)  # before anything is written
     prepared.warn()
@@ -105,7 +105,7 @@ class _FolderRun:
         self.run, self.experiment, self.network = prepared.run, prepared.experiment, prepared.network
         self.text = config.text()
         self.checkpoints = Checkpoints(folder.checkpoint, config.run.checkpoint_every)
-        self.before = self._restore()
+        self.saved = self._restore()  # values of the last checkpoint; None: a new run
 
     def _restore(self) -> dict[str, Any] | None:
         """Restore the last checkpoint, and return what was saved with it."""
@@ -122,7 +122,7 @@ class _FolderRun:
 
     def execute(self, callbacks: Sequence[Callback], figures: bool) -> Outcome:
         """Run to the end; see the function `execute`."""
-        folder, run, before = self.folder, self.run, self.before
+        folder, run, before = self.folder, self.run, self.saved
         remove(folder.summary)  # a summary says that a run is finished
         write_text(folder.config, add_checksum(self.text))
         if self.experiment.counts is not None:
@@ -160,7 +160,7 @@ class _FolderRun:
                 self.checkpoints.wait()
 
     def _start(self, callbacks: Sequence[Callback]) -> Loop:
-        config, before, prepared = self.config, self.before, self.prepared
+        config, before, prepared = self.config, self.saved, self.prepared
         # Rows are on disk before any other callback sees them.
         own = [*callbacks, *self.experiment.callbacks, *_tensorboard(config, self.folder)]
         loop = self.run.start(
@@ -240,7 +240,7 @@ def _draw(folder: RunFolder, outcome: Outcome, experiment: Experiment) -> None:
 
 
 def _refuse_other_configuration(
-    folder: RunFolder, config: Config, resume: bool, say: Callable[[str], None] = lambda line: None
+    folder: RunFolder, config: Config, resume: bool, on_damage: Callable[[str], None] = lambda line: None
 ) -> None:
     """Refuse a folder with parts of a run, with a run unless `resume`, or with a run of another configuration."""
     refuse_link(folder.checkpoint)
@@ -259,7 +259,7 @@ def _refuse_other_configuration(
             f"{folder.path}: expected a folder without a run, got one with a run; --resume continues it, another --out "
             "begins a new run"
         )
-    changed = configuration.differences(read_configuration(folder, say), config)
+    changed = configuration.differences(read_configuration(folder, on_damage), config)
     if changed:
         lines = "\n  ".join(changed)
         raise UserError(

@@ -1,4 +1,4 @@
-"""What a program gave to `fedbcgd.simulate`, as a run in a folder: a configuration that says where it came from."""
+"""Writes the arguments of `fedbcgd.simulate` as a configuration; what has no name there is recorded by its origin."""
 
 import sys
 from collections.abc import Mapping, Sequence
@@ -26,11 +26,11 @@ from fedbcgd.runs.config import Config, RunSection
 from fedbcgd.runs.experiment import Experiment, labels_of, shape_of
 from fedbcgd.runs.secrets import mask_config
 
-MAX_CLASSES = 1000  # more different integers are no labels
+MAX_CLASSES = 1000  # integer targets with more values than this are not taken for labels
 
 
 def described(experiment: Experiment, settings: RunSection, name: str | None = None, **options: Any) -> Experiment:
-    """Return an experiment with what its data says: label counts, digest, and how the model is built again.
+    """Return the experiment with what follows from its data and model: label counts, digest, how the model is built again.
 
     Args:
         experiment: model and clients; the data of a user's own training function is not looked at.
@@ -86,7 +86,7 @@ def from_loader(config: Config) -> Experiment:
     if data.held_out is not None:
         if tests is not None:
             raise UserError(f"data.held_out: expected none with client_tests of {name}, got {data.held_out:g}")
-        clients, tests = hold_out_own(clients, data.held_out, seed)
+        clients, tests = hold_out_per_client(clients, data.held_out, seed)
         sources = clients
     first, counts = sources[0], _label_counts(sources)
     shape = shape_of(first) if isinstance(first, (Tensors, Images)) else (1, 1, 1)
@@ -105,11 +105,11 @@ def hold_out(clients: Sequence[Any], share: float, seed: int) -> tuple[list[Sour
     Raises:
         UserError: no client has more than one example.
     """
-    kept, held = hold_out_own(clients, share, seed, "validation")
+    kept, held = hold_out_per_client(clients, share, seed, "validation")
     return kept, pooled([own for own in held if own is not None])
 
 
-def hold_out_own(
+def hold_out_per_client(
     clients: Sequence[Any], share: float, seed: int, purpose: str = "held_out"
 ) -> tuple[list[Source], list[Source | None]]:
     """Return the clients without a share of each one's examples, and these examples of each client.
@@ -208,7 +208,10 @@ def _label_counts(sources: Sequence[Source]) -> np.ndarray | None:
 
 
 def _whole(sources: Sequence[Source], experiment: Experiment) -> list[Source]:
-    """Return the clients' sources and their held-out ones; what was held out of a client is put back, for any seed alike."""
+    """Return the clients' sources and their held-out ones.
+
+    With `held_out` each client is put together again, so that the digest does not depend on the seed of the split.
+    """
     tests = [own if own is None else as_source(own, "client_tests") for own in experiment.client_tests or ()]
     if experiment.held_out is None:
         return [*sources, *(own for own in tests if own is not None)]

@@ -159,7 +159,8 @@ class Federation(LegacyRounds, Strategy):
         self.options = options
         self.settings = Settings()
         self._clients = options.clients or len(given) or None  # M, if it is known
-        self._asked = algorithm  # may have blocks="auto", which is settled when it is known how many clients there are
+        # May have blocks="auto", which is settled when it is known how many clients there are.
+        self._given_algorithm = algorithm
         self.job = make_job(
             model,
             (),
@@ -172,10 +173,11 @@ class Federation(LegacyRounds, Strategy):
             precision=options.precision,
         )
         self.target = make_target(options.target)
-        asks = {"examples": algorithm.weighting == "examples", "test_examples": options.evaluate_clients > 0}
-        self.roster = Roster(
-            given, options.authenticated, options.max_examples, [what for what, asked in asks.items() if asked]
+        # What nodes are asked when they register.
+        questions = ["examples"] * (algorithm.weighting == "examples") + ["test_examples"] * (
+            options.evaluate_clients > 0
         )
+        self.roster = Roster(given, options.authenticated, options.max_examples, questions)
         file = None if options.metrics_file is None else Path(options.metrics_file)
         self.monitor = Monitor(options.max_empty_rounds, options.progress_seconds, file)
         self.rows: list[Row] = []
@@ -226,13 +228,13 @@ class Federation(LegacyRounds, Strategy):
         folder = None if options.folder is None else ServerFolder(Path(options.folder), options.checkpoint_every)
         with folder or contextlib.nullcontext():
             if folder is not None and (earlier := folder.peek()) is not None:
-                self._expect(earlier)
+                self._restore_clients(earlier)
             stop = Stop(num_rounds, options.budget, self.target)
             run = self._open(grid, initial_arrays, stop)
             seconds, callbacks = 0.0, list(options.callbacks)
             if folder is not None:
                 restored = folder.restore(run, self.definition.digest, options.close_at)
-                self._go_on(restored)
+                self._restore_progress(restored)
                 seconds = restored.seconds
                 callbacks.append(folder.after(self))
             result, central = Result(), CentralEvaluation(evaluate_fn, run)
@@ -252,14 +254,14 @@ class Federation(LegacyRounds, Strategy):
             result.arrays = self.arrays()
             return result
 
-    def _expect(self, earlier: EarlierRun) -> None:
+    def _restore_clients(self, earlier: EarlierRun) -> None:
         """Restore who the clients are, from the run in the folder."""
         self._clients = self._clients or earlier.clients
         self._earlier_blocks = earlier.blocks
         self.roster.restore(earlier.roster)
         self._resets.restore(earlier.resets)
 
-    def _go_on(self, restored: ResumedState) -> None:
+    def _restore_progress(self, restored: ResumedState) -> None:
         """Restore metrics, run id and accepted rounds, from the run in the folder."""
         self.rows = list(restored.rows)
         if restored.run_id is not None:
@@ -302,7 +304,7 @@ class Federation(LegacyRounds, Strategy):
                 self.job.module.load_state_dict(state, strict=False)  # also values that are not trained
             self.definition = Definition.of(self.job.module)
             cohort = options.cohort_of(count)
-            self._settle_blocks(self._earlier_blocks or cohort)
+            self._settle_blocks(self._earlier_blocks or cohort)  # a cohort of the earlier N gives that N again
             self._run = Run(
                 self.job,
                 stop or Stop(),
@@ -330,7 +332,7 @@ class Federation(LegacyRounds, Strategy):
 
     def _settle_blocks(self, cohort: int) -> None:
         """With blocks="auto", divide the model into as many blocks as a cohort of this size can serve."""
-        algorithm = self._asked.for_cohort(cohort)
+        algorithm = self._given_algorithm.for_cohort(cohort)
         if algorithm != self.algorithm:
             self.job = replace(self.job, algorithm=algorithm, layout=algorithm.uplink.layout(self.job.module))
 
@@ -432,8 +434,8 @@ class Federation(LegacyRounds, Strategy):
             arrays: not used: the server has the model.
             config: settings for the clients' own evaluation; None: those of the last call.
             grid: not used.
-            **legacy: arguments that Flower passes to a strategy from a `server_fn`. That strategy evaluates in its own
-                rounds, so nothing is returned.
+            **legacy: what Flower's older server (`server_fn`) passes. There `configure_fit` runs and evaluates whole rounds,
+                so nothing is left to ask.
         """
         if legacy:
             return []
@@ -442,7 +444,7 @@ class Federation(LegacyRounds, Strategy):
         return self.evaluation.ask(self.settings)
 
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
-        """Return the clients' metrics, averaged over examples; one that at most half of those who answered have is left out.
+        """Return the clients' metrics, averaged over examples, if more than half of those who answered have them.
 
         Args:
             server_round: Flower's number of the round.
@@ -452,7 +454,7 @@ class Federation(LegacyRounds, Strategy):
         return MetricRecord(dict(means)) if means else None
 
     def summary(self) -> None:
-        """Log the algorithm and its size; Flower calls this when a run begins."""
+        """Log the algorithm and its size; for Flower's own loop, since `start` does not call it."""
         refuse_wrapper(self, sys._getframe(1))
         log.info(
             "%s: d = %s, N = %d, mean upload %.4f d", self.algorithm.name, f"{self.layout.dim:,}", self.layout.blocks,

@@ -75,6 +75,7 @@ class _Queue(Protocol):
         """Take the reply to a request."""
 
 
+# By the type of its requests; None: nothing of that kind is under way, so a late reply is dropped.
 _Queues = dict[type[Request], _Queue | None]
 
 
@@ -88,10 +89,10 @@ class _Round:
         self._epoch = plan.broadcast.epoch
         units = backend.job.units(plan.tasks, inbox.expects)  # of one task each, unless clients are batched
         self._positions = [p for unit in units for p in unit]  # in the plan
-        self._rank = {p: k for k, p in enumerate(self._positions)}
-        self._left = len(units)
-        self._later = deque(units)
-        self._next: list[tuple[int, tuple[int, ...]]] = []  # a heap of (−examples, unit)
+        self._rank = {p: k for k, p in enumerate(self._positions)}  # position → its place in the order of the units
+        self._unfinished = len(units)
+        self._beyond_window = deque(units)
+        self._ready: list[tuple[int, tuple[int, ...]]] = []  # a heap of (−examples, unit)
         self._examples = {unit: sum(backend.job.examples(plan.tasks[p].client) or 1 for p in unit) for unit in units}
         self._examples_left = sum(self._examples.values())  # of the units that no worker has
         # True after a worker died: requests then have one unit each, so that the next death has a known task as its cause.
@@ -103,7 +104,7 @@ class _Round:
 
     @property
     def finished(self) -> bool:
-        return not self._left
+        return not self._unfinished
 
     @property
     def _are_short(self) -> bool:
@@ -112,18 +113,18 @@ class _Round:
 
     def next(self, workers: int, early: bool = False) -> FitRequest | None:
         # The last units only go to idle workers: queued behind another unit they would prolong the round.
-        if early and not (self._are_short and len(self._later) + len(self._next) >= workers):
+        if early and not (self._are_short and len(self._beyond_window) + len(self._ready) >= workers):
             return None
-        # A slot is in use until all earlier uploads of the plan are settled, so within this window each task has one.
+        # A slot is free again only when all earlier tasks are settled. So tasks at most this far ahead are sure to get one.
         end = bisect_left(self._positions, self._inbox.settled) + self._window
-        while self._later and self._rank[self._later[0][-1]] < end:
-            self._push(self._later.popleft())
+        while self._beyond_window and self._rank[self._beyond_window[0][-1]] < end:
+            self._push(self._beyond_window.popleft())
         chosen: list[tuple[int, ...]] = []
         # Each worker gets a share of what is left. So requests become shorter towards the end of the round, and uploads are
         # checked while others are computed.
         share = self._examples_left / (workers + 1)
-        while self._next and (not chosen or (share > 0 and self._fits(chosen))):
-            _, unit = heappop(self._next)
+        while self._ready and (not chosen or (share > 0 and self._fits(chosen))):
+            _, unit = heappop(self._ready)
             chosen.append(unit)
             share -= self._examples[unit]
             self._examples_left -= self._examples[unit]
@@ -137,7 +138,7 @@ class _Round:
         return seconds < SHORT_TASK and (len(chosen) + 1) * (self._backend.job.batch_clients or 1) <= MAX_QUEUED_CLIENTS
 
     def _push(self, unit: tuple[int, ...]) -> None:
-        heappush(self._next, (-self._examples[unit], unit))
+        heappush(self._ready, (-self._examples[unit], unit))
 
     def _assign(self, position: int) -> Assignment:
         task = self._plan.tasks[position]
@@ -161,7 +162,7 @@ class _Round:
                 self._new_states[assignment.position].hand_in(inbox, backend.memory.get(stored))
                 self._used_slots[assignment.position] = assignment.upload_slot
         self._free_slots.extend(self._used_slots.pop(p) for p in list(self._used_slots) if p < inbox.settled)
-        self._left -= len(request.units)
+        self._unfinished -= len(request.units)
         backend.last_seconds = sum(reply.seconds.values()) / len(request.units)
         backend.timings.add(reply.seconds)
 
@@ -282,17 +283,17 @@ class Workers:
 
     # -- work of any kind ---------------------------------------------------------------------------------------------
 
-    def _work(self, round: "_Queue | None", finished: Callable[[], bool], waiting: str | None) -> None:
-        """Keep every worker busy until `finished`: with the round and, if that has no task, with the evaluation.
+    def _work(self, tasks: _Queue | None, finished: Callable[[], bool], waiting: str | None) -> None:
+        """Keep every worker busy until `finished`: with tasks and, if there is none, with the evaluation.
 
         Args:
-            round: the queue of fit requests; None: only the evaluation, if one was begun.
+            tasks: the queue of fit requests; None: only the evaluation, if one was begun.
             finished: asked before each wait.
             waiting: the name in `timings` for the time spent waiting; None: it is not counted.
         """
         self._deaths.clear()
         self._lost_forkservers.clear()
-        queues: _Queues = {FitRequest: round, EvaluateRequest: self._evaluation}
+        queues: _Queues = {FitRequest: tasks, EvaluateRequest: self._evaluation}
         self._poll = select.poll()
         for worker in self._workers:
             self._poll.register(worker.connection.fileno(), select.POLLIN)
@@ -330,7 +331,7 @@ class Workers:
     def _hand_out(self, queues: _Queues) -> None:
         usable = [queue for queue in queues.values() if queue is not None]
         for early in (False, True):  # idle workers first, then those with one request, unless it is an evaluation
-            free = [worker for worker in self._workers if worker.ready and len(worker.pending) == early]
+            free = [worker for worker in self._workers if worker.ready and len(worker.pending) == int(early)]
             for worker in sorted(free, key=_pending_units):
                 if early and isinstance(worker.pending[0], EvaluateRequest):
                     continue
@@ -357,8 +358,9 @@ class Workers:
         if worker.orphaned:  # all workers of a forkserver end with it, and no task is the cause
             cause = "forkserver"
             self._lost_forkservers.add(worker.forkserver)
-            self._deaths[cause] = len(self._lost_forkservers) - 1
-        self._deaths[cause] += 1
+            self._deaths[cause] = len(self._lost_forkservers)
+        else:
+            self._deaths[cause] += 1
         self._poll.unregister(worker.connection.fileno())
         worker.end()
         if self._deaths[cause] >= MAX_ATTEMPTS:
