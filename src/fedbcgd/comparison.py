@@ -22,7 +22,7 @@ from fedbcgd.display.terminal import display
 from fedbcgd.engine.assemble import check_integer
 from fedbcgd.engine.loop import Outcome
 from fedbcgd.errors import UserError, unknown
-from fedbcgd.files import as_csv, make_folder, write_text
+from fedbcgd.files import as_csv, write_text
 from fedbcgd.report import page, reach
 from fedbcgd.runs import compare as comparison
 from fedbcgd.runs import sweep as search
@@ -131,7 +131,7 @@ def compare(
             title = label if seeds == 1 else f"{label}, seed {seed}"
             runs.append(Planned(title, label, f"{label.replace('/', '-')}/seed-{seed}", config, prepare))
     runs.sort(key=lambda planned: list(named).index(planned.group))
-    folder = make_folder(Path(out))
+    folder = Path(out)
     with _shown(runs, progress) as shown:
         outcomes = comparison.run(runs, folder, shown)
     comparison.write(outcomes, folder)
@@ -204,7 +204,7 @@ def sweep(
         config, prepare = given.planned(f"sweep {label}", known)
         runs.append(Planned(label, label, name, config, prepare))
         chosen_by[label] = chosen
-    folder = make_folder(Path(out))
+    folder = Path(out)
     with _shown(runs, progress) as shown:
         outcomes = search.run(runs, folder, shown)
     best = search.write(runs, outcomes, folder)

@@ -45,7 +45,7 @@ def compare(
     start_workers_early(config, set_)
     from fedbcgd.display.progress import printable, wide_console
     from fedbcgd.display.tables import client_tables
-    from fedbcgd.files import as_csv, make_folder, write_text
+    from fedbcgd.files import as_csv, write_text
     from fedbcgd.report import reach
     from fedbcgd.runs import compare as comparison
     from fedbcgd.runs import config as configuration
@@ -58,14 +58,13 @@ def compare(
         check_target(target)  # later the metric is known, but then the runs are done
     names = [name.strip() for name in algorithms.split(",") if name.strip()]
     runs = comparison.plan(settings, names, seeds)
-    folder = make_folder(out)
     with display([run.label for run in runs], quiet, as_json) as shown, terminable():
-        outcomes = comparison.run(runs, folder, shown)
-    comparison.write(outcomes, folder)
+        outcomes = comparison.run(runs, out, shown)
+    comparison.write(outcomes, out)
     untimed: list[str] = []
-    reached = reach.rows(outcomes, folder, target, untimed.append)
+    reached = reach.rows(outcomes, out, target, untimed.append)
     if reached:
-        write_text(folder / "reach.csv", as_csv(reached))
+        write_text(out / "reach.csv", as_csv(reached))
     if as_json:
         for row in comparison.rows(outcomes):
             print_json(**row)
@@ -80,7 +79,7 @@ def compare(
             console.print(reach.table(reached))
         for reason in untimed:
             console.print(printable(f"no hours under the network profiles: {reason}", 5000), soft_wrap=True)
-        files = ", ".join(f"{folder}/{name}" for name in ("compare.csv", "compare.png", *["reach.csv"][: len(reached)]))
+        files = ", ".join(f"{out}/{name}" for name in ("compare.csv", "compare.png", *["reach.csv"][: len(reached)]))
         console.print(printable(f"{files}, and a folder for each run", 5000))
 
 
@@ -107,7 +106,6 @@ def sweep(
     """
     start_workers_early(config, set_)
     from fedbcgd.display.progress import printable, wide_console
-    from fedbcgd.files import make_folder
     from fedbcgd.runs import config as configuration
     from fedbcgd.runs import sweep as search
 
@@ -115,15 +113,14 @@ def sweep(
     if not settings.data.validation:
         settings = configuration.load(config, [*(set_ or []), f"data.validation={validation!r}"])
     runs = search.plan(settings, grid)
-    folder = make_folder(out)
     with display([run.label for run in runs], quiet, as_json) as shown, terminable():
-        outcomes = search.run(runs, folder, shown)
-    best = search.write(runs, outcomes, folder)
+        outcomes = search.run(runs, out, shown)
+    best = search.write(runs, outcomes, out)
     if as_json:
         for row in search.rows(runs, outcomes):
             print_json(**row)
-        print_json(best=best.label, config=f"{folder}/best.toml")
+        print_json(best=best.label, config=f"{out}/best.toml")
     else:
         console = wide_console()
         console.print(search.table(runs, outcomes))
-        console.print(printable(f"best on held-out data: {best.label}; {folder}/best.toml runs it", 5000))
+        console.print(printable(f"best on held-out data: {best.label}; {out}/best.toml runs it", 5000))
