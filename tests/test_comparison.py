@@ -106,7 +106,7 @@ def test_an_algorithm_object_is_compared_too(tmp_path):
 def test_mistakes_are_found_before_anything_is_written(tmp_path, algorithms, options, said):
     with pytest.raises(UserError, match=said):
         compare(tmp_path / "out", algorithms, **options)
-    assert not any((tmp_path / "out").glob("*"))
+    assert not (tmp_path / "out").exists()
 
 
 def test_sweep_chooses_on_examples_that_no_client_trains_on(tmp_path):
@@ -130,15 +130,16 @@ def test_sweep_chooses_on_examples_that_no_client_trains_on(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("grid", "said"),
+    ("grid", "options", "said"),
     [
-        ({"lr": 0.1}, "grid: expected a list of values of lr, got 0.1"),
-        ({"rounds": [1]}, "rounds: expected an option of"),
+        ({"lr": 0.1}, {}, "grid: expected a list of values of lr, got 0.1"),
+        ({"rounds": [1]}, {}, "rounds: expected an option of"),
+        ({"lr": [0.1]}, {"metric": "rmse"}, "metric: expected one of loss, mae, got 'rmse'"),
     ],
 )
-def test_wrong_grids_are_explained(tmp_path, grid, said):
+def test_wrong_sweeps_are_explained_before_anything_is_written(tmp_path, grid, options, said):
     with pytest.raises(UserError, match=said):
-        fedbcgd.sweep(make_model(), houses(3), grid=grid, out=tmp_path / "out", rounds=1)
+        fedbcgd.sweep(make_model(), houses(3), grid=grid, out=tmp_path / "out", rounds=1, **{**TASK, **options})
     assert not (tmp_path / "out").exists()
 
 

@@ -21,7 +21,6 @@ from fedbcgd.display.terminal import display
 from fedbcgd.engine.assemble import check_integer
 from fedbcgd.engine.loop import Outcome
 from fedbcgd.errors import UserError, unknown
-from fedbcgd.files import make_folder
 from fedbcgd.report import page, reach
 from fedbcgd.runs import compare as runs_compare
 from fedbcgd.runs import sweep as runs_sweep
@@ -130,7 +129,7 @@ def compare(
             title = label if seeds == 1 else f"{label}, seed {seed}"
             runs.append(PlannedRun(title, label, f"{label.replace('/', '-')}/seed-{seed}", config, prepare))
     runs.sort(key=lambda planned: list(named).index(planned.group))
-    folder = make_folder(Path(out))
+    folder = Path(out)
     with _shown(runs, progress) as shown:
         outcomes = runs_compare.run(runs, folder, shown)
     _, tables = reach.write_comparison(outcomes, folder, reach_target)
@@ -202,7 +201,7 @@ def sweep(
         config, prepare = checked.planned(f"sweep {label}", known)
         runs.append(PlannedRun(label, label, name, config, prepare))
         chosen_by[label] = chosen
-    folder = make_folder(Path(out))
+    folder = Path(out)
     with _shown(runs, progress) as shown:
         outcomes = run_all(runs, folder, shown)
     best = runs_sweep.write(runs, outcomes, folder)

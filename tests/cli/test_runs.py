@@ -230,7 +230,11 @@ def test_what_is_wrong_with_any_run_is_said_before_the_first(place):
     args = ["--algorithms", "fedavg,scaffold", "--budget", "1.5", "--out", "out"]
     done = fedbcgd("compare", "run.toml", *args, cwd=place, check=2)
     assert "scaffold" in done.stderr
-    assert not list((place / "out").rglob("config.toml"))
+    assert not (place / "out").exists()
+    args = ["--grid", "lr=0.1,0.2", "--out", "out", "--set", "run.metric=rmse"]
+    done = fedbcgd("sweep", "run.toml", *args, cwd=place, check=2)
+    assert "expected one of accuracy, loss, got 'rmse'" in done.stderr
+    assert not (place / "out").exists()
 
 
 @pytest.mark.parametrize(

@@ -516,7 +516,7 @@ def test_the_theme_is_switched(opened):
     assert opened.run(ground) == bright
 
 
-@pytest.mark.parametrize("width", [320, 360, 768, 1280])
+@pytest.mark.parametrize("width", [320, 360, 390, 768, 1280, 1920])
 def test_nothing_hangs_over(opened, width):
     opened.size(width, 740)
     opened.run("draw(); document.querySelectorAll('details').forEach(d => d.open = true)")

@@ -44,7 +44,6 @@ def compare(
     """
     start_workers_early(config, set_)
     from fedbcgd.display.progress import printable, wide_console
-    from fedbcgd.files import make_folder
     from fedbcgd.report import reach
     from fedbcgd.runs import compare as comparison
     from fedbcgd.runs import config as configuration
@@ -57,11 +56,10 @@ def compare(
         check_target(target)  # later the metric is known, but then the runs are done
     names = [name.strip() for name in algorithms.split(",") if name.strip()]
     runs = comparison.plan(settings, names, seeds)
-    folder = make_folder(out)
     with display([run.label for run in runs], quiet, as_json) as shown, terminable():
-        outcomes = comparison.run(runs, folder, shown)
+        outcomes = comparison.run(runs, out, shown)
     untimed: list[str] = []
-    reached, tables = reach.write_comparison(outcomes, folder, target, untimed.append)
+    reached, tables = reach.write_comparison(outcomes, out, target, untimed.append)
     if as_json:
         for row in comparison.rows(outcomes):
             print_json(**row)
@@ -73,7 +71,7 @@ def compare(
             console.print(table)
         for reason in untimed:
             console.print(printable(f"no hours under the network profiles: {reason}", 5000), soft_wrap=True)
-        files = ", ".join(f"{folder}/{name}" for name in ("compare.csv", "compare.png", *["reach.csv"][: len(reached)]))
+        files = ", ".join(f"{out}/{name}" for name in ("compare.csv", "compare.png", *["reach.csv"][: len(reached)]))
         console.print(printable(f"{files}, and a folder for each run", 5000))
 
 
@@ -100,7 +98,6 @@ def sweep(
     """
     start_workers_early(config, set_)
     from fedbcgd.display.progress import printable, wide_console
-    from fedbcgd.files import make_folder
     from fedbcgd.runs import config as configuration
     from fedbcgd.runs import sweep as search
     from fedbcgd.runs.batch import run_all
@@ -109,15 +106,14 @@ def sweep(
     if not settings.data.validation:
         settings = configuration.load(config, [*(set_ or []), f"data.validation={validation!r}"])
     runs = search.plan(settings, grid)
-    folder = make_folder(out)
     with display([run.label for run in runs], quiet, as_json) as shown, terminable():
-        outcomes = run_all(runs, folder, shown)
-    best = search.write(runs, outcomes, folder)
+        outcomes = run_all(runs, out, shown)
+    best = search.write(runs, outcomes, out)
     if as_json:
         for row in search.rows(runs, outcomes):
             print_json(**row)
-        print_json(best=best.label, config=f"{folder}/best.toml")
+        print_json(best=best.label, config=f"{out}/best.toml")
     else:
         console = wide_console()
         console.print(search.table(runs, outcomes))
-        console.print(printable(f"best on held-out data: {best.label}; {folder}/best.toml runs it", 5000))
+        console.print(printable(f"best on held-out data: {best.label}; {out}/best.toml runs it", 5000))

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+from rich.table import Column
 from rich.text import Text
 
 from fedbcgd.core.reading import shorten
@@ -17,13 +18,14 @@ if TYPE_CHECKING:
     from fedbcgd.engine.loop import Loop, RoundInfo
 
 PLAIN_EVERY = 5.0  # seconds between plain lines
+WIDTH = 110  # columns of output that is no terminal; on narrower terminals a bar says less
 MAX_BARS = 6  # if there are more runs, only the current one has a bar
 
 
 def wide_console(stderr: bool = False) -> Console:
     """Return a console on standard output or error; if that is no terminal, it is 110 columns wide."""
     console = Console(stderr=stderr)
-    return console if console.is_terminal else Console(width=110, stderr=stderr)
+    return console if console.is_terminal else Console(width=WIDTH, stderr=stderr)
 
 
 def printable(text: object, longest: int = 500) -> Text:
@@ -52,7 +54,7 @@ class ProgressDisplay:
         self._first_started = self._started = self._printed = time.monotonic()
         self._skipped = 0
         self._progress = Progress(
-            TextColumn("{task.description}"),
+            TextColumn("{task.description}", table_column=Column()),  # the only one that is wrapped
             BarColumn(bar_width=10),
             TextColumn("{task.fields[status]}"),
             TextColumn("left"),
@@ -95,7 +97,10 @@ class ProgressDisplay:
         if self._start_progress is None:
             self._start_progress, self._started = info.progress, time.monotonic()
         ledger = info.ledger
-        status = f"round {info.server.round}  {self._metric}{ledger.upload_d:.2f} d  {ledger.upload_bytes / 1e6:.1f} MB"
+        metric, megabytes = self._metric, f"  {ledger.upload_bytes / 1e6:.1f} MB"
+        if self.live and self.console.width < WIDTH:
+            metric, megabytes = metric.removeprefix("validation "), ""
+        status = f"round {info.server.round}  {metric}{ledger.upload_d:.2f} d{megabytes}"
         if self.live:
             if self._task is not None:
                 self._progress.update(self._task, completed=info.progress, status=status)

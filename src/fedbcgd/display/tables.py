@@ -3,13 +3,50 @@
 from collections.abc import Iterable, Mapping, Sequence
 from statistics import fmean
 
-from rich.table import Table
-from rich.text import Text
+from rich.console import Console, ConsoleOptions, RenderResult
+from rich.table import Column, Table
+from rich.text import Text, TextType
 
 from fedbcgd.display.metrics import in_words, metric_of
 from fedbcgd.display.progress import printable
 from fedbcgd.engine.client_evaluation import SPREAD
 from fedbcgd.engine.loop import Outcome
+
+
+class SplitTable(Table):
+    """A table that is shown as several, one below the other, if its columns do not fit side by side.
+
+    Each begins with the first column, so that no number is broken into lines and no name of a column is cut. If the first
+    column alone takes more than half of the width, it is wrapped instead.
+    """
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        first, *others = self.columns
+        unlimited = options.update_width(10**6)
+        if _beside([first]).__rich_measure__(console, unlimited).maximum > options.max_width // 2:
+            first.no_wrap = False
+            yield from super().__rich_console__(console, options)
+            return
+        parts: list[list[Column]] = [[first]]
+        for column in others:
+            wider = [*parts[-1], column]
+            if len(wider) > 2 and _beside(wider).__rich_measure__(console, unlimited).maximum > options.max_width:
+                wider = [first, column]
+                parts.append(wider)
+            parts[-1] = wider
+        if len(parts) == 1:
+            yield from super().__rich_console__(console, options)
+        else:
+            yield from (_beside(columns, self.title if k == 0 else None) for k, columns in enumerate(parts))
+
+
+def _beside(columns: Sequence[Column], title: TextType | None = None) -> Table:
+    out = Table(title=title, title_justify="left")
+    for column in columns:
+        out.add_column(column.header, justify=column.justify, no_wrap=column.no_wrap)
+    for row in zip(*(column.cells for column in columns), strict=True):
+        out.add_row(*row)
+    return out
 
 
 def text_table(
@@ -23,7 +60,7 @@ def text_table(
         rows: the cells of each row.
         texts: how many columns are text; the others are numbers, on the right.
     """
-    out = Table(title=title or None, title_justify="left")
+    out = (SplitTable if texts == 1 else Table)(title=title or None, title_justify="left")
     for k, name in enumerate(head):
         out.add_column(name, justify="left" if k < texts else "right", no_wrap=k == 0)
     for row in rows:

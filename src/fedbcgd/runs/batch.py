@@ -10,6 +10,7 @@ from fedbcgd.backends.registry import keep_for
 from fedbcgd.engine.loop import Outcome
 from fedbcgd.engine.run_folder import RunFolder
 from fedbcgd.errors import Diverged
+from fedbcgd.files import make_folder
 from fedbcgd.runs import config as configuration
 from fedbcgd.runs.config import Config
 from fedbcgd.runs.execute import Prepare, examine, execute
@@ -37,7 +38,7 @@ class PlannedRun:
 
 
 def run_all(runs: Sequence[PlannedRun], folder: Path, shown: Any, figures: bool = True) -> dict[str, Outcome]:
-    """Do several runs. All are checked before the first begins.
+    """Do several runs. All are checked before the folder is made and the first begins.
 
     Args:
         runs: what to do.
@@ -62,6 +63,7 @@ def run_all(runs: Sequence[PlannedRun], folder: Path, shown: Any, figures: bool 
         if planned.label not in outcomes and planned.group not in examined:
             examine(planned.config, folder / planned.folder, planned.prepare)
             examined.add(planned.group)  # its other runs differ in their seed only
+    make_folder(folder)
     with keep_for(planned.config.placement for planned in runs if planned.label not in outcomes):
         for k, planned in enumerate(runs):
             if planned.label in outcomes:
