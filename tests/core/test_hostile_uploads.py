@@ -350,12 +350,12 @@ def test_the_limit_is_a_multiple_of_the_median_by_hand():
     x = torch.tensor([3.0, 4.0])
     assert limit.of_slice("dx", 0, x) == LOOSE * 5
     assert limit.of_slice("dx", 0, torch.zeros(4)) == LOOSE * 2
-    limit.follow([{("dx", 0): float(k)} for k in range(1, WARM_UP + 2)])
+    limit.update_medians([{("dx", 0): float(k)} for k in range(1, WARM_UP + 2)])
     assert limit.of_slice("dx", 0, x) == 15
     assert limit.of_slice("dx", 1, x) == LOOSE * 5
-    limit.follow([{("dx", 0): 0.001}] * 100)
+    limit.update_medians([{("dx", 0): 0.001}] * 100)
     assert limit.of_slice("dx", 0, x) == 15
-    limit.follow([{("dx", 0): 10.0}] * 100)
+    limit.update_medians([{("dx", 0): 10.0}] * 100)
     assert limit.of_slice("dx", 0, x) == 30
     other = NormLimit("3x")
     other.restore(limit.snapshot())
@@ -370,7 +370,7 @@ def test_a_block_that_hardly_moves_at_first_may_begin_to_move(first):
         assert all(server.receive(honest(server, task, scale)).accepted for task in server.plan().tasks)
         server.commit()
     still = NormLimit("20x")
-    still.follow([{("dx", 0): 0.0}] * WARM_UP)
+    still.update_medians([{("dx", 0): 0.0}] * WARM_UP)
     assert still.of_slice("dx", 0, torch.zeros(4)) == FLOOR * 2
 
 

@@ -109,7 +109,7 @@ class NormLimit:
                 outliers |= {k for size, k in sizes if size > max(limit, FLOOR * unit_norm[owner])}
         return outliers
 
-    def follow(self, norms: Sequence[Mapping[tuple[str, int], float]]) -> None:
+    def update_medians(self, norms: Sequence[Mapping[tuple[str, int], float]]) -> None:
         """Add the norms of the uploads of a round, in the order of its plan, to the running medians."""
         if self.factor is None:
             return

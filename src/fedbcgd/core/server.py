@@ -400,7 +400,7 @@ class Server:
         self._move_controls()
         moved = [k for k in range(self.layout.blocks + 1) if self._sums.weights[k] and self._step(k)]
         self._move_buffers()
-        self._decoder.limit.follow([self._norms_seen[position] for position in sorted(self._norms_seen)])
+        self._decoder.limit.update_medians([self._norms_seen[position] for position in sorted(self._norms_seen)])
         self.ledger.close_round()
         idle = [j for j in sorted({task.block for task in plan.tasks}) if j not in moved]
         if idle:
