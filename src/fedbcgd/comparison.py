@@ -127,17 +127,13 @@ def compare(
             known = known or described(checked.experiment, checked.settings)
             config, prepare = checked.planned(f"compare {label}", known)
             title = label if seeds == 1 else f"{label}, seed {seed}"
-            runs.append(PlannedRun(title, label, f"{label.replace('/', '-')}/seed-{seed}", config, prepare))
+            runs.append(PlannedRun(title, label, _folder_of(label, seed), config, prepare))
     runs.sort(key=lambda planned: list(named).index(planned.group))
     folder = Path(out)
     with _shown(runs, progress) as shown:
         outcomes = runs_compare.run(runs, folder, shown)
     _, tables = reach.write_comparison(outcomes, folder, reach_target)
-    by_folder = {
-        f"{name.replace('/', '-')}/seed-{seed}": outcome
-        for name, group in outcomes.items()
-        for seed, outcome in group.items()
-    }
+    by_folder = {_folder_of(name, seed): outcome for name, group in outcomes.items() for seed, outcome in group.items()}
     return Runs(folder, runs_compare.rows(outcomes), by_folder, tables=tables)
 
 
@@ -208,6 +204,10 @@ def sweep(
     by_folder = {planned.folder: outcomes[planned.label] for planned in runs}
     tables = [runs_sweep.table(runs, outcomes)]
     return Runs(folder, runs_sweep.rows(runs, outcomes), by_folder, {**common, **chosen_by[best.label]}, tables)
+
+
+def _folder_of(label: str, seed: int) -> str:
+    return f"{label.replace('/', '-')}/seed-{seed}"
 
 
 def _made(model: Any, seed: int) -> Any:

@@ -429,7 +429,10 @@ def check_options(options: Mapping[str, Any]) -> None:
             if option in arguments:
                 raise UserError(f"{option}: expected an option of algorithms, got an argument of simulate")
             if option in _CALLBACKS:
-                raise UserError(f"{option}: no such option; it is a callback: callbacks=[{_CALLBACKS[option]}]")
+                callback = _CALLBACKS[option]
+                raise UserError(
+                    f"{option}: expected an option, got the name of a callback; pass callbacks=[{callback}]"
+                )
             if hint := other_name(option, [*known, *arguments]):
                 raise UserError(f"{option}: {hint}")
             near = did_you_mean(option, [*known, *arguments])

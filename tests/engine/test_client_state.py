@@ -151,6 +151,8 @@ def test_the_state_of_the_last_two_checkpoints_is_kept(tmp_path):
             store.close()
             store = StateStore(("c",), DIM, torch.float32, tmp_path / "clients.bin")
             store.restore(tables[-1], tables[-2])
+            assert store.clients() == [1]
+            assert store.load(1, 0)["c"].tolist() == [value] * DIM
 
 
 def test_only_clients_that_took_part_take_space(tmp_path):

@@ -134,9 +134,7 @@ class Server:
         wide = torch.float32 if x.dtype in (torch.float16, torch.bfloat16) else x.dtype
         self._control_sums = {name: torch.zeros_like(params, dtype=wide) for name in self.controls}
         self._examples_in_all = 0.0  # Σn over all M clients, if the means of the controls are weighted by examples
-        self._assigned: dict[
-            str, int
-        ] = {}  # sequence of rounds (see `Uplink.turn`) → its tasks in the committed rounds
+        self._assigned: dict[str, int] = {}  # sequence of rounds (`Uplink.turn`) → its tasks in committed rounds
         self._decoder = UploadDecoder(algorithm, layout)
         self._plan: Plan | None = None
         self._position: dict[int, int] = {}  # client → position in the open plan

@@ -145,9 +145,7 @@ class Roster:
         # Client → identity (key or node id) of the node that its index belongs to.
         self.owners: dict[int, str] = {c: _identity_of_entry(e) for c, e in self.given.items()}
         self.trains: dict[int, Trains] = {}  # client → how it trains, as it reports
-        self.reported_sizes: dict[
-            int, int
-        ] = {}  # client → the total number of clients that it reports; 0: it does not know
+        self.reported_sizes: dict[int, int] = {}  # client → the number of all clients that it reports; 0: unknown
         # Upper limit of the examples that a client is weighted by: its first report, or the operator's value.
         self.limits: dict[str, dict[int, int]] = {"examples": {}, "test_examples": {}}
         for client, entry in self.given.items():
